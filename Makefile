@@ -1,0 +1,34 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup quickstart test test-all check format bench
+
+# A half-made environment is made again: the stamp is written last.
+.venv/.made: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch .venv/.made
+
+setup: .venv/.made  ## make .venv and install everything that the tests need
+
+quickstart: setup  ## generate data, train regular and Step-JEPA, evaluate both, print one table
+	$(BIN)/python examples/quickstart.py
+
+test: setup  ## the test suite, without the slow tests
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: setup  ## every test
+	$(BIN)/python -m pytest
+
+check: setup  ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup  ## put the code in form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup  ## measure speed and memory against TRL
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/bench.py

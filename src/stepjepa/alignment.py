@@ -1,0 +1,81 @@
+"""Distances between paired embeddings. Each takes all pairs of a batch and returns the *sum* over them.
+
+Sums, because the mean must be taken over the pairs of a whole optimizer step, across accumulation and processes; the
+objective does that. A term that acts on one set of embeddings (against collapse) has a place beside these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class AlignmentLoss(Protocol):
+    """Source and target embeddings ``[P, D]`` of P pairs to the sum of their losses, a float32 scalar."""
+
+    def __call__(self, source: Tensor, target: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """``1 - cos(s, t)`` for each pair: the loss of LLM-JEPA (arXiv 2509.14252, eq. 3).
+
+    Minimised by any constant map as well; watch the shuffled similarity.
+    """
+
+    def __call__(self, source: Tensor, target: Tensor) -> Tensor:
+        return (1 - F.cosine_similarity(source.float(), target.float(), dim=-1)).sum()
+
+
+@dataclass(frozen=True)
+class L2:
+    """Euclidean distance ``|s - t|`` of each pair."""
+
+    def __call__(self, source: Tensor, target: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(source.float() - target.float(), dim=-1).sum()
+
+
+@dataclass(frozen=True)
+class MSE:
+    """Mean over the D dimensions of ``(s - t)^2`` for each pair."""
+
+    def __call__(self, source: Tensor, target: Tensor) -> Tensor:
+        return (source.float() - target.float()).square().mean(dim=-1).sum()
+
+
+@dataclass(frozen=True)
+class InfoNCE:
+    """Cross-entropy of finding each source's target among all targets of the batch (van den Oord et al., 2018).
+
+    Logits are cosines over a temperature. Unlike the others it can't be minimised by a constant; it depends on which
+    pairs share a batch, and is 0 where a batch holds one pair.
+
+    Args:
+        temperature: divides the cosines.
+    """
+
+    temperature: float = 0.07
+
+    def __call__(self, source: Tensor, target: Tensor) -> Tensor:
+        logits = F.normalize(source.float(), dim=-1) @ F.normalize(target.float(), dim=-1).T / self.temperature
+        return F.cross_entropy(logits, torch.arange(len(logits), device=logits.device), reduction="sum")
+
+
+def make_alignment(name: str, temperature: float = 0.07) -> AlignmentLoss:
+    """The loss of a ``jepa_loss_type``.
+
+    Args:
+        name: ``cosine``, ``l2``, ``mse`` or ``infonce``.
+        temperature: of ``infonce``; the others have none.
+
+    Raises:
+        ValueError: no such loss.
+    """
+    losses: dict[str, AlignmentLoss] = {"cosine": Cosine(), "l2": L2(), "mse": MSE(), "infonce": InfoNCE(temperature)}
+    if name not in losses:
+        raise ValueError(f"alignment: expected one of {', '.join(losses)}, got '{name}'")
+    return losses[name]

@@ -1,0 +1,194 @@
+"""The flags that several commands share, and how they become configurations. Free of torch."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stepjepa.config import CHOICES, JepaConfig
+from stepjepa.errors import UserError
+from stepjepa.files import existing_file
+
+TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+
+SHORT_LOSSES = {"jepa_l2": "l2", "jepa_mse": "mse", "infonce": "infonce"}
+
+
+def boolean(text: str) -> bool:
+    """The value of a switch that is written out, as in ``--lora True``."""
+    if text.lower() in TRUE:
+        return True
+    if text.lower() in FALSE:
+        return False
+    raise argparse.ArgumentTypeError(f"expected true or false, got '{text}'")
+
+
+def add_switch(group: argparse._ArgumentGroup, *names: str, help: str) -> None:
+    """A flag that is on when named; ``--flag false`` switches it off again, for configuration files."""
+    group.add_argument(*names, nargs="?", const=True, default=False, type=boolean, metavar="BOOL", help=help)
+
+
+def last_token(text: str) -> int | None:
+    """The value of ``--last_token``: ``auto`` or a negative number."""
+    if text == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected 'auto' or a negative number, got '{text}'") from None
+
+
+def add_data_group(parser: argparse.ArgumentParser, *, required: bool = True) -> argparse._ArgumentGroup:
+    """``--train_file`` and what limits a record."""
+    group = parser.add_argument_group("data")
+    group.add_argument("--train_file", required=required, metavar="FILE", help="JSON lines with 'messages'")
+    group.add_argument("--max_length", type=int, default=512, metavar="N", help="most tokens of a record (512)")
+    group.add_argument(
+        "--over_length", choices=CHOICES["over_length"], default="error", help="what to do with a longer record (error)"
+    )
+    return group
+
+
+def add_model_group(parser: argparse.ArgumentParser, *, required: bool = True) -> argparse._ArgumentGroup:
+    """``--model_name`` and how it is loaded."""
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--model_name", required=required, metavar="NAME", help="folder, hub id, or preset:tiny, preset:small ..."
+    )
+    group.add_argument("--chat_template", metavar="FILE", help="Jinja file instead of the tokenizer's own template")
+    add_switch(group, "--trust_remote_code", help="run code that comes with the model (off)")
+    return group
+
+
+def add_objective_group(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Mode, layout and loss."""
+    group = parser.add_argument_group("objective (neither --regular nor --step_jepa means LLM-JEPA)")
+    add_switch(group, "--regular", help="plain fine-tuning: the LM loss alone")
+    add_switch(group, "--step_jepa", help="each reasoning step predicts the next")
+    group.add_argument(
+        "--layout",
+        choices=CHOICES["layout"],
+        help="LLM-JEPA: separate or branched; Step-JEPA: branched or inplace (the first)",
+    )
+    group.add_argument(
+        "--predictors", type=int, metavar="K", help="predictor tokens (1 for LLM-JEPA, 2 for Step-JEPA); 0 is allowed"
+    )
+    group.add_argument("--lbd", type=float, default=0.1, metavar="W", help="weight of the alignment loss (0.1)")
+    group.add_argument("--gamma", type=float, default=1.0, metavar="W", help="weight of the LM loss (1.0)")
+    group.add_argument(
+        "--jepa_loss_type", choices=CHOICES["jepa_loss_type"], help="distance between paired embeddings (cosine)"
+    )
+    for flag, name in SHORT_LOSSES.items():
+        add_switch(group, f"--{flag}", help=f"short for --jepa_loss_type {name}")
+    group.add_argument("--infonce_temperature", type=float, default=0.07, metavar="T", help="of infonce (0.07)")
+    group.add_argument(
+        "--jepa_ratio", type=float, default=1.0, metavar="R", help="share of steps with the alignment loss (1.0)"
+    )
+    group.add_argument(
+        "--last_token", type=last_token, metavar="N", help="readout counted from the end of the templated view (auto)"
+    )
+    add_switch(group, "--front_pred", help="predictor tokens before the source view")
+    add_switch(group, "--reverse_pred", help="the second view predicts the first")
+    group.add_argument("--pairs", choices=CHOICES["pairs"], default="first", help="pairs of each record (first)")
+    group.add_argument(
+        "--step_separator", default="blank", metavar="SEP", help="blank (lines), line, or a literal string (blank)"
+    )
+    add_switch(group, "--require_pairs", help="a record without a usable pair is an error")
+    group.add_argument(
+        "--labels", choices=CHOICES["labels"], default="assistant", help="tokens that carry LM loss (assistant)"
+    )
+    group.add_argument(
+        "--encoding", choices=CHOICES["encoding"], default="auto", help="one row a record, or one a view (auto)"
+    )
+    return group
+
+
+def jepa_config(args: argparse.Namespace) -> JepaConfig:
+    """The configuration that the shared flags describe.
+
+    Raises:
+        UserError: flags contradict each other or a value is out of range.
+    """
+    if args.regular and args.step_jepa:
+        raise UserError("--regular and --step_jepa exclude each other; leave one out (neither means LLM-JEPA)")
+    named = [name for flag, name in SHORT_LOSSES.items() if getattr(args, flag)]
+    if args.jepa_loss_type is not None:
+        named.append(args.jepa_loss_type)
+    if len(set(named)) > 1:
+        raise UserError(f"more than one alignment loss is named ({', '.join(named)}); leave one")
+    if args.regular and (args.predictors or args.layout or named):
+        raise UserError("--regular has no views, so --predictors, --layout and the alignment losses do nothing with it")
+    mode = "regular" if args.regular else "step-jepa" if args.step_jepa else "llm-jepa"
+    same: tuple[str, ...] = (
+        "layout",
+        "predictors",
+        "lbd",
+        "gamma",
+        "infonce_temperature",
+        "jepa_ratio",
+        "last_token",
+        "front_pred",
+    )
+    same += ("reverse_pred", "pairs", "step_separator", "require_pairs", "labels", "encoding", "max_length")
+    same += ("over_length",)
+    try:
+        return JepaConfig(
+            mode=mode,  # type: ignore[arg-type]  # one of the three literals
+            jepa_loss_type=(named or ["cosine"])[0],  # type: ignore[arg-type]  # argparse checked the choices
+            # A literal separator is typed with \n for a line end.
+            **{name: getattr(args, name) for name in same if name != "step_separator"},
+            step_separator=args.step_separator.replace("\\n", "\n"),
+        )
+    except ValueError as error:
+        raise UserError(f"--{error}" if str(error).split(":")[0].isidentifier() else str(error)) from None
+
+
+def arguments_of_file(path: str, flags: Sequence[str]) -> list[str]:
+    """A YAML file of flags as command line arguments, to be put before those of the command line, which then win.
+
+    Args:
+        path: a mapping from flag names, with ``_`` or ``-``, to values.
+        flags: all names that exist, without dashes.
+
+    Raises:
+        UserError: the file is missing or no mapping, or it has an unknown key; the nearest known one is named.
+    """
+    import yaml
+
+    found = existing_file(path, "configuration file")
+    try:
+        values: Any = yaml.safe_load(found.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise UserError("not valid YAML", path=found, line=mark.line + 1 if mark else None) from None
+    if values is None:
+        return []
+    if not isinstance(values, dict):
+        raise UserError(f"holds a {type(values).__name__}; expected 'flag: value' lines", path=found)
+    result: list[str] = []
+    for key, value in values.items():
+        name = str(key).replace("-", "_")
+        if name not in flags or name == "config":
+            near = difflib.get_close_matches(name, flags, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else "; see 'stepjepa train --help'"
+            raise UserError(f"unknown key '{key}'{hint}", path=found, line=_line_of(found, str(key)))
+        if value is None:
+            continue
+        if isinstance(value, list):
+            result.extend([f"--{name}", *map(str, value)])
+        else:
+            text = json.dumps(value) if isinstance(value, dict) else str(value)
+            # One word, so that a value that begins with a dash is not taken for a flag.
+            result.append(f"--{name}={text}")
+    return result
+
+
+def _line_of(path: Path, key: str) -> int | None:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.strip().strip("'\"").startswith(key):
+            return number
+    return None

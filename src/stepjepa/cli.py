@@ -1,0 +1,122 @@
+"""The command line: find the sub-command, parse, run, report errors on one line. No logic, and no torch."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import NoReturn
+
+from stepjepa import __version__
+from stepjepa.errors import UserError
+
+COMMANDS = ("train", "inspect", "verify", "prepare", "evaluate", "export", "report")
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line and exit code 2, unknown flags answered with the nearest known."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and exit with code 2."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def normalise(arguments: Sequence[str]) -> list[str]:
+    """Flags with underscores, however they were written: ``--batch-size 4`` is ``--batch_size 4``."""
+    result: list[str] = []
+    for position, argument in enumerate(arguments):
+        if argument == "--":
+            return [*result, *arguments[position:]]
+        name, equals, value = argument.partition("=")
+        result.append(name[:2] + name[2:].replace("-", "_") + equals + value if name.startswith("--") else argument)
+    return result
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str], known: Sequence[str] = ()) -> NoReturn:
+    """End with an error that names the first unknown argument and the flag nearest to it."""
+    name = unknown[0].partition("=")[0]
+    flags = [flag for action in parser._actions for flag in action.option_strings] + list(known)
+    near = difflib.get_close_matches(name, flags, n=1)
+    parser.error(f"unknown argument '{unknown[0]}'" + (f"; did you mean {near[0]}?" if near else "; see --help"))
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS)) + 2
+    lines = [f"  {name:<{width}}{importlib.import_module(f'stepjepa.commands.{name}').SUMMARY}" for name in COMMANDS]
+    return "\n".join(
+        [
+            "usage: stepjepa COMMAND [--help] ...",
+            "",
+            "Train causal language models with LLM-JEPA and Step-JEPA objectives, look inside, evaluate.",
+            "",
+            *lines,
+            "",
+            "stepjepa COMMAND --help says more; stepjepa --version prints the version.",
+        ]
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: instead of those of the process.
+
+    Returns:
+        0 when all is well, 1 when a check failed, 2 for wrong input.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help", "help", "--version"):
+        print(f"stepjepa {__version__}" if given[:1] == ["--version"] else _overview())
+        return 0
+    name = given[0]
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; choose one of {', '.join(COMMANDS)}"
+        print(f"stepjepa: error: unknown command '{name}'{hint}", file=sys.stderr)
+        return 2
+    return _run(name, normalise(given[1:]))
+
+
+def _quiet() -> None:
+    """No bars where nobody watches, and no warnings of libraries about each other, unless Python was told to warn."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if not sys.warnoptions:
+        warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    command = importlib.import_module(f"stepjepa.commands.{name}")
+    parser = Parser(prog=f"stepjepa {name}", description=command.SUMMARY, allow_abbrev=False)
+    command.add_arguments(parser)
+    _quiet()
+    try:
+        if hasattr(command, "parse"):
+            parsed = command.parse(parser, arguments)
+        else:
+            parsed, unknown = parser.parse_known_args(arguments)
+            if unknown:
+                refuse_unknown(parser, unknown)
+        return int(command.run(parsed))
+    except UserError as error:
+        print(f"stepjepa {name}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # Whoever read the output has had enough of it; nothing more can be said on that pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    except KeyboardInterrupt:
+        print(f"stepjepa {name}: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

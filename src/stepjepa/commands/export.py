@@ -1,0 +1,39 @@
+"""``stepjepa export``: a trained run as one plain model folder."""
+
+from __future__ import annotations
+
+import argparse
+
+from stepjepa.arguments import add_switch
+
+SUMMARY = "merge an adapter into its base, or copy a trained model, as a plain model folder"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of export."""
+    group = parser.add_argument_group("export")
+    group.add_argument("--model_path", required=True, metavar="DIR", help="run or checkpoint folder")
+    group.add_argument("--output_dir", required=True, metavar="DIR", help="folder for the model; empty or new")
+    group.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"), help="of the weights (auto)"
+    )
+    add_switch(group, "--trust_remote_code", help="run code that comes with the model (off)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load, merge, save."""
+    from stepjepa.model import load_for_inference
+    from stepjepa.run_folder import open_run_folder, save_whole
+
+    folder, _ = open_run_folder(args.output_dir, None)
+    model, tokenizer = load_for_inference(
+        args.model_path, dtype=args.dtype, device="cpu", trust_remote_code=args.trust_remote_code
+    )
+
+    def save(part: str) -> None:
+        model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+
+    save_whole(folder, save)
+    print(f"exported to {folder}: load it with AutoModelForCausalLM.from_pretrained")
+    return 0

@@ -1,0 +1,92 @@
+"""``stepjepa inspect``: what one record becomes, and what a file holds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from stepjepa.arguments import add_data_group, add_model_group, add_objective_group, jepa_config
+from stepjepa.files import existing_file, refuse_existing
+from stepjepa.predictors import add_predictor_tokens
+from stepjepa.presets import PREFIX, find_preset, train_tokenizer
+from stepjepa.records import Record, read_records
+
+if TYPE_CHECKING:
+    from stepjepa.inspection import Inspection
+
+SUMMARY = "show what a record becomes: tokens, segments, labels, readouts, attention"
+
+PIPE_WIDTH = 120
+"""Columns where standard output is no terminal and COLUMNS does not say how many."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of the command."""
+    add_data_group(parser)
+    add_model_group(parser)
+    add_objective_group(parser)
+    group = parser.add_argument_group("what to show")
+    group.add_argument("--index", type=int, default=0, metavar="I", help="the record, counted from 0 (0)")
+    group.add_argument("--json", action="store_true", help="one JSON document on standard output instead of tables")
+    group.add_argument("--png", metavar="FILE", help="write the attention matrix as a picture")
+    group.add_argument("--overwrite", action="store_true", help="let --png replace a file")
+    group.add_argument(
+        "--max_tokens", type=int, default=96, metavar="N", help="longest row whose attention is drawn as text (96)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show one record.
+
+    Raises:
+        UserError: a flag, the file or the model is wrong, or there is no such record.
+    """
+    config = jepa_config(args)
+    if args.png is not None:
+        refuse_existing(args.png, args.overwrite)
+    records = read_records(args.train_file)
+    tokenizer = _tokenizer(args, records)
+    assert config.predictors is not None
+    add_predictor_tokens(tokenizer, config.predictors)
+
+    from stepjepa.inspection import inspect_record
+
+    inspection = inspect_record(records, args.index, tokenizer, config)
+    if args.json:
+        print(json.dumps({"model": args.model_name, **inspection.to_dict()}, ensure_ascii=False))
+    else:
+        _print(inspection, args.max_tokens)
+    if args.png is not None:
+        from stepjepa.inspection_view import write_png
+
+        write_png(inspection, args.png)
+        print(f"wrote {args.png}", file=sys.stderr)
+    return 0
+
+
+def _tokenizer(args: argparse.Namespace, records: list[Record]) -> Any:
+    """The tokenizer that training would use; a preset's is trained on the file's own texts."""
+    if not args.model_name.startswith(PREFIX):
+        from stepjepa.model import load_tokenizer
+
+        return load_tokenizer(
+            args.model_name, chat_template=args.chat_template, trust_remote_code=args.trust_remote_code
+        )
+    vocabulary = find_preset(args.model_name).vocabulary
+    texts = (message["content"] for record in records for message in record.messages)
+    tokenizer: Any = train_tokenizer(texts, vocabulary)
+    if args.chat_template is not None:
+        tokenizer.chat_template = existing_file(args.chat_template, "chat template").read_text(encoding="utf-8")
+    return tokenizer
+
+
+def _print(inspection: Inspection, max_tokens: int) -> None:
+    from rich.console import Console
+
+    from stepjepa.inspection_view import show
+
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    show(inspection, Console(width=None if known else PIPE_WIDTH), max_tokens=max_tokens)

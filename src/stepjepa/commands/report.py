@@ -1,0 +1,23 @@
+"""``stepjepa report``: runs side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+SUMMARY = "put evaluated runs side by side in one table"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The run folders."""
+    parser.add_argument("runs", nargs="+", metavar="DIR", help="run folders with an evaluation in each")
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table."""
+    from stepjepa.report import as_markdown, report
+
+    rows = report(args.runs)
+    print(json.dumps(rows, indent=2) if args.json else as_markdown(rows))
+    return 0

@@ -1,0 +1,139 @@
+"""``stepjepa train``: the flags of training, ours first; everything else goes to ``transformers.TrainingArguments``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from stepjepa.arguments import (
+    add_data_group,
+    add_model_group,
+    add_objective_group,
+    add_switch,
+    arguments_of_file,
+    jepa_config,
+)
+from stepjepa.errors import UserError
+
+SUMMARY = "train a model: regular, LLM-JEPA or Step-JEPA"
+
+EPILOG = """\
+Every other field of transformers.TrainingArguments is a flag too: --report_to wandb, --fsdp, --bf16 ...
+(stepjepa train --help_all lists them)."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Our flags, grouped."""
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    data = add_data_group(parser, required=False)
+    data.add_argument("--eval_file", metavar="FILE", help="held-out records, for losses during training")
+    data.add_argument("--data_file", metavar="FILE", help="one file to be split, instead of --train_file, --eval_file")
+    data.add_argument("--eval_split", type=float, default=0.2, metavar="S", help="share of --data_file held out (0.2)")
+    data.add_argument("--split_seed", type=int, default=42, metavar="N", help="of that split (42)")
+    model = add_model_group(parser, required=False)
+    model.add_argument(
+        "--dtype",
+        default="float32",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="of weights (float32)",
+    )
+    model.add_argument("--attn_implementation", metavar="NAME", help="as in transformers: sdpa, eager ...")
+    add_switch(model, "--lora", help="train a LoRA adapter and the predictor rows instead of all weights")
+    model.add_argument("--lora_rank", type=int, default=16, metavar="R", help="(16)")
+    model.add_argument("--lora_alpha", type=int, metavar="A", help="(twice the rank)")
+    model.add_argument("--lora_dropout", type=float, default=0.0, metavar="P", help="(0)")
+    add_objective_group(parser)
+    run = parser.add_argument_group("run")
+    run.add_argument("--output_dir", metavar="DIR", help="run folder; must be empty or new, unless resuming")
+    run.add_argument("--batch_size", "--per_device_train_batch_size", type=int, default=4, metavar="N", help="(4)")
+    run.add_argument("--grad_accum", "--gradient_accumulation_steps", type=int, default=4, metavar="N", help="(4)")
+    run.add_argument("--learning_rate", type=float, default=2e-5, metavar="LR", help="(2e-5)")
+    run.add_argument("--num_epochs", "--num_train_epochs", type=float, default=3.0, metavar="N", help="(3)")
+    run.add_argument("--eval_steps", type=int, metavar="N", help="evaluate every N steps (once an epoch)")
+    run.add_argument("--finetune_seed", "--seed", type=int, default=42, metavar="N", help="of everything random (42)")
+    run.add_argument("--resume_from_checkpoint", metavar="DIR", help="a checkpoint folder, or 'last'")
+    run.add_argument("--debug", type=int, default=0, metavar="N", help="0 warnings, 1 progress, 2 details (0)")
+    run.add_argument("--config", metavar="FILE", help="YAML file of flags; the command line wins")
+    run.add_argument("--help_all", action="store_true", help="also list the flags of TrainingArguments")
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Ours to ``args``; the rest to ``args.training``, the fields of TrainingArguments that were named."""
+    first, _ = parser.parse_known_args(arguments)
+    if first.help_all:
+        parser.print_help()
+        print("\nTrainingArguments:\n" + _training_parser().format_help().partition("options:")[2])
+        raise SystemExit(0)
+    if first.config is not None:
+        flags = [option[2:] for action in parser._actions for option in action.option_strings if option[2:]]
+        arguments = [*arguments_of_file(first.config, [*flags, *_training_fields()]), *arguments]
+    args, rest = parser.parse_known_args(arguments)
+    args.training = _parse_training(parser, rest) if rest else {}
+    for name in ("model_name", "output_dir"):
+        if getattr(args, name) is None:
+            parser.error(f"--{name} is missing")
+    return args
+
+
+# Fields of TrainingArguments that our own flags set; naming both would leave one of them without effect.
+OURS = ("do_train", "do_eval", "do_predict", "remove_unused_columns", "label_names")
+
+
+def _training_parser() -> Any:
+    from transformers import HfArgumentParser, TrainingArguments
+
+    return HfArgumentParser(TrainingArguments, add_help=False, allow_abbrev=False, argument_default=None)
+
+
+def _training_fields() -> list[str]:
+    from dataclasses import fields
+
+    from transformers import TrainingArguments
+
+    return [field.name for field in fields(TrainingArguments) if field.init and field.name not in OURS]
+
+
+def _parse_training(parser: argparse.ArgumentParser, rest: Sequence[str]) -> dict[str, Any]:
+    from stepjepa.cli import Parser, refuse_unknown
+
+    inner = _training_parser()
+    # Only what was named is passed on, so that our defaults are not overwritten by those of TrainingArguments.
+    for action in inner._actions:
+        action.default = argparse.SUPPRESS
+    inner.prog = parser.prog
+    inner.error = lambda message: Parser.error(parser, message)  # type: ignore[arg-type]  # same one-line form
+    known, unknown = inner.parse_known_args(rest)
+    fields = _training_fields()
+    if unknown:
+        refuse_unknown(parser, unknown, [f"--{name}" for name in fields])
+    named = vars(known)
+    for name in named:
+        if name in OURS:
+            parser.error(f"--{name} has no effect here; leave it out")
+    return named
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check what can be checked cheaply, then train."""
+    config = jepa_config(args)
+    if (args.train_file is None) == (args.data_file is None):
+        raise UserError("name the data with either --train_file or --data_file")
+    if args.data_file is not None and args.eval_file is not None:
+        raise UserError("--data_file is split into both parts, so --eval_file can't stand beside it; leave one out")
+    if not 0 < args.eval_split < 1:
+        raise UserError(f"--eval_split: expected a share between 0 and 1, got {args.eval_split}")
+    for name in ("batch_size", "grad_accum"):
+        if getattr(args, name) < 1:
+            raise UserError(f"--{name}: expected 1 or more, got {getattr(args, name)}")
+    if args.lora and args.model_name.startswith("preset:"):
+        raise UserError("--lora adapts a trained model, and presets have random weights; leave one out")
+    if not args.lora:
+        for name, default in (("lora_rank", 16), ("lora_alpha", None), ("lora_dropout", 0.0)):
+            if getattr(args, name) != default:
+                raise UserError(f"--{name} does nothing without --lora; add --lora or leave it out")
+    from stepjepa.training_run import train
+
+    train(args, config)
+    return 0

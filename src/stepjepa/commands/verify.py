@@ -1,0 +1,67 @@
+"""``stepjepa verify``: PASS or FAIL for each check on the user's own model and data."""
+
+from __future__ import annotations
+
+import argparse
+
+from stepjepa.arguments import add_data_group, add_model_group, add_objective_group, add_switch, jepa_config
+from stepjepa.errors import UserError
+
+SUMMARY = "check model, data, masks and losses against slow and obvious computations"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The shared flags, all optional here, and how much to look at."""
+    add_data_group(parser, required=False)
+    model = add_model_group(parser, required=False)
+    add_switch(model, "--lora", help="check the optimisation step with a LoRA adapter")
+    model.add_argument("--lora_rank", type=int, default=16, metavar="R", help="(16)")
+    add_objective_group(parser)
+    group = parser.add_argument_group("verify")
+    group.add_argument("--max_records", type=int, default=32, metavar="N", help="records looked at (32)")
+    group.add_argument("--finetune_seed", "--seed", type=int, default=42, metavar="N", help="of random weights (42)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one line per check; 1 if any failed."""
+    config = jepa_config(args)
+    if args.max_records < 1:
+        raise UserError(f"--max_records: expected 1 or more, got {args.max_records}")
+    from stepjepa.model import LoraSettings, add_lora, load_model
+    from stepjepa.predictors import all_predictor_ids
+    from stepjepa.records import parse_record, read_records
+    from stepjepa.tasks.stepmath import Difficulty, generate
+    from stepjepa.verification import Subject, verify
+
+    if args.train_file is not None:
+        records = read_records(args.train_file)
+    else:
+        made = generate(size=200, seed=args.finetune_seed, difficulty=Difficulty())
+        records = [parse_record(value, "built-in problems", line) for line, value in enumerate(made, start=1)]
+    name = args.model_name or "preset:tiny"
+    print(f"model {name}, data {args.train_file or 'built-in problems'}, mode {config.mode}, layout {config.layout}")
+    model, tokenizer = load_model(
+        name,
+        texts=(message["content"] for record in records for message in record.messages),
+        predictors=(config.predictors or 0) if config.uses_views else 0,
+        seed=args.finetune_seed,
+        chat_template=args.chat_template,
+        trust_remote_code=args.trust_remote_code,
+    )
+    try:
+        settings = LoraSettings(args.lora_rank)
+        subject = Subject(
+            model.eval(),
+            tokenizer,
+            config,
+            records[: args.max_records],
+            lora=(lambda base: add_lora(base, settings, all_predictor_ids(tokenizer))) if args.lora else None,
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    failed = 0
+    for result in verify(subject):
+        failed += not result.passed
+        print(f"{'PASS' if result.passed else 'FAIL'}  {result.name}: {result.detail}", flush=True)
+    print("all checks passed" if not failed else f"{failed} check(s) failed")
+    return 1 if failed else 0

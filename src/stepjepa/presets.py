@@ -1,0 +1,132 @@
+"""Small models and tokenizers built on the spot, with no hub: ``preset:tiny``, ``preset:small`` ..."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stepjepa.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerFast
+
+PREFIX = "preset:"
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+SPECIAL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
+
+# Rows of the embedding kept free for predictor tokens, so that every mode and every K trains a model of one shape.
+SPARE_ROWS = 32
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The shape of a small model.
+
+    Attributes:
+        family: ``model_type`` of the transformers configuration.
+        vocabulary: most tokens of the tokenizer trained for it.
+        hidden: width.
+        layers: depth.
+        heads: query heads; a quarter of them, at least one, are key-value heads.
+        feed_forward: inner width of the MLP.
+    """
+
+    family: str
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    feed_forward: int
+
+
+PRESETS = {
+    "tiny": Preset("llama", 1024, 128, 4, 4, 352),
+    "small": Preset("llama", 1024, 256, 4, 4, 704),
+    "base": Preset("llama", 4096, 512, 8, 8, 1408),
+    "tiny-qwen": Preset("qwen3", 1024, 128, 4, 4, 352),
+    "small-qwen": Preset("qwen3", 1024, 256, 4, 4, 704),
+    "base-qwen": Preset("qwen3", 4096, 512, 8, 8, 1408),
+}
+
+
+def find_preset(name: str) -> Preset:
+    """The preset of a name such as ``preset:tiny``.
+
+    Raises:
+        UserError: there is none.
+    """
+    key = name.removeprefix(PREFIX)
+    if key not in PRESETS:
+        raise UserError(f"no preset '{key}'; choose one of {', '.join(PREFIX + known for known in PRESETS)}")
+    return PRESETS[key]
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with a ChatML template, trained on some texts.
+
+    Every digit is a token of its own, which arithmetic needs; every byte is known, so that no text is unknown.
+
+    Args:
+        texts: what to learn merges from.
+        vocabulary: most tokens, special ones and the 256 bytes included.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["system\nuser\nassistant\n", *texts], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<|pad|>",
+        eos_token="<|im_end|>",
+        extra_special_tokens=["<|im_start|>"],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_config(preset: Preset, tokenizer: PreTrainedTokenizerFast, positions: int = 4096) -> PretrainedConfig:
+    """The transformers configuration of a preset, for a tokenizer.
+
+    Args:
+        preset: the shape.
+        tokenizer: gives the vocabulary and the special ids.
+        positions: longest row that the rotary embedding is declared for.
+    """
+    from transformers import AutoConfig
+
+    # A multiple of 64, as hardware likes, with rows to spare.
+    rows = -(-(len(tokenizer) + SPARE_ROWS) // 64) * 64
+    shape: dict[str, Any] = {
+        "vocab_size": rows,
+        "hidden_size": preset.hidden,
+        "num_hidden_layers": preset.layers,
+        "num_attention_heads": preset.heads,
+        "num_key_value_heads": max(1, preset.heads // 4),
+        "head_dim": preset.hidden // preset.heads,
+        "intermediate_size": preset.feed_forward,
+        "max_position_embeddings": positions,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    return AutoConfig.for_model(preset.family, **shape)

@@ -1,0 +1,110 @@
+"""The folder of a run: nothing in it is overwritten unasked, and what was run can be read from it.
+
+run.json         configuration, versions, fingerprints of the data, counts, results
+metrics.jsonl    one line per log line
+checkpoint-N/    transformers' checkpoints
+model.safetensors or adapter_model.safetensors, tokenizer ... the trained model
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stepjepa.errors import UserError
+from stepjepa.files import write_json
+
+RUN_FILE = "run.json"
+PACKAGES = ("stepjepa", "torch", "transformers", "accelerate", "peft", "tokenizers", "numpy")
+
+
+def is_main_process() -> bool:
+    """Whether this process writes: the first of those that torchrun starts."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def open_run_folder(path: str, resume: str | None) -> tuple[Path, str | None]:
+    """Check a run folder before anything is done.
+
+    Args:
+        path: the folder; it need not exist.
+        resume: a checkpoint folder, ``last`` (or ``true``) for the newest one in the folder, or None.
+
+    Returns:
+        The folder and the checkpoint to resume from, if any.
+
+    Raises:
+        UserError: the folder holds something and nothing is resumed, or there is no such checkpoint.
+    """
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise UserError("is a file; --output_dir needs a folder", path=folder)
+    if resume is None:
+        if is_main_process() and folder.exists() and any(folder.iterdir()):
+            raise UserError(
+                "is not empty; name another --output_dir, or pass --resume_from_checkpoint last to go on with it",
+                path=folder,
+            )
+        return folder, None
+    if resume.lower() in ("last", "true"):
+        numbered = [(int(p.name.partition("-")[2]), p) for p in folder.glob("checkpoint-*") if _is_checkpoint(p)]
+        if not numbered:
+            raise UserError("holds no whole checkpoint to resume from; leave --resume_from_checkpoint out", path=folder)
+        return folder, str(max(numbered)[1])
+    if not _is_checkpoint(Path(resume)):
+        raise UserError("is no checkpoint folder (no trainer_state.json in it); check the path", path=Path(resume))
+    return folder, resume
+
+
+def _is_checkpoint(path: Path) -> bool:
+    # The Trainer writes this file last, so a checkpoint cut short by a kill does not have it.
+    return (path / "trainer_state.json").is_file()
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers depend on."""
+    found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), "platform": platform.platform(), **found}
+
+
+def write_run(folder: Path, values: dict[str, Any]) -> None:
+    """Write ``run.json``, from the main process only."""
+    if is_main_process():
+        write_json(folder / RUN_FILE, json.loads(json.dumps(values, default=str)))
+
+
+def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """``run.json`` of a run folder.
+
+    Raises:
+        UserError: the folder has none.
+    """
+    path = Path(folder) / RUN_FILE
+    if not path.is_file():
+        raise UserError(f"is no run folder (no {RUN_FILE} in it)", path=Path(folder))
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value
+
+
+def save_whole(folder: Path, save: Callable[[str], None]) -> None:
+    """Save into a run folder so that no file ever stands half-written under its final name.
+
+    Args:
+        folder: the run folder.
+        save: writes into the folder that it is given; called on every process, as FSDP needs.
+    """
+    part = folder / ".saving"
+    if is_main_process():
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True, exist_ok=True)
+    save(str(part))
+    if is_main_process():
+        for file in sorted(part.iterdir()):
+            file.replace(folder / file.name)
+        part.rmdir()

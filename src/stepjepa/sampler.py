@@ -1,0 +1,119 @@
+"""The order of records: the same for one process and many, for any accumulation, and after a resume."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from torch.utils.data import Dataset, Sampler
+
+from stepjepa.forest import Forest
+
+Key = tuple[int, bool]
+"""Index of a record (-1: an empty place) and whether its views are run."""
+
+STRATEGIES = ("random", "group_by_length", "sequential")
+
+# Steps whose records are sorted together under group_by_length.
+POOL = 50
+
+
+def draw(seed: int, *place: int) -> float:
+    """A number in [0, 1) that depends on nothing but its arguments: not on any generator, process or resume."""
+    digest = hashlib.sha256(repr((seed, *place)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+class StepSampler(Sampler[Key]):
+    """Yields one epoch of records in the order in which they are trained.
+
+    The records of an optimizer step are chosen first and then sorted by length, so that its micro-batches are tight:
+    that changes no gradient, since losses are normalised over the whole step. Loss dropout is drawn per step, the same
+    on every process. Places that the last step can't fill evenly over processes stay empty: no record is repeated.
+
+    Args:
+        lengths: tokens of each record.
+        records_per_step: batch size x accumulation x processes.
+        seed: of the order and of loss dropout.
+        strategy: ``random``; ``group_by_length`` also puts records of like length into one step; ``sequential`` keeps
+            the file's order of steps.
+        jepa_ratio: share of steps whose views are run.
+        multiple: the number of keys is padded to a multiple of this (batch size x processes).
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        records_per_step: int,
+        *,
+        seed: int = 0,
+        strategy: str = "random",
+        jepa_ratio: float = 1.0,
+        multiple: int = 1,
+    ) -> None:
+        if strategy not in STRATEGIES:
+            raise ValueError(f"train_sampling_strategy: expected one of {', '.join(STRATEGIES)}, got '{strategy}'")
+        self._lengths = np.asarray(lengths)
+        self._per_step = records_per_step
+        self._seed = seed
+        self._strategy = strategy
+        self._jepa_ratio = jepa_ratio
+        self._multiple = multiple
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order is yielded next."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-len(self._lengths) // self._multiple) * self._multiple
+
+    def __iter__(self) -> Iterator[Key]:
+        steps = self._steps(np.random.default_rng([self._seed, self.epoch]))
+        keys: list[Key] = []
+        for number, step in enumerate(steps):
+            with_views = draw(self._seed, self.epoch, number) < self._jepa_ratio
+            by_length = sorted(step.tolist(), key=lambda index: (self._lengths[index], index))
+            keys.extend((index, with_views) for index in by_length)
+        keys.extend((-1, False) for _ in range(len(self) - len(keys)))
+        return iter(keys)
+
+    def _steps(self, generator: np.random.Generator) -> list[np.ndarray]:
+        count, size = len(self._lengths), self._per_step
+        order = np.arange(count) if self._strategy == "sequential" else generator.permutation(count)
+        if self._strategy == "group_by_length":
+            pool = size * POOL
+            parts = [order[start : start + pool] for start in range(0, count, pool)]
+            order = np.concatenate([part[np.argsort(self._lengths[part], kind="stable")] for part in parts])
+        steps = [order[start : start + size] for start in range(0, count, size)]
+        if self._strategy == "group_by_length":
+            # The one short step, if any, stays last, as it must for the count of batches to come out.
+            full = [step for step in steps if len(step) == size]
+            steps = [full[index] for index in generator.permutation(len(full))] + steps[len(full) :]
+        return steps
+
+
+class ForestDataset(Dataset[Forest | None]):
+    """Prepared records, looked up by the sampler's keys.
+
+    Args:
+        forests: in file order.
+    """
+
+    def __init__(self, forests: Sequence[Forest]) -> None:
+        self.forests = forests
+
+    def __len__(self) -> int:
+        return len(self.forests)
+
+    def __getitem__(self, key: int | Key) -> Forest | None:
+        index, with_views = key if isinstance(key, tuple) else (key, True)
+        if index < 0:
+            return None
+        return self.forests[index] if with_views else self.forests[index].without_views()
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each record, views included."""
+        return [len(forest) for forest in self.forests]

@@ -1,0 +1,194 @@
+"""Find the reasoning steps in the free text of a model's response."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
+_THINKING = re.compile(r"<think>.*?</think>", re.S)
+_BLOCK = re.compile(
+    # What a blank line must not cut: code fences, display mathematics, LaTeX environments.
+    r"^[ \t]*(?P<fence>```|~~~).*?^[ \t]*(?P=fence)[ \t]*$"
+    r"|^[ \t]*\$\$(?:(?!\$\$).)*\$\$[ \t.,]*$"
+    r"|^[ \t]*\\\[(?:(?!\\\]).)*\\\][ \t.,]*$"
+    r"|^[ \t]*\\begin\{(?P<name>[a-z]+\*?)\}.*?\\end\{(?P=name)\}[ \t.,]*$",
+    re.M | re.S,
+)
+_STEP_MARKER = re.compile(
+    # A decorated marker may run on ("### Step 2 Add them"); a plain one needs a mark behind the number, because
+    # "Step 1 gives 12" is a sentence.
+    r"^(?P<indent>[ \t]*)(?:(?:#{1,6}[ \t]*\**|\*\*)[ \t]*step[ \t]*(?P<decorated>\d+)\b"
+    r"|step[ \t]*(?P<plain>\d+)[ \t]*(?:[:.)–—-]|$))",
+    re.M | re.I,
+)
+_NUMBER_MARKER = re.compile(r"^(?P<indent>[ \t]*)(?:#{1,6}[ \t]+)?\**(?P<plain>\d{1,2})[.)]\**[ \t]+(?=\S)", re.M)
+_ITEM_NUMBER = re.compile(r"^\s*\d{1,2}[.)]\s+")
+_RULE = re.compile(r"[ \t]*(?:-{3,}|\*{3,}|_{3,})[ \t]*")
+# With an equation in it a line has content, however it is set.
+_HEADING = re.compile(r"\s*(?:#{1,6}\s+[^\s=][^=]*|\*\*[^*=]+\*\*:?)\s*")
+_BARE_ANSWER = re.compile(r"\s*(?:####\s*[-$\d].*|[$*\s]*\\boxed\{.*\}[$*.\s]*|\**\$?-?\d[\d,.]*\**)\s*")
+_CLOSING = re.compile(
+    r"[\s#*>$]*(?:so,?\s+)?(?:therefore|thus|hence|in conclusion|in summary|(?:the\s+)?(?:final\s+)?answer\b"
+    r"|####|\\boxed)",
+    re.I,
+)
+
+
+def drop_thinking(text: str) -> str:
+    """The answer part of a response: ``<think>...</think>`` is taken out.
+
+    A closing tag alone ends thinking that began in the prompt; an opening tag alone begins thinking that never
+    ended, so nothing behind it is an answer.
+    """
+    text = _THINKING.sub("", text)
+    text = text.rpartition("</think>")[2]
+    return _trim(text.partition("<think>")[0])
+
+
+def _trim(text: str) -> str:
+    """Without blank lines around it; the first line keeps its indent, which says how deep a list is nested."""
+    return re.sub(r"^\s*\n", "", text).rstrip()
+
+
+def _unix_lines(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def tidy_step(step: str) -> str:
+    """One step without blank lines in it or white space around it, so that blank lines separate steps only."""
+    return _BLANK_LINES.sub("\n", _unix_lines(step)).strip()
+
+
+def _paragraphs(text: str) -> list[str]:
+    # Spaces in front of a paragraph stay: an indented paragraph belongs to the list item above it.
+    return [part.rstrip() for part in _BLANK_LINES.split(text) if part.strip()]
+
+
+def _is_heading(piece: str) -> bool:
+    return "\n" not in piece.strip() and bool(_HEADING.fullmatch(piece)) and not _BARE_ANSWER.fullmatch(piece)
+
+
+def _leads_in(piece: str) -> bool:
+    """Whether a piece only announces what follows: a heading, "Therefore:", a few words without a figure."""
+    piece = _ITEM_NUMBER.sub("", piece)
+    if _is_heading(piece) or piece.rstrip(" \t*_").endswith(":"):
+        return True
+    return len(piece.split()) < 4 and not re.search(r"[\d=]", piece)
+
+
+def _continues(piece: str) -> bool:
+    """Whether a piece only completes what stands before it: a formula, the next line of an equation, "#### 18"."""
+    stripped = piece.strip()
+    return stripped.startswith(("=", "where ")) or bool(_BARE_ANSWER.fullmatch(stripped) or _BLOCK.fullmatch(stripped))
+
+
+def _join_trivial(pieces: Iterable[str], marked: bool) -> list[str]:
+    """Steps from pieces: those without content of their own go to a neighbour, horizontal rules go away."""
+    steps: list[str] = []
+    waiting = ""
+    for piece in pieces:
+        # A rule kept under a line of text would make a heading of that line in Markdown.
+        text = "\n".join(line for line in piece.split("\n") if not _RULE.fullmatch(line)).rstrip()
+        if not text.strip():
+            continue
+        if _continues(text) and not waiting:
+            if steps:
+                steps[-1] += "\n" + text
+            else:
+                waiting = text + "\n"
+        # A marked step of several lines has content, though its last line may announce the next one.
+        elif _leads_in(text) and not (marked and "\n" in text):
+            waiting += text + "\n"
+        else:
+            steps.append(waiting + text)
+            waiting = ""
+    if waiting and steps:
+        steps[-1] += "\n" + waiting
+    elif waiting:
+        steps.append(waiting)
+    return steps
+
+
+def _markers(text: str, pattern: re.Pattern[str]) -> list[tuple[int, int]]:
+    """Numbers and positions of the markers, where they count steps; none where they do not run n, n + 1, ..."""
+    blocks = [match.span() for match in _BLOCK.finditer(text)]
+    markers: list[tuple[int, int]] = []
+    indent = ""
+    for match in pattern.finditer(text):
+        if any(start <= match.start() < end for start, end in blocks):
+            continue
+        groups = match.groupdict()
+        number = int(groups["plain"] or groups["decorated"])
+        # A number 1 further on is a fresh start (the model does it over); another indent is a list in a list.
+        if markers and (number not in (markers[-1][0] + 1, 1) or groups["indent"] != indent):
+            continue
+        indent = groups["indent"]
+        markers.append((number, match.start()))
+    if len(markers) > 1 and markers[0][0] > 1 and markers[1][0] == 1:
+        # A lone number before the count begins.
+        del markers[0]
+    return markers if any(number > markers[0][0] for number, _ in markers) else []
+
+
+def _end_of_list(paragraphs: list[str]) -> int:
+    """How many paragraphs belong to the last item of a list: up to the first unindented one behind content."""
+    for position in range(1, len(paragraphs)):
+        part = paragraphs[position]
+        if not (_leads_in(paragraphs[position - 1]) or part[0] in " \t-*" or _continues(part)):
+            return position
+    return len(paragraphs)
+
+
+def _end_of_step(paragraphs: list[str]) -> int:
+    """How many paragraphs belong to the last step: those before the conclusion of the whole."""
+    end = len(paragraphs)
+    while end > 1:
+        under_closing = end > 2 and _is_heading(paragraphs[end - 2]) and _CLOSING.match(paragraphs[end - 2])
+        if not (under_closing or _CLOSING.match(paragraphs[end - 1])):
+            break
+        end -= 1
+    return end
+
+
+def _marked_pieces(text: str, pattern: re.Pattern[str]) -> list[str]:
+    """The pieces between markers, what stands before and behind them apart; none without such markers."""
+    markers = _markers(text, pattern)
+    if not markers:
+        return []
+    starts = [start for _, start in markers]
+    before = _paragraphs(text[: starts[0]])
+    sections = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+    last = _paragraphs(sections[-1])
+    end = _end_of_step(last)
+    if pattern is _NUMBER_MARKER:
+        end = min(end, _end_of_list(last))
+        outside = before + [paragraph for paragraph in last[end:] if not _CLOSING.match(paragraph)]
+        if len(outside) > len(sections):
+            # More is said around the list than in it: it lists what is given, or sums up, and is not the solution.
+            return []
+    items = [*map(tidy_step, sections[:-1]), tidy_step("\n".join(last[:end]))]
+    if markers[0][0] == 1:
+        # What stands before the first marker introduces the first step; before a higher number it is the steps
+        # that have no marker.
+        items[0] = "\n".join([*before, items[0]])
+        before = []
+    return [*before, *items, *last[end:]]
+
+
+def split_response(text: str) -> list[str]:
+    """The steps of a response.
+
+    Markers decide where the response numbers its steps one after the other ("**Step 2:**", "Step 2:", "### Step 2",
+    "2."); otherwise blank lines do. Pieces without content of their own (headings, lead-ins, a lone formula, a bare
+    answer) are joined to the step they belong to, and horizontal rules are dropped.
+
+    Args:
+        text: the response without its thinking.
+
+    Returns:
+        Steps without blank lines in them; none for an empty text.
+    """
+    text = _BLOCK.sub(lambda match: _BLANK_LINES.sub("\n", match[0]), _trim(_unix_lines(text)))
+    marked = _marked_pieces(text, _STEP_MARKER) or _marked_pieces(text, _NUMBER_MARKER)
+    return [tidy_step(step) for step in _join_trivial(marked or _paragraphs(text), bool(marked))]

@@ -1,0 +1,1 @@
+"""The data sets that the toolkit knows: how their records are made, prompted and scored."""

@@ -1,0 +1,232 @@
+"""Chat templates: render messages, and know where each message's content stands in the text.
+
+Everything a model needs to be treated specially for is derived from its template, not from its name: whether it has a
+system role, whether it takes a lone assistant turn, which token ends a turn, what precedes an answer.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stepjepa.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = Mapping[str, str]
+
+# Some templates write today's date into the system turn; a run must not depend on the day it starts.
+PINNED_DATE = datetime.date(2024, 7, 26)
+
+# Private-use characters: no template writes them and no ordinary text holds them.
+_OPEN, _CLOSE = "\ue000", "\ue001"
+
+
+class Rendered(NamedTuple):
+    """A chat as text.
+
+    Attributes:
+        text: the rendered chat.
+        spans: for each message, first and one past the last character of its content in ``text``; ``(0, 0)`` for a
+            message that the template leaves out.
+        turn_ends: for each message, one past the last character of what ends its turn; the content's end where the
+            template closes the turn with no special token.
+    """
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    turn_ends: tuple[int, ...]
+
+
+def _pin_date(template: str) -> str:
+    """A template whose ``strftime_now`` gives the pinned date.
+
+    Transformers hands a template plain data only, no functions, so the function is written in front as a macro.
+    """
+    if "strftime_now" not in template:
+        return template
+    codes = "".join(f"|replace('%{code}', '{PINNED_DATE.strftime('%' + code)}')" for code in "aAbBdmyYjHIMSp")
+    # The empty expression keeps a line end at the template's start from being trimmed.
+    return "{%- macro strftime_now(format) -%}{{ format" + codes + " }}{%- endmacro -%}{{ '' }}" + template
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer, with what can be learnt from it.
+
+    Args:
+        tokenizer: a fast tokenizer with a chat template; it is not changed.
+
+    Attributes:
+        has_system_role: the template takes a system message; otherwise its text is put before the first user message.
+        lone_assistant: the template takes an assistant message alone; otherwise a lone one is rendered as a user turn.
+        end_of_turn: the special token that closes an assistant turn.
+        appends_end_of_turn: the template closes no assistant turn, so the tokenizer's eos token is written after it.
+
+    Raises:
+        UserError: there is no chat template, it renders no assistant message, or nothing can end a turn.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise UserError("the tokenizer has no fast version, and token positions need one; convert it first")
+        if not tokenizer.chat_template:
+            raise UserError(
+                "the tokenizer has no chat template; use an instruction-tuned model or pass --chat_template FILE"
+            )
+        self._tokenizer = tokenizer
+        self._source = _pin_date(tokenizer.get_chat_template())
+        self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
+        self.has_system_role = self._renders(("system", "user", "assistant"))
+        self.lone_assistant = self._renders(("assistant",))
+        if not self._renders(("user", "assistant")):
+            raise UserError("the chat template does not render a user and an assistant message; check the template")
+        closing = self._skeleton(("user", "assistant"))
+        found = self._first_special(closing[-1]) if closing else None
+        self.appends_end_of_turn = found is None
+        end_of_turn = found or tokenizer.eos_token
+        if end_of_turn is None:
+            raise UserError("neither the chat template nor the tokenizer has a token that ends a turn; set eos_token")
+        self.end_of_turn: str = end_of_turn
+        self.end_of_turn_ids: tuple[int, ...] = (int(tokenizer.convert_tokens_to_ids(self.end_of_turn)),)
+
+    def render(self, messages: Sequence[Message]) -> Rendered:
+        """Render a whole chat.
+
+        Raises:
+            UserError: the template rewrites a content so that it can't be found in the text.
+        """
+        if messages and messages[0]["role"] == "system" and not self.has_system_role:
+            return self._render_folded(messages)
+        text = self._apply(messages)
+        contents = [message["content"] for message in messages]
+        roles = tuple(message["role"] for message in messages)
+        spans = self._spans_by_skeleton(text, roles, contents) or self._spans_by_search(text, roles, contents)
+        if self.appends_end_of_turn and roles[-1] == "assistant":
+            text = text[: spans[-1][1]] + self.end_of_turn
+        limits = [start for start, _ in spans[1:]] + [len(text)]
+        ends = [self._turn_end(text, end, limit) for (_, end), limit in zip(spans, limits, strict=True)]
+        return Rendered(text, tuple(spans), tuple(ends))
+
+    def render_alone(self, role: str, content: str) -> Rendered:
+        """Render one message by itself, as a view that sees nothing else.
+
+        An assistant message is rendered as a user turn where the template refuses it alone.
+        """
+        if role == "assistant" and not self.lone_assistant:
+            role = "user"
+        return self.render([{"role": role, "content": content}])
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """What precedes the answer in training, hence what the model must be shown to generate one.
+
+        Args:
+            messages: the chat without its last assistant message.
+        """
+        rendered = self.render([*messages, {"role": "assistant", "content": _OPEN}])
+        # A blank before the answer is part of the answer's first token in most vocabularies.
+        return rendered.text[: rendered.spans[-1][0]].rstrip(" ")
+
+    def _apply(self, messages: Sequence[Message]) -> str:
+        text = self._tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tokenize=False,
+            chat_template=self._source,
+            date_string=PINNED_DATE.strftime("%d %b %Y"),
+        )
+        return str(text)
+
+    def _renders(self, roles: tuple[str, ...]) -> bool:
+        return self._skeleton(roles) is not None
+
+    def _skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
+        """The template's own text around the contents, one piece more than there are roles; None if it refuses."""
+        from jinja2.exceptions import TemplateError
+
+        if roles not in self._skeletons:
+            marks = [f"{_OPEN}{index}{_CLOSE}" for index in range(len(roles))]
+            chat = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
+            pieces: list[str] | None = []
+            try:
+                rest = self._apply(chat)
+            except TemplateError:
+                pieces = None
+            else:
+                for mark in marks:
+                    before, found, rest = rest.partition(mark)
+                    if not found:
+                        pieces = None
+                        break
+                    assert pieces is not None
+                    pieces.append(before)
+                if pieces is not None:
+                    pieces.append(rest)
+            self._skeletons[roles] = pieces
+        return self._skeletons[roles]
+
+    def _spans_by_skeleton(
+        self, text: str, roles: tuple[str, ...], contents: Sequence[str]
+    ) -> list[tuple[int, int]] | None:
+        """Follow the text through the template's pieces and the contents, trimmed or not; None where it differs."""
+        pieces = self._skeleton(roles)
+        if pieces is None or not text.startswith(pieces[0]):
+            return None
+        spans, position = [], len(pieces[0])
+        for content, piece in zip(contents, pieces[1:], strict=True):
+            # A template may trim one role and not another, both ends or one.
+            for part in (content, content.strip(), content.lstrip(), content.lstrip("\n"), content.rstrip()):
+                end = position + len(part)
+                if text.startswith(part, position) and text.startswith(piece, end):
+                    break
+            else:
+                return None
+            spans.append((position, end))
+            position = end + len(piece)
+        return spans if position == len(text) else None
+
+    def _spans_by_search(self, text: str, roles: tuple[str, ...], contents: Sequence[str]) -> list[tuple[int, int]]:
+        """Look for each content, the last from the right: for templates whose own text depends on the contents."""
+        spans, position = [], 0
+        for index, (role, content) in enumerate(zip(roles, contents, strict=True)):
+            part = content.strip()
+            start = text.rfind(part) if index == len(roles) - 1 else text.find(part, position)
+            if start < position:
+                raise UserError(
+                    f"the chat template rewrites the content of message {index} ({role}), so it can't be found; "
+                    "remove what the template treats specially (such as think tags) from the content"
+                )
+            position = start + len(part)
+            spans.append((start, position))
+        return spans
+
+    def _render_folded(self, messages: Sequence[Message]) -> Rendered:
+        """For templates without a system role: the system text goes before the first user content."""
+        system, user = messages[0]["content"].strip(), messages[1]["content"].strip()
+        if not system:
+            inner = self.render(messages[1:])
+            return Rendered(inner.text, ((0, 0), *inner.spans), (0, *inner.turn_ends))
+        folded = {"role": "user", "content": f"{system}\n\n{user}"}
+        inner = self.render([folded, *messages[2:]])
+        start, end = inner.spans[0]
+        spans = ((start, start + len(system)), (end - len(user), end), *inner.spans[1:])
+        return Rendered(inner.text, spans, (spans[0][1], *inner.turn_ends))
+
+    def _first_special(self, text: str) -> str | None:
+        added = self._tokenizer.added_tokens_decoder.values()
+        specials = {str(token) for token in added if token.special} | set(self._tokenizer.all_special_tokens)
+        # The longest wins where one special token begins another.
+        found = [(text.find(token), -len(token), token) for token in specials if token in text]
+        return min(found)[2] if found else None
+
+    def _turn_end(self, text: str, content_end: int, limit: int) -> int:
+        position = text.find(self.end_of_turn, content_end, limit)
+        return content_end if position < 0 else position + len(self.end_of_turn)
+
+    def describe(self) -> dict[str, Any]:
+        """What was derived from the template, for reports."""
+        return {
+            "system role": "yes" if self.has_system_role else "no: put before the first user message",
+            "lone assistant turn": "yes" if self.lone_assistant else "no: rendered as a user turn",
+            "end of turn": repr(self.end_of_turn) + (" (appended)" if self.appends_end_of_turn else ""),
+        }

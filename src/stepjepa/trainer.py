@@ -1,0 +1,335 @@
+"""``JepaTrainer``: transformers' Trainer with the JEPA objective."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainingArguments
+from transformers.trainer_utils import speed_metrics
+
+from stepjepa.attention import choose_encoding, enable_forest
+from stepjepa.callbacks import CollapseCallback, ConsoleCallback, EpochCallback, MetricsCallback
+from stepjepa.collate import ForestCollator
+from stepjepa.config import JepaConfig
+from stepjepa.embeddings import forward
+from stepjepa.model import give_predictors
+from stepjepa.monitors import Window
+from stepjepa.objective import Objective, Sums
+from stepjepa.preparation import Prepared, prepare
+from stepjepa.records import Record, as_records
+from stepjepa.sampler import STRATEGIES, StepSampler
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+
+Data = Prepared | Iterable[Record | dict[str, Any]]
+
+# Names of the running sums of a window, in the order in which they travel between processes.
+_SUMS = ["lm_loss", "jepa_loss", "steps", "jepa_steps", "matched", "shuffled", "pairs", "crossings"]
+_SUMS += ["tokens", "records", "records_with_views", "records_without_pair"]
+
+
+class JepaTrainer(Trainer):
+    """Trains a causal language model with ``gamma * LM loss + lbd * alignment loss``.
+
+    Everything else is transformers' Trainer: schedules, accumulation, checkpoints, resume, reporting, DDP, FSDP.
+
+    Args:
+        model: a causal language model, or a PEFT wrapper of one.
+        args: ``TrainingArguments``. ``remove_unused_columns`` is switched off: batches are made here.
+        jepa: mode, layout and objective; the defaults are those of LLM-JEPA.
+        train_dataset: records (dicts with ``messages``, ``records.Record``, or ``preparation.prepare``'s result).
+        eval_dataset: the same, for ``evaluate``.
+        processing_class: the tokenizer; predictor tokens are added to it and to the model where they are missing.
+        callbacks: further callbacks.
+        optimizers: as in Trainer.
+
+    Attributes:
+        prepared: the training records as forests, with counts.
+        encoding: ``forest`` or ``rows``, and ``encoding_reason``, why.
+        num_tokens: tokens trained on so far, over all processes, padding not counted.
+
+    Raises:
+        ValueError: the model can run neither encoding, or an argument of Trainer contradicts this objective.
+
+    Example:
+        >>> model, tokenizer = load_model("preset:tiny", texts=[...])
+        >>> trainer = JepaTrainer(model, TrainingArguments("runs/a"), JepaConfig(mode="step-jepa"),
+        ...                       train_dataset=read_records("train.jsonl"), processing_class=tokenizer)
+        >>> trainer.train()
+    """
+
+    # Losses are divided by the counts of the whole accumulated step, so the Trainer must not divide again.
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel | nn.Module,
+        args: TrainingArguments,
+        jepa: JepaConfig | None = None,
+        *,
+        train_dataset: Data | None = None,
+        eval_dataset: Data | None = None,
+        processing_class: PreTrainedTokenizerBase,
+        callbacks: Sequence[TrainerCallback] = (),
+        optimizers: tuple[Any, Any] = (None, None),
+    ) -> None:
+        self.jepa = jepa or JepaConfig()
+        self.objective = Objective.from_config(self.jepa)
+        _refuse_contradictions(args)
+        args.remove_unused_columns = False
+        base = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]  # a PEFT model's method
+        assert self.jepa.predictors is not None
+        if self.jepa.uses_views:
+            give_predictors(base, processing_class, self.jepa.predictors, args.seed)
+        self.encoding, self.encoding_reason = choose_encoding(base, self.jepa.encoding)
+        if self.jepa.layout == "inplace" and self.encoding == "rows":
+            raise ValueError(f"layout 'inplace' needs encoding 'forest', but {self.encoding_reason}; use 'branched'")
+        if self.encoding == "forest" and self.jepa.uses_views:
+            enable_forest(base)
+        self.prepared = self._prepare(train_dataset, processing_class, "training data")
+        self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
+        _check_positions(base, [self.prepared, self.prepared_eval])
+        pad = processing_class.pad_token_id
+        super().__init__(
+            model=model,
+            args=args,
+            data_collator=ForestCollator(0 if pad is None else int(pad), self.encoding),
+            train_dataset=self.prepared.dataset if self.prepared else None,
+            eval_dataset=self.prepared_eval.dataset if self.prepared_eval else None,
+            processing_class=processing_class,
+            callbacks=[EpochCallback(), MetricsCallback(), CollapseCallback(), *callbacks],
+            optimizers=optimizers,
+        )
+        ConsoleCallback.install(self)
+        if self.args.n_gpu > 1:
+            raise ValueError(
+                f"expected one device per process, got {self.args.n_gpu} under DataParallel, which can't carry "
+                "this objective; start with torchrun, or set CUDA_VISIBLE_DEVICES to one device"
+            )
+        self.num_tokens = 0.0
+        self._window = Window()
+        self._window_start = time.perf_counter()
+
+    def _prepare(self, data: Data | None, tokenizer: PreTrainedTokenizerBase, what: str) -> Prepared | None:
+        if data is None or isinstance(data, Prepared):
+            return data
+        return prepare(list(as_records(data)), tokenizer, self.jepa, what=what)
+
+    # -- the step -----------------------------------------------------------------------------------------------------
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | None = None,
+    ) -> Any:
+        """The loss of one micro-batch, scaled so that the gradients of a step add up to the step's mean."""
+        outputs = forward(model, inputs)
+        sums = self.objective.sums(outputs, inputs["label_ids"])
+        if num_items_in_batch is None:
+            num_items_in_batch = self._counts([inputs], self.args.device)
+        parts = self.objective.parts(sums, num_items_in_batch)
+        # DDP and FSDP average the gradients of the processes, and the counts are already those of all of them.
+        world = self.accelerator.num_processes
+        self._window.add(
+            lm_loss=parts.lm_loss,
+            jepa_loss=parts.jepa_loss,
+            tokens=inputs["num_tokens"].sum(),
+            records=inputs["num_records"][0],
+        )
+        # A step that loss dropout leaves without views says nothing about pairs.
+        with_views = num_items_in_batch[1] > 0
+        self._window.add(
+            records_with_views=inputs["num_records"][0] * with_views,
+            records_without_pair=inputs["num_records"][1] * with_views,
+        )
+        if len(outputs.source):
+            self._window.add_pairs(outputs.source, outputs.target)
+        loss = parts.loss * world
+        return (loss, outputs) if return_outputs else loss
+
+    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Tensor]], device: torch.device) -> Tensor:
+        """Labelled tokens and pairs of the whole optimizer step, over accumulation and processes: ``[2]``."""
+        counts = self._counts(batch_samples, device)
+        self._window.add(steps=1, jepa_steps=(counts[1] > 0).float())
+        return counts
+
+    def _counts(self, batches: list[dict[str, Tensor]], device: torch.device) -> Tensor:
+        labels = sum(batch["label_index"].numel() for batch in batches)
+        pairs = sum(batch["source_index"].numel() for batch in batches)
+        counts = torch.tensor([labels, pairs], dtype=torch.float64, device=device if device.type != "mps" else "cpu")
+        if self.accelerator.num_processes > 1:
+            counts = self.accelerator.reduce(counts, "sum")
+        return counts
+
+    # -- the order of records -----------------------------------------------------------------------------------------
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> StepSampler:
+        del train_dataset  # the Trainer passes its own, which is ours
+        assert self.prepared is not None
+        per_micro_step = self._train_batch_size * self.args.world_size
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return StepSampler(
+            self.prepared.dataset.lengths,
+            per_micro_step * self.args.gradient_accumulation_steps,
+            seed=seed,
+            strategy=str(self.args.train_sampling_strategy),
+            jepa_ratio=self.jepa.jepa_ratio if self.jepa.uses_views else 1.0,
+            multiple=per_micro_step,
+        )
+
+    # -- logs ---------------------------------------------------------------------------------------------------------
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the parts of the loss, the monitors and the speed to a line of training logs."""
+        if "loss" in logs:
+            logs = {**logs, **self._window_metrics()}
+        super().log(logs, start_time)
+
+    def _window_metrics(self) -> dict[str, float]:
+        totals = torch.tensor(self._window.totals(_SUMS), dtype=torch.float64, device=self._reduce_device())
+        world = self.accelerator.num_processes
+        if world > 1:
+            totals = self.accelerator.reduce(totals, "sum")
+        sums = dict(zip(_SUMS, totals.tolist(), strict=True))
+        seconds = max(time.perf_counter() - self._window_start, 1e-9)
+        steps = max(sums["steps"] / world, 1)
+        self._add_tokens(sums["tokens"])
+        metrics = {
+            "lm_loss": sums["lm_loss"] / steps,
+            "num_tokens": self.num_tokens,
+            "tokens_per_second": sums["tokens"] / seconds,
+            "records_per_second": sums["records"] / seconds,
+        }
+        if self.jepa.uses_views:
+            metrics |= {
+                "jepa_loss": sums["jepa_loss"] / max(sums["jepa_steps"] / world, 1),
+                "matched_similarity": sums["matched"] / max(sums["pairs"], 1),
+                "shuffled_similarity": sums["shuffled"] / max(sums["crossings"], 1),
+                **self._window.geometry(),
+                "pairs_per_second": sums["pairs"] / seconds,
+                "without_pair_share": sums["records_without_pair"] / max(sums["records_with_views"], 1),
+            }
+        self._window.reset()
+        self._window_start = time.perf_counter()
+        return metrics
+
+    def _add_tokens(self, tokens: float) -> None:
+        if self.num_tokens == 0:
+            # A resumed run goes on counting where its log stopped.
+            self.num_tokens = max((line.get("num_tokens", 0.0) for line in self.state.log_history), default=0.0)
+        self.num_tokens += tokens
+
+    def _reduce_device(self) -> torch.device:
+        # Sums of a window need more than the single precision that mps has.
+        return torch.device("cpu") if self.args.device.type == "mps" else self.args.device
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Trainer."""
+        self._window.reset()
+        self._window_start = time.perf_counter()
+        result = super().train(*args, **kwargs)
+        # What came after the last line of logs.
+        self._window_metrics()
+        return result
+
+    # -- evaluation on held-out records -------------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        eval_dataset: Data | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Losses and monitors on held-out records: exact means over all tokens and pairs, every record once.
+
+        Args:
+            eval_dataset: records instead of those given at the start.
+            ignore_keys: nothing here has keys to ignore; taken because Trainer's method takes it.
+            metric_key_prefix: before every name.
+
+        Raises:
+            ValueError: there are no records to evaluate on.
+        """
+        del ignore_keys
+        chosen = self.prepared_eval
+        if eval_dataset is not None and eval_dataset is not self.eval_dataset:
+            chosen = self._prepare(eval_dataset, self.processing_class, "evaluation data")
+        if chosen is None:
+            raise ValueError("evaluate: expected an eval_dataset, got none; pass one here or to JepaTrainer")
+        start = time.time()
+        window = self._evaluate_all(chosen)
+        device = self._reduce_device()
+        totals = torch.tensor(window.totals(["labels", *_SUMS]), dtype=torch.float64, device=device)
+        if self.accelerator.num_processes > 1:
+            totals = self.accelerator.reduce(totals, "sum")
+        sums = dict(zip(["labels", *_SUMS], totals.tolist(), strict=True))
+        lm_loss = sums["lm_loss"] / max(sums["labels"], 1)
+        metrics = {"lm_loss": lm_loss, "loss": self.jepa.gamma * lm_loss}
+        if self.jepa.uses_views:
+            jepa_loss = sums["jepa_loss"] / max(sums["pairs"], 1)
+            metrics["loss"] += self.jepa.lbd * jepa_loss
+            metrics |= {
+                "jepa_loss": jepa_loss,
+                "matched_similarity": sums["matched"] / max(sums["pairs"], 1),
+                "shuffled_similarity": sums["shuffled"] / max(sums["crossings"], 1),
+                **window.geometry(),
+            }
+        named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        named.update(speed_metrics(metric_key_prefix, start, num_samples=int(sums["records"])))
+        self.log(named)
+        self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, named)
+        return named
+
+    @torch.no_grad()
+    def _evaluate_all(self, chosen: Prepared) -> Window:
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        size = self.args.per_device_eval_batch_size
+        sampler = StepSampler(chosen.dataset.lengths, size * world, strategy="sequential", multiple=size * world)
+        keys = list(sampler)
+        # Every process runs the same number of batches, empty ones if need be: FSDP waits for all of them.
+        batches = [keys[at : at + size] for at in range(rank * size, len(keys), size * world)]
+        loader = DataLoader(chosen.dataset, batch_sampler=batches, collate_fn=self.data_collator)
+        model = self.model_wrapped if self.is_fsdp_enabled else self.model
+        model.eval()
+        window = Window()
+        for batch in loader:
+            inputs = self._prepare_inputs(batch)
+            with self.compute_loss_context_manager():
+                outputs = forward(model, inputs)
+                sums: Sums = self.objective.sums(outputs, inputs["label_ids"])
+            window.add(lm_loss=sums.lm, jepa_loss=sums.jepa, labels=inputs["label_ids"].numel())
+            window.add(records=inputs["num_records"][0])
+            if len(outputs.source):
+                window.add_pairs(outputs.source, outputs.target)
+        model.train()
+        return window
+
+
+def _refuse_contradictions(args: TrainingArguments) -> None:
+    """Options of Trainer that would be ignored or wrong here."""
+    if args.label_smoothing_factor:
+        raise ValueError(f"label_smoothing_factor: expected 0 with this objective, got {args.label_smoothing_factor}")
+    if str(args.train_sampling_strategy) not in STRATEGIES:
+        raise ValueError(
+            f"train_sampling_strategy: expected one of {', '.join(STRATEGIES)}, got '{args.train_sampling_strategy}'"
+        )
+    if args.auto_find_batch_size:
+        raise ValueError("auto_find_batch_size: expected False, since it would change the records of a step")
+
+
+def _check_positions(model: Any, prepared: Sequence[Prepared | None]) -> None:
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    longest = max((int(f.position_ids.max()) + 1 for p in prepared if p for f in p.dataset.forests), default=0)
+    if limit is not None and longest > limit:
+        raise ValueError(
+            f"expected rows of at most {limit} positions (the model's max_position_embeddings), got {longest}; "
+            f"set max_length to {limit} or less"
+        )

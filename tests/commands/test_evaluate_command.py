@@ -1,0 +1,93 @@
+"""``stepjepa evaluate`` from the command line."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from stepjepa.cli import main
+from stepjepa.files import write_jsonl
+from stepjepa.presets import train_tokenizer
+from tiny import make_model
+
+
+@pytest.fixture
+def files(tmp_path):
+    chats = [[("user", f"{a}+{a}?"), ("assistant", f"So\n#### {2 * a}")] for a in range(3)]
+    write_jsonl(
+        tmp_path / "sums.jsonl",
+        [{"messages": [{"role": role, "content": text} for role, text in chat]} for chat in chats],
+    )
+    tokenizer = train_tokenizer([text for chat in chats for _, text in chat], 277)
+    tokenizer.save_pretrained(tmp_path / "model")
+    make_model("llama", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "model")
+    return tmp_path
+
+
+def evaluate(files, *flags):
+    given = ["--model-path", str(files / "model"), "--test-file", str(files / "sums.jsonl")]
+    return main(["evaluate", *given, "--output-file", str(files / "out" / "a.jsonl"), "--max-new-tokens", "5", *flags])
+
+
+def test_evaluates_prints_and_goes_on(files, capsys):
+    assert evaluate(files) == 0
+    printed = capsys.readouterr()
+    assert "task: boxed (recognised by the right answers)" in printed.out
+    assert "LM loss on the right answers" in printed.out
+    # Our progress bar shows on a terminal only.
+    assert "evaluate:" not in printed.err
+    assert "arning" not in printed.err
+    output = files / "out" / "a.jsonl"
+    assert [json.loads(line)["truth"] for line in output.read_text(encoding="utf-8").splitlines()] == ["0", "2", "4"]
+    assert {file.name for file in output.parent.iterdir()} == {"a.jsonl", "a.summary.json", "a.jsonl.meta.json"}
+
+    before = output.stat().st_mtime_ns
+    assert evaluate(files) == 0
+    assert "3 of 3 examples are in" in capsys.readouterr().out
+    assert output.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--max_new_tokens", "0"], "--max_new_tokens: expected 1 or more, got 0"),
+        (["--max_examples", "0"], "--max_examples: expected 1 or more, got 0"),
+        (["--task", "maths"], "invalid choice: 'maths'"),
+        (["--batch_sizes", "3"], "did you mean --batch_size?"),
+        (["--test_file", "nowhere.jsonl"], "nowhere.jsonl: no such data file"),
+        (["--model_path", "nowhere/at/all"], "can't load a tokenizer from 'nowhere/at/all'"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_two(flags, words, files, capsys):
+    try:
+        code = evaluate(files, *flags)
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert not (files / "out").exists()
+
+
+def test_another_setting_is_refused_until_told_to_overwrite(files, capsys):
+    assert evaluate(files) == 0
+    assert evaluate(files, "--task", "generic") == 2
+    assert "task boxed instead of generic" in capsys.readouterr().err
+    assert evaluate(files, "--task", "generic", "--overwrite") == 0
+    assert "task: generic (as asked for)" in capsys.readouterr().out
+
+
+def test_help_and_a_finished_file_need_no_torch(files):
+    assert evaluate(files) == 0
+    code = (
+        "import sys; from stepjepa.cli import main; main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    flags = ["--model_path", str(files / "model"), "--test_file", str(files / "sums.jsonl")]
+    flags += ["--output_file", str(files / "out" / "a.jsonl"), "--max_new_tokens", "5"]
+    for arguments in (["evaluate", "--help"], ["evaluate", *flags]):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout

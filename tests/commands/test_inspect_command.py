@@ -1,0 +1,135 @@
+"""``stepjepa inspect`` from the command line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepjepa.cli import main
+
+ANSWERS = ("3+4=7.\n\n7+5=12\n\nSo it is\n\n12", "Red\n\nBlue")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "sums.jsonl"
+    chats = [
+        [{"role": "user", "content": "What is 3+4+5?"}, {"role": "assistant", "content": answer}] for answer in ANSWERS
+    ]
+    path.write_text("\n".join(json.dumps({"messages": chat}) for chat in chats), encoding="utf-8")
+    return path
+
+
+def _inspect(data: Path, *flags: str) -> int:
+    return main(["inspect", "--train_file", str(data), "--model_name", "preset:tiny", *flags])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--regular"],
+        ["--layout", "separate"],
+        ["--layout", "branched", "--predictors", "3"],
+        ["--step_jepa", "--layout", "branched", "--pairs", "all"],
+        ["--step_jepa", "--layout", "inplace"],
+    ],
+)
+def test_json_is_one_document(data: Path, capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
+    assert _inspect(data, "--json", "--index", "1", *flags) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert (value["model"], value["path"], value["index"], value["line"]) == ("preset:tiny", str(data), 1, 2)
+    assert [token["row"] for token in value["tokens"]] == list(range(value["record"]["tokens"]))
+    assert value["segments"][-1]["end"] == len(value["tokens"])
+    modes = {"--regular": "regular", "--layout": "llm-jepa", "--step_jepa": "step-jepa"}
+    assert value["config"]["mode"] == modes[flags[0]]
+    assert bool(value["pairs"]) == (flags != ["--regular"])
+    assert value["file"]["counts"]["records"] == 2
+    assert value["template"]["end of turn"] == "'<|im_end|>'"
+
+
+def test_predictors_lengthen_the_row(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = []
+    for count in "123":
+        assert _inspect(data, "--json", "--step_jepa", "--predictors", count) == 0
+        lengths.append(len(json.loads(capsys.readouterr().out)["tokens"]))
+    assert lengths == [lengths[0], lengths[0] + 1, lengths[0] + 2]
+
+
+def test_tables_fit_a_pipe(data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert _inspect(data, "--step_jepa") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "sums.jsonl · index 0 (line 1) · step-jepa · branched · K = 2"
+    assert max(map(len, lines)) <= 120
+    assert any("█" in line for line in lines)
+
+
+def test_an_index_out_of_range_is_one_line(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _inspect(data, "--index", "2") == 2
+    error = capsys.readouterr().err
+    assert error == f"stepjepa inspect: error: {data}: --index 2: the file has 2 records; choose 0 to 1\n"
+
+
+def test_a_picture_is_written_and_never_over_another(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "attention.png"
+    assert _inspect(data, "--step_jepa", "--json", "--png", str(picture)) == 0
+    captured = capsys.readouterr()
+    json.loads(captured.out)
+    assert f"wrote {picture}" in captured.err
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert _inspect(data, "--step_jepa", "--png", str(picture)) == 2
+    assert "is there already; name another file or pass --overwrite" in capsys.readouterr().err
+    picture.write_bytes(b"old")
+    assert _inspect(data, "--step_jepa", "--png", str(picture), "--overwrite") == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_chat_template_of_ones_own(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text(
+        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}[/{{ m['role'] }}]{% endfor %}", encoding="utf-8"
+    )
+    assert _inspect(data, "--regular", "--chat_template", str(template)) == 0
+    assert "(appended)" in capsys.readouterr().out
+    assert _inspect(data, "--regular", "--chat_template", str(tmp_path / "none")) == 2
+    assert "no such chat template" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model_name", "preset:huge"], "no preset 'huge'"),
+        (["--model_name", "./nowhere"], "can't load a tokenizer from './nowhere'"),
+        (["--train_file", "nowhere.jsonl"], "no such data file"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    data: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    assert _inspect(data, *flags) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_the_command_is_known_without_torch() -> None:
+    code = (
+        "import sys, stepjepa.commands.inspect; assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_other_tokenizers(shared_data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source = shared_data / "llm_jepa" / "synth_test.jsonl"
+    data = tmp_path / "synth.jsonl"
+    data.write_text("".join(source.read_text(encoding="utf-8").splitlines(keepends=True)[:20]), encoding="utf-8")
+    for name in ("minimind", "olmo2", "qwen2.5"):
+        assert _inspect(data, "--json", "--model_name", str(shared_data / "tokenizers" / name)) == 0
+        value = json.loads(capsys.readouterr().out)
+        user = next(part for part in value["record"]["messages"] if part["name"] == "user")
+        shown = "".join(token["text"] for token in value["tokens"][user["start"] : user["end"]])
+        assert shown.strip() == user["text"].strip()

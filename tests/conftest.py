@@ -1,0 +1,69 @@
+"""What the tests share: the real data, and tiny models and tokenizers made on the spot."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+import tiny
+from stepjepa.predictors import add_predictor_tokens
+from stepjepa.presets import train_tokenizer
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+# Tests are many small computations; threads only make them wait for each other.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data beside the checkout."""
+    if not SHARED.is_dir():
+        pytest.skip(f"real data not found beside the checkout ({SHARED.parent.name}/{SHARED.name})")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def trained_tokenizer() -> Any:
+    """A byte-level BPE tokenizer of the presets, with four predictor tokens; not to be changed."""
+    texts = [message["content"] for record in tiny.records() for message in record.messages]
+    tokenizer = train_tokenizer(texts, 290)
+    add_predictor_tokens(tokenizer, 4)
+    assert len(tokenizer) < tiny.VOCABULARY
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def plain_tokenizer() -> Any:
+    """The same without predictor tokens, as tokenizers come from a hub; not to be changed."""
+    return train_tokenizer([message["content"] for record in tiny.records() for message in record.messages], 290)
+
+
+@pytest.fixture
+def tiny_tokenizer(trained_tokenizer: Any) -> Any:
+    """A copy of the tiny tokenizer that a test may change."""
+    return copy.deepcopy(trained_tokenizer)
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Callable[..., Any]:
+    """``tiny_model(architecture, attention="sdpa", seed=0)``: a new model, equal weights for equal seeds."""
+    return tiny.make_model
+
+
+@pytest.fixture(scope="session")
+def real_tokenizer(shared_data: Path) -> Callable[[str], Any]:
+    """``real_tokenizer(name)``: a real tokenizer with four predictor tokens; not to be changed."""
+    loaded: dict[str, Any] = {}
+
+    def load(name: str) -> Any:
+        if name not in loaded:
+            loaded[name] = AutoTokenizer.from_pretrained(str(shared_data / "tokenizers" / name))
+            add_predictor_tokens(loaded[name], 4)
+        return loaded[name]
+
+    return load

@@ -1,0 +1,63 @@
+"""Invariant 6: a run that is killed and resumed ends with the very weights of one that was left alone."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+import tiny
+from stepjepa.files import write_jsonl
+
+STEPS = 14
+
+
+def command(folder: Path, model: Path, data: Path, *extra: str) -> list[str]:
+    # 19 records make 5 steps an epoch, so that the checkpoint at step 8 lies inside the second one. AdamW has state to
+    # lose, dropout draws from the global generator, and loss dropout from the step.
+    flags = f"--batch_size 2 --grad_accum 2 --max_steps {STEPS} --learning_rate 0.01 --jepa_ratio 0.6 --lbd 0.7"
+    return [
+        *(sys.executable, "-m", "stepjepa", "train", "--model_name", str(model), "--train_file", str(data)),
+        *("--output_dir", str(folder), *flags.split(), "--save_steps", "8", "--logging_steps", "1", "--use_cpu"),
+        *("--step_jepa", *extra),
+    ]
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [(line["step"], line["loss"]) for line in lines if "loss" in line]
+
+
+def test_killed_and_resumed_equals_uninterrupted(trained_tokenizer: Any, tmp_path: Path) -> None:
+    model, data = tmp_path / "model", tmp_path / "data.jsonl"
+    tiny.make_model("llama", seed=3, attention_dropout=0.1).save_pretrained(model)
+    trained_tokenizer.save_pretrained(model)
+    write_jsonl(data, [{"messages": list(record.messages)} for record in (tiny.records() * 19)[:19]])
+    subprocess.run(command(tmp_path / "whole", model, data), check=True, capture_output=True, timeout=200)
+
+    killed = tmp_path / "killed"
+    with subprocess.Popen(
+        command(killed, model, data), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        deadline = time.monotonic() + 200
+        while not (killed / "checkpoint-8" / "trainer_state.json").exists():
+            assert time.monotonic() < deadline and process.poll() is None, "no checkpoint was written"
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+    assert not (killed / "model.safetensors").exists(), "the run was over before it was killed"
+    resumed = command(killed, model, data, "--resume_from_checkpoint", "last")
+    subprocess.run(resumed, check=True, capture_output=True, timeout=200)
+
+    whole, again = load_file(tmp_path / "whole" / "model.safetensors"), load_file(killed / "model.safetensors")
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    assert losses(killed) == losses(tmp_path / "whole")
+    assert [step for step, _ in losses(killed)] == list(range(1, STEPS + 1))
+    tokens = [
+        json.loads((tmp_path / name / "run.json").read_text())["results"]["tokens"] for name in ("whole", "killed")
+    ]
+    assert tokens[0] == tokens[1]

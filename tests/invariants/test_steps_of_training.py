@@ -1,0 +1,136 @@
+"""Invariant 5: accumulation and processes change nothing. Invariant 2 over whole runs: ``lbd=0`` is regular."""
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import TrainingArguments
+
+import tiny
+from stepjepa.config import JepaConfig
+from stepjepa.files import write_jsonl
+from stepjepa.trainer import JepaTrainer
+
+MODES = {
+    "llm-jepa": {"mode": "llm-jepa", "lbd": 0.7},
+    "step-jepa all": {"mode": "step-jepa", "pairs": "all", "lbd": 0.7},
+    "step-jepa l2, half of the steps": {"mode": "step-jepa", "jepa_loss_type": "l2", "lbd": 0.7, "jepa_ratio": 0.5},
+    "step-jepa in place": {"mode": "step-jepa", "layout": "inplace", "lbd": 0.7},
+}
+
+
+def trained(
+    tokenizer: Any, folder: Path, config: dict[str, Any], batch: int, accumulate: int, **changes: Any
+) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """Weights and log lines of a short run over 19 records, the last step of which is not full."""
+    records = (tiny.records() * 19)[:19]
+    arguments = TrainingArguments(
+        str(folder),
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=accumulate,
+        num_train_epochs=2,
+        learning_rate=0.05,
+        optim="sgd",
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        **changes,
+    )
+    trainer = JepaTrainer(
+        tiny.make_model("llama", seed=3),
+        arguments,
+        JepaConfig(**config),
+        train_dataset=records,
+        processing_class=copy.deepcopy(tokenizer),
+    )
+    trainer.train()
+    return trainer.model.state_dict(), [line for line in trainer.state.log_history if "lm_loss" in line]
+
+
+def assert_close(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], tolerance: float = 2e-6) -> None:
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert (value - second[name]).abs().max() <= tolerance, name
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_accumulation_changes_nothing(mode: str, trained_tokenizer: Any, tmp_path: Path) -> None:
+    whole, logs = trained(trained_tokenizer, tmp_path, MODES[mode], batch=8, accumulate=1)
+    for batch, accumulate in ((1, 8), (2, 4)):
+        parts, same_logs = trained(trained_tokenizer, tmp_path, MODES[mode], batch=batch, accumulate=accumulate)
+        assert_close(whole, parts)
+        for line, same in zip(logs, same_logs, strict=True):
+            for name in ("loss", "lm_loss", "jepa_loss", "num_tokens"):
+                assert line[name] == pytest.approx(same[name], rel=1e-5), name
+
+
+def test_the_runs_compared_above_do_train(trained_tokenizer: Any, tmp_path: Path) -> None:
+    weights, logs = trained(trained_tokenizer, tmp_path, MODES["llm-jepa"], batch=8, accumulate=1)
+    untrained = tiny.make_model("llama", seed=3).state_dict()
+    assert max(float((weights[name] - untrained[name]).abs().max()) for name in weights) > 1e-2
+    assert len(logs) == 6
+    assert logs[-1]["loss"] < logs[0]["loss"]
+
+
+@pytest.mark.parametrize("layout", ["separate", "branched"])
+def test_lbd_zero_is_regular_step_for_step(layout: str, trained_tokenizer: Any, tmp_path: Path) -> None:
+    regular, regular_logs = trained(trained_tokenizer, tmp_path, {"mode": "regular"}, 4, 2)
+    zero, zero_logs = trained(trained_tokenizer, tmp_path, {"mode": "llm-jepa", "layout": layout, "lbd": 0.0}, 4, 2)
+    assert_close(regular, zero)
+    for line, same in zip(regular_logs, zero_logs, strict=True):
+        assert line["loss"] == pytest.approx(same["loss"], rel=1e-5)
+
+
+def test_a_step_without_views_costs_what_regular_costs(trained_tokenizer: Any, tmp_path: Path) -> None:
+    regular, regular_logs = trained(trained_tokenizer, tmp_path, {"mode": "regular"}, 4, 2)
+    never, never_logs = trained(trained_tokenizer, tmp_path, {"mode": "llm-jepa", "jepa_ratio": 0.0}, 4, 2)
+    assert_close(regular, never, 0.0)
+    assert never_logs[-1]["num_tokens"] == regular_logs[-1]["num_tokens"]
+
+
+def test_the_logged_total_is_made_of_the_logged_parts(trained_tokenizer: Any, tmp_path: Path) -> None:
+    _, logs = trained(trained_tokenizer, tmp_path, {"mode": "step-jepa", "lbd": 0.7, "gamma": 1.3}, 4, 2)
+    for line in logs:
+        assert line["loss"] == pytest.approx(1.3 * line["lm_loss"] + 0.7 * line["jepa_loss"], rel=1e-5)
+
+
+def run_cli(folder: Path, model: Path, data: Path, processes: int, batch: int) -> dict[str, torch.Tensor]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    flags = f"--batch_size {batch} --grad_accum 2 --num_epochs 2 --learning_rate 0.05 --optim sgd --lbd 0.7"
+    command = [
+        sys.executable,
+        *(launcher if processes > 1 else []),
+        *("-m", "stepjepa", "train", "--use_cpu", "--save_strategy", "no", "--logging_steps", "1"),
+        *("--jepa_ratio", "0.7"),
+        *("--model_name", str(model), "--train_file", str(data), "--eval_file", str(data), "--output_dir", str(folder)),
+        *flags.split(),
+        *(["--ddp_backend", "gloo"] if processes > 1 else []),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return load_file(folder / "model.safetensors")
+
+
+def test_two_processes_change_nothing(trained_tokenizer: Any, tmp_path: Path) -> None:
+    tiny.make_model("llama", seed=3).save_pretrained(tmp_path / "model")
+    trained_tokenizer.save_pretrained(tmp_path / "model")
+    rows = [{"messages": list(record.messages)} for record in (tiny.records() * 21)[:21]]
+    write_jsonl(tmp_path / "data.jsonl", rows)
+    one = run_cli(tmp_path / "one", tmp_path / "model", tmp_path / "data.jsonl", processes=1, batch=4)
+    two = run_cli(tmp_path / "two", tmp_path / "model", tmp_path / "data.jsonl", processes=2, batch=2)
+    assert_close(one, two)
+    logs = []
+    for name in ("one", "two"):
+        state = json.loads((tmp_path / name / "run.json").read_text(encoding="utf-8"))
+        logs.append(state["results"])
+    for name in ("eval_loss", "eval_lm_loss", "eval_jepa_loss", "tokens"):
+        assert logs[0][name] == pytest.approx(logs[1][name], rel=1e-5), name

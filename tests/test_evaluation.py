@@ -1,0 +1,280 @@
+"""Evaluations: their files, resuming, guarding, summarising."""
+
+import json
+import math
+
+import pytest
+
+from questions import ANSWERS, NEW, QUESTIONS, make_tokenizer, push, question_records
+from stepjepa.errors import UserError
+from stepjepa.evaluation import Evaluation, EvaluationSettings, model_fingerprint
+from stepjepa.files import write_jsonl
+from stepjepa.generation import Generator, make_examples
+from stepjepa.presets import train_tokenizer
+from stepjepa.records import read_records
+from tiny import make_model
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    return make_model("llama", vocab_size=len(tokenizer) + 5)
+
+
+@pytest.fixture
+def test_file(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    write_jsonl(path, [{"messages": record.messages} for record in question_records()])
+    return path
+
+
+def settings(test_file, name="out.jsonl", **changes):
+    fields = {"max_new_tokens": NEW, "batch_size": 2} | changes
+    return EvaluationSettings("tiny", test_file, test_file.parent / name, **fields)
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def never():
+    raise AssertionError("the model was loaded")
+
+
+def test_a_model_that_must_stop_and_one_that_never_does(model, tokenizer, test_file):
+    end = tokenizer.eos_token_id
+    stopping = Evaluation(settings(test_file, "stop.jsonl")).run(lambda: (push(model, end, 1e4), tokenizer))
+    assert stopping["scores"]["stopped"]["mean"] == 1.0
+    assert (stopping["ran_on"], stopping["generated_tokens"]) == (0.0, len(QUESTIONS))
+    lines = read(test_file.parent / "stop.jsonl")
+    assert all(line["stopped"] and line["new_tokens"] == 1 and line["generated"] == "" for line in lines)
+
+    running = Evaluation(settings(test_file, "run.jsonl")).run(lambda: (push(model, end, -1e4), tokenizer))
+    assert running["scores"]["stopped"] == {"mean": 0.0, "low": 0.0, "high": pytest.approx(0.4345, abs=1e-4)}
+    assert (running["ran_on"], running["generated_tokens"]) == (1.0, NEW * len(QUESTIONS))
+
+
+def test_lines_and_summary_say_what_happened(model, tokenizer, test_file):
+    summary = Evaluation(settings(test_file)).run(lambda: (model, tokenizer))
+    lines = read(test_file.parent / "out.jsonl")
+    assert [line["index"] for line in lines] == list(range(5))
+    assert [line["truth"] for line in lines] == ANSWERS
+    assert lines[0]["prompt"] == (
+        "<|im_start|>system\nAnswer.<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert set(lines[0]["scores"]) == {"exact", "prefix", "contains"}
+    assert summary == json.loads((test_file.parent / "out.summary.json").read_text(encoding="utf-8"))
+    assert (summary["n"], summary["task"], summary["generated_now"]) == (5, "generic", 5)
+    assert summary["generated_tokens"] == sum(line["new_tokens"] for line in lines)
+    tokens = sum(line["gold_tokens"] for line in lines)
+    assert summary["gold_loss"] == pytest.approx(sum(ln["gold_loss"] * ln["gold_tokens"] for ln in lines) / tokens)
+    assert summary["tokens_per_second"] == pytest.approx(summary["generated_tokens"] / summary["seconds"])
+
+
+class KilledError(Exception):
+    """Stands for the end of the process."""
+
+
+class Mortal(Evaluation):
+    """An evaluation that dies before a batch."""
+
+    last = 2
+
+    def _answer(self, generator, batch, number):
+        if number == self.last:
+            raise KilledError
+        return super()._answer(generator, batch, number)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("keep", [0, 0.01, 0.45, 0.7, 0.999])
+def test_a_killed_run_goes_on_to_the_same_file(keep, temperature, model, tokenizer, test_file):
+    whole = test_file.parent / "whole.jsonl"
+    Evaluation(settings(test_file, whole.name, temperature=temperature)).run(lambda: (model, tokenizer))
+    part = settings(test_file, "part.jsonl", temperature=temperature)
+    path = test_file.parent / "part.jsonl"
+    with pytest.raises(KilledError):
+        Mortal(part).run(lambda: (model, tokenizer))
+    written = path.read_bytes()
+    assert written.count(b"\n") == 4
+    # What was killed while it wrote leaves half a line.
+    cut = written[: int(keep * len(written))]
+    path.write_bytes(cut)
+    # Killed once more, and only then left in peace.
+    second = Mortal(part)
+    assert second.finished == cut.count(b"\n") < 4
+    with pytest.raises(KilledError):
+        second.run(lambda: (model, tokenizer))
+    last = Evaluation(part)
+    assert last.finished == 4
+    summary = last.run(lambda: (model, tokenizer))
+    assert path.read_bytes() == whole.read_bytes()
+    assert summary["generated_now"] == 1
+
+
+def test_a_finished_file_is_summarised_without_the_model(model, tokenizer, test_file):
+    first = Evaluation(settings(test_file)).run(lambda: (model, tokenizer))
+    assert Evaluation(settings(test_file)).run(never) == first
+    (test_file.parent / "out.summary.json").unlink()
+    again = Evaluation(settings(test_file)).run(never)
+    assert (again["generated_now"], again["tokens_per_second"]) == (0, None)
+    same = ("n", "scores", "gold_loss", "generated_tokens")
+    assert {name: again[name] for name in same} == {name: first[name] for name in same}
+
+
+def test_what_does_not_belong_together_is_not_mixed(model, tokenizer, test_file):
+    Evaluation(settings(test_file)).run(lambda: (model, tokenizer))
+    before = (test_file.parent / "out.jsonl").read_bytes()
+    with pytest.raises(UserError, match=rf"out\.jsonl: was begun with max_new_tokens {NEW} instead of 3;.*--overwrite"):
+        Evaluation(settings(test_file, max_new_tokens=3))
+    with pytest.raises(UserError, match=r"temperature 0\.0 instead of 1\.0, seed None instead of 42"):
+        Evaluation(settings(test_file, temperature=1.0))
+    with pytest.raises(UserError, match="examples 5 instead of 2"):
+        Evaluation(settings(test_file, max_examples=2))
+    with pytest.raises(UserError, match="another model;"):
+        Evaluation(EvaluationSettings("other", test_file, test_file.parent / "out.jsonl", max_new_tokens=NEW))
+    # Greedy answers do not depend on how they are batched: after running out of memory a smaller batch goes on.
+    assert Evaluation(settings(test_file, batch_size=1, seed=7)).finished == 5
+    text = test_file.read_text(encoding="utf-8")
+    test_file.write_text(text.replace("2+2?", "2+3?"), encoding="utf-8")
+    with pytest.raises(UserError, match="another test file;"):
+        Evaluation(settings(test_file))
+    assert (test_file.parent / "out.jsonl").read_bytes() == before
+
+
+def test_overwrite_starts_anew_but_only_once_the_model_is_there(model, tokenizer, test_file):
+    Evaluation(settings(test_file)).run(lambda: (model, tokenizer))
+    before = (test_file.parent / "out.jsonl").read_bytes()
+    changed = settings(test_file, max_new_tokens=3, overwrite=True)
+
+    def missing():
+        raise UserError("no such model")
+
+    with pytest.raises(UserError, match="no such model"):
+        Evaluation(changed).run(missing)
+    assert (test_file.parent / "out.jsonl").read_bytes() == before
+    with pytest.raises(KilledError):
+        Mortal(changed).run(lambda: (model, tokenizer))
+    # Nothing of the old file is among the new lines.
+    again = Evaluation(settings(test_file, max_new_tokens=3))
+    assert again.finished == 4
+    assert again.run(lambda: (model, tokenizer))["generated_tokens"] <= 15
+    assert len(read(test_file.parent / "out.jsonl")) == 5
+
+
+def test_a_file_of_another_kind_is_left_alone(model, tokenizer, test_file):
+    other = test_file.parent / "out.jsonl"
+    other.write_text("mine\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"out\.jsonl: is there already.*--overwrite"):
+        Evaluation(settings(test_file))
+    other.unlink()
+    Evaluation(settings(test_file)).run(lambda: (model, tokenizer))
+    lines = other.read_text(encoding="utf-8").splitlines(keepends=True)
+    other.write_text("".join([*lines, lines[0]]), encoding="utf-8")
+    with pytest.raises(UserError, match=r"out\.jsonl:6: index 0 does not belong here"):
+        Evaluation(settings(test_file))
+    other.write_text(lines[0] + "{broken\n" + lines[1], encoding="utf-8")
+    with pytest.raises(UserError, match=r"out\.jsonl:2: not valid JSON"):
+        Evaluation(settings(test_file))
+    (test_file.parent / "out.jsonl.meta.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UserError, match=r"meta\.json: can't be read"):
+        Evaluation(settings(test_file))
+
+
+def test_the_tokenizer_of_the_caller_is_not_changed(model, test_file):
+    own = make_tokenizer()
+    own.pad_token = None
+    own.padding_side = "right"
+    before = own.backend_tokenizer.to_str()
+    Evaluation(settings(test_file)).run(lambda: (model, own))
+    assert own.backend_tokenizer.to_str() == before
+    assert (own.pad_token, own.padding_side) == (None, "right")
+
+
+def test_too_few_positions_are_refused_with_the_line(model, tokenizer, test_file):
+    with pytest.raises(
+        UserError, match=r"questions\.jsonl:\d: the prompt's \d+ tokens and 500 new ones .* 509 positions"
+    ):
+        Evaluation(settings(test_file, max_new_tokens=500)).run(lambda: (model, tokenizer))
+    assert not (test_file.parent / "out.jsonl").exists()
+
+
+def test_a_loss_that_overflows_is_refused_with_the_line(model, tokenizer, test_file):
+    broken = push(model, 0, math.nan)
+    with pytest.raises(UserError, match=r"questions\.jsonl:\d: the model's loss on this record is nan.*float32"):
+        Evaluation(settings(test_file)).run(lambda: (broken, tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"max_new_tokens": 0}, "--max_new_tokens: expected 1 or more, got 0"),
+        ({"max_examples": 0}, "--max_examples: expected 1 or more, got 0"),
+        ({"batch_size": -1}, "--batch_size: expected 1 or more, got -1"),
+        ({"temperature": -0.1}, "--temperature: expected 0"),
+        ({"temperature": math.nan}, "--temperature: expected 0"),
+        ({"seed": -1}, "--seed: expected 0 or more"),
+        ({"task": "maths"}, "--task: expected one of auto, generic, boxed"),
+        ({"name": "questions.jsonl"}, "--output_file is the test file"),
+        ({"name": ""}, "is a folder"),
+    ],
+)
+def test_wrong_settings_are_refused(change, words, test_file):
+    with pytest.raises(UserError, match=words):
+        settings(test_file, **change)
+
+
+def test_the_longest_prompts_come_first_and_only_the_first_records_if_asked(model, tokenizer, test_file):
+    lengths = []
+
+    class Watching(Evaluation):
+        def _answer(self, generator, batch, number):
+            lengths.extend(len(example.prompt_ids) for example in batch)
+            return super()._answer(generator, batch, number)
+
+    Watching(settings(test_file)).run(lambda: (model, tokenizer))
+    assert lengths == sorted(lengths, reverse=True)
+    assert len(set(lengths)) > 2
+    summary = Evaluation(settings(test_file, "two.jsonl", max_examples=2)).run(lambda: (model, tokenizer))
+    assert summary["n"] == 2
+    assert [line["truth"] for line in read(test_file.parent / "two.jsonl")] == ANSWERS[:2]
+
+
+def test_training_a_model_again_changes_its_fingerprint(model, tokenizer, tmp_path):
+    folder = tmp_path / "run"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    first = model_fingerprint(folder)
+    (folder / "out.summary.json").write_text("{}", encoding="utf-8")
+    (folder / "metrics.jsonl").write_text("{}", encoding="utf-8")
+    assert model_fingerprint(folder) == first
+    push(model, 5, 0.5).save_pretrained(folder)
+    assert model_fingerprint(folder) != first
+    assert model_fingerprint("org/name") == "org/name"
+
+
+@pytest.mark.parametrize("name", ["synth_test", "gsm8k_test"])
+def test_a_model_that_says_the_right_answer_gets_full_marks(name, shared_data, tmp_path, monkeypatch):
+    """The whole way through files, template, tokens and back, on real records; only the model's words are given."""
+    path = shared_data / "llm_jepa" / f"{name}.jsonl"
+    records = read_records(path)
+    tokenizer = train_tokenizer([record.answer for record in records], 599)
+    model = make_model("llama", vocab_size=len(tokenizer))
+    gold = {tuple(example.prompt_ids): example.gold_ids for example in make_examples(records, tokenizer)}
+
+    def oracle(self, prompts, batch_number):
+        return [self._read(gold[tuple(prompt)][len(prompt) :]) for prompt in prompts]
+
+    monkeypatch.setattr(Generator, "answer", oracle)
+    monkeypatch.setattr(Generator, "check_lengths", lambda *_: None)
+    chosen = EvaluationSettings("tiny", path, tmp_path / "out.jsonl", max_examples=67, batch_size=13)
+    summary = Evaluation(chosen).run(lambda: (model, tokenizer))
+    assert (summary["task"], summary["headline"], summary["n"]) == {
+        "synth_test": ("generic", "exact", 67),
+        "gsm8k_test": ("boxed", "correct", 67),
+    }[name]
+    assert all(value["mean"] == 1.0 for value in summary["scores"].values())

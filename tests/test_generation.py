@@ -1,0 +1,145 @@
+"""Answers in batches, stop tokens, what is never said, and the loss on the right answers."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import AutoTokenizer
+
+from questions import NEW, make_tokenizer, push, question_records
+from stepjepa.generation import Generator, make_examples
+from stepjepa.records import read_records
+from stepjepa.template import ChatTemplate
+from tiny import make_model
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    return make_model("llama", vocab_size=len(tokenizer) + 5)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "gemma3_window"])
+def test_batches_give_the_answers_and_losses_of_one_at_a_time(name, tokenizer):
+    model = make_model(name, vocab_size=len(tokenizer) + 5)
+    generator = Generator(model, tokenizer, max_new_tokens=NEW)
+    examples = make_examples(question_records(), tokenizer)
+    together = generator.answer([example.prompt_ids for example in examples])
+    assert together == [generator.answer([example.prompt_ids])[0] for example in examples]
+    assert len({answer.text for answer in together}) == len(examples)
+    losses = generator.gold_losses(examples)
+    assert losses == pytest.approx([generator.gold_losses([example])[0] for example in examples], rel=1e-4)
+
+
+def test_greedy_answers_are_those_of_a_plain_loop(model, tokenizer):
+    """Also where the model's own generation settings ask for sampling and penalties."""
+    own = model.generation_config
+    template = ChatTemplate(tokenizer)
+    record = question_records()[1]
+    ids = tokenizer(template.prompt(record.messages[:-1]), add_special_tokens=False)["input_ids"]
+    allowed = torch.full((model.config.vocab_size,), -math.inf)
+    allowed[: len(tokenizer) - 2] = 0
+    said = []
+    with torch.no_grad():
+        for _ in range(NEW):
+            logits = model(torch.tensor([[*ids, *said]])).logits[0, -1] + allowed
+            said.append(int(logits.argmax()))
+    assert tokenizer.eos_token_id not in said
+    before = own.to_dict()
+    # Each one alone would change the answer.
+    theirs = {"do_sample": True, "temperature": 5.0, "repetition_penalty": 30.0, "bad_words_ids": [said[:1]]}
+    try:
+        for name, value in theirs.items():
+            setattr(own, name, value)
+        changed = own.to_dict()
+        answer = Generator(model, tokenizer, max_new_tokens=NEW).answer([ids])[0]
+        assert model.generation_config is own
+        assert own.to_dict() == changed
+    finally:
+        for name in theirs:
+            setattr(own, name, before.get(name))
+    assert answer.text == tokenizer.decode(said, skip_special_tokens=True)
+    assert (answer.stopped, answer.new_tokens) == (False, NEW)
+
+
+def test_gold_loss_is_that_of_the_answer_and_its_end_of_turn(model, tokenizer):
+    record = question_records()[1]
+    rendered = ChatTemplate(tokenizer).render(record.messages)
+    prompt = tokenizer(rendered.text[: rendered.spans[-1][0]], add_special_tokens=False)["input_ids"]
+    answer = tokenizer(record.answer + "<|im_end|>", add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + answer])).logits[0]
+    expected = F.cross_entropy(logits[len(prompt) - 1 : -1], torch.tensor(answer), reduction="sum")
+    example = make_examples([record], tokenizer)[0]
+    assert example.gold_ids == prompt + answer
+    assert example.gold_tokens == len(answer)
+    assert Generator(model, tokenizer, max_new_tokens=1).gold_losses([example])[0] == pytest.approx(float(expected))
+
+
+def test_every_end_of_the_model_stops_it(model, tokenizer):
+    letter = tokenizer("e", add_special_tokens=False)["input_ids"][0]
+    other = push(model, letter, 1e4)
+    ids = make_examples(question_records(), tokenizer)[0].prompt_ids
+    assert not Generator(other, tokenizer, max_new_tokens=NEW).answer([ids])[0].stopped
+    other.generation_config.eos_token_id = [letter]
+    generator = Generator(other, tokenizer, max_new_tokens=NEW)
+    assert generator.stop_ids == sorted({letter, tokenizer.eos_token_id})
+    assert generator.answer([ids])[0] == ("", True, 1)
+
+
+def test_in_one_batch_some_stop_and_some_run_on(model, tokenizer):
+    """What a stopped row is filled up with while the others go on is neither read nor counted."""
+    ids = [example.prompt_ids for example in make_examples(question_records(), tokenizer)]
+    with torch.no_grad():
+        row = model.generate(torch.tensor([ids[1]]), max_new_tokens=3, pad_token_id=0, do_sample=False)[0].tolist()
+    other = push(model, 0, 0.0)
+    other.generation_config.eos_token_id = row[-1]
+    generator = Generator(other, tokenizer, max_new_tokens=NEW)
+    answers = generator.answer(ids)
+    assert {answer.stopped for answer in answers} == {True, False}
+    assert answers[1] == (tokenizer.decode(row[-3:-1]), True, 3)
+    assert all(answer.new_tokens == NEW for answer in answers if not answer.stopped)
+    assert answers == [generator.answer([each])[0] for each in ids]
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "olmo2", "minimind"])
+@pytest.mark.parametrize("file", ["gsm8k_test", "spider_test"])
+def test_prompt_and_right_answer_meet_in_the_tokens_of_real_templates(name, file, shared_data):
+    real = AutoTokenizer.from_pretrained(shared_data / "tokenizers" / name)
+    records = read_records(shared_data / "llm_jepa" / f"{file}.jsonl")[:53]
+    end = ChatTemplate(real).end_of_turn_ids
+    for example, record in zip(make_examples(records, real), records, strict=True):
+        assert example.gold_ids[: example.gold_start] == example.prompt_ids
+        assert tuple(example.gold_ids[-1:]) == end
+        assert real.decode(example.gold_ids[example.gold_start : -1]) == record.answer
+
+
+@pytest.mark.parametrize("unwanted", ["predictor", "row without a token"])
+def test_what_is_no_text_is_never_generated(unwanted, model, tokenizer):
+    token = tokenizer.convert_tokens_to_ids("<|predictor_2|>") if unwanted == "predictor" else len(tokenizer) + 3
+    biased = push(model, token, 1e4)
+    ids = make_examples(question_records(), tokenizer)[0].prompt_ids
+    with torch.no_grad():
+        assert int(biased(torch.tensor([ids])).logits[0, -1].argmax()) == token
+    plain, pushed = (Generator(each, tokenizer, max_new_tokens=NEW).answer([ids])[0] for each in (model, biased))
+    assert pushed == plain
+    assert pushed.text
+
+
+def test_sampling_follows_the_seed_and_leaves_the_generator_alone(model, tokenizer):
+    ids = [example.prompt_ids for example in make_examples(question_records(), tokenizer)]
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+
+    def answers(seed, batch=0):
+        return Generator(model, tokenizer, max_new_tokens=NEW, temperature=2.0, seed=seed).answer(ids, batch)
+
+    assert answers(1) == answers(1)
+    assert answers(1) != answers(2)
+    assert answers(1) != answers(1, 1)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,237 @@
+"""Tiny models, tokenizers and records for tests: random weights, seconds on one core, no hub.
+
+Sizes are distinct primes, or odd multiples where heads must divide them, so that a mixed-up axis can't go unnoticed.
+Weights are drawn large enough for attention to be far from uniform: a leak shows in the first digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from stepjepa.attention import forest_visibility
+from stepjepa.collate import ForestCollator, visibility_of
+from stepjepa.forest import IGNORE, Forest, Segment, path
+from stepjepa.records import Record, parse_record
+
+VOCABULARY = 389
+WINDOW = 5
+
+_LLAMA: dict[str, Any] = {
+    "hidden_size": 33,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 10,
+    "intermediate_size": 37,
+    "max_position_embeddings": 509,
+}
+# Rotary embeddings need an even head size, and these families take it from hidden_size / heads.
+_THIRTY = {key: value for key, value in _LLAMA.items() if key != "head_dim"} | {"hidden_size": 30}
+_MIXED = {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+
+# name -> (model_type, configuration)
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", _LLAMA),
+    "qwen2": ("qwen2", _THIRTY),
+    "qwen3": ("qwen3", _LLAMA),
+    "olmo2": ("olmo2", _THIRTY),
+    "phi3": ("phi3", _THIRTY),
+    "mistral": ("mistral", _LLAMA | {"sliding_window": None}),
+    "gpt2": ("gpt2", {"n_embd": 33, "n_layer": 2, "n_head": 3, "n_inner": 37, "n_positions": 509}),
+    "gpt_neox": ("gpt_neox", _THIRTY | {"num_key_value_heads": 3}),
+    "smollm3": ("smollm3", _THIRTY | {"num_hidden_layers": 5}),
+    "qwen3_moe": (
+        "qwen3_moe",
+        # The grouped product over experts needs widths of whole 16 bytes.
+        _LLAMA | {"hidden_size": 36, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 28},
+    ),
+    "phi": ("phi", _THIRTY | {"hidden_size": 36, "num_key_value_heads": 3}),
+    "gemma2_window": ("gemma2", _LLAMA | {"sliding_window": WINDOW} | _MIXED),
+    "gemma3_window": ("gemma3_text", _LLAMA | {"sliding_window": WINDOW} | _MIXED),
+    "mistral_window": ("mistral", _LLAMA | {"sliding_window": WINDOW}),
+    "qwen2_window": ("qwen2", _THIRTY | {"use_sliding_window": True, "sliding_window": WINDOW} | _MIXED),
+    "smollm3_window": (
+        "smollm3",
+        _THIRTY | {"use_sliding_window": True, "sliding_window": WINDOW, "no_rope_layers": [1, 0, 1]} | _MIXED,
+    ),
+    "phi3_window": ("phi3", _THIRTY | {"sliding_window": WINDOW}),
+    "mamba": ("mamba", {"hidden_size": 14, "num_hidden_layers": 2, "state_size": 5, "time_step_rank": 3}),
+    "lfm2": ("lfm2", _THIRTY | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}),
+}
+WITH_WINDOW = [name for name in ARCHITECTURES if name.endswith("_window")]
+RECURRENT = ["mamba", "lfm2"]
+ATTENTION_ONLY = [name for name in ARCHITECTURES if name not in RECURRENT]
+
+
+def make_model(name: str, attention: str = "sdpa", *, seed: int = 0, **changes: Any) -> Any:
+    """A tiny model in evaluation mode, the same weights for the same seed whatever the attention implementation.
+
+    Args:
+        name: key of ``ARCHITECTURES``.
+        attention: attention implementation of transformers.
+        seed: of the weights.
+        changes: to the configuration.
+    """
+    family, shape = ARCHITECTURES[name]
+    shape = {"vocab_size": VOCABULARY} | shape | changes
+    config = AutoConfig.for_model(
+        family,
+        tie_word_embeddings=name == "llama",
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+        **shape,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=None if name == "mamba" else attention)
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # norms and biases, which otherwise start as ones and zeros
+                parameter.data.add_(torch.randn_like(parameter), alpha=0.1)
+            elif name != "mamba":
+                parameter.data.normal_(std=0.3)
+    return model.eval()
+
+
+def make_record(*contents: str, line: int = 1, **fields: Any) -> Record:
+    """System, user, assistant, user, assistant ... contents to a record; an empty system text leaves the role out."""
+    roles = ["system", *["user", "assistant"] * len(contents)][: len(contents)]
+    messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)]
+    if not contents[0]:
+        messages = messages[1:]
+    return parse_record({"messages": messages, **fields}, path="memory.jsonl", line=line)
+
+
+def records() -> list[Record]:
+    """Three records of different lengths with 4, 2 and 1 steps; the last one has no Step-JEPA pair."""
+    return [
+        make_record("Add.", "What is 3+4+5?", "3+4=7.\n\n7+5=12\n\nSo it is\n\n12", line=1),
+        make_record("Add.", "And 1+1 then?", "It is two\n\n2.", line=2),
+        make_record("Add.", "Name a colour", "Red", line=3),
+    ]
+
+
+def hidden_states(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    """``[R, T, D]``: the last hidden state of a whole batch, forests under their visibility."""
+    inputs: dict[str, Any] = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    if "position_ids" in batch:
+        inputs["position_ids"] = batch["position_ids"]
+    with forest_visibility(visibility_of(batch)):
+        return model.get_decoder()(**inputs, use_cache=False).last_hidden_state
+
+
+def forest_states(model: Any, forest: Forest) -> Tensor:
+    """``[T, D]`` of one forest in a row of its own."""
+    return hidden_states(model, ForestCollator(0)([forest]))[0]
+
+
+def separate_states(model: Any, forest: Forest) -> Tensor:
+    """``[T, D]``: the slow way, one plain pass per segment, over the path that leads to it written out as a row."""
+    states = []
+    for index, segment in enumerate(forest.segments):
+        ids = torch.from_numpy(forest.input_ids[path(forest, index)]).long()[None]
+        states.append(model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0, -len(segment) :])
+    return torch.cat(states)
+
+
+def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
+    """The gradient of every parameter, by name; zeros for one that takes no part."""
+    model.zero_grad()
+    loss.backward()
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+
+
+def assert_same(first: Tensor, second: Tensor, tolerance: float = 1e-5, what: str = "") -> None:
+    """Equal within a tolerance relative to the largest value."""
+    assert first.shape == second.shape, what
+    scale = max(1.0, float(second.detach().abs().max())) if second.numel() else 1.0
+    difference = float((first - second).detach().abs().max()) if second.numel() else 0.0
+    assert difference <= tolerance * scale, f"{what}: differ by {difference:.2e} at a scale of {scale:.2e}"
+
+
+def assert_same_gradients(first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = 1e-5) -> None:
+    """All gradients equal, relative to the largest entry of all; and not all of them zero."""
+    assert first.keys() == second.keys()
+    scale = max(float(value.abs().max()) for value in second.values())
+    assert scale > 1e-3, "the loss does not reach the parameters"
+    for name, value in second.items():
+        difference = float((first[name] - value).abs().max())
+        assert difference <= tolerance * scale, f"{name}: differ by {difference:.2e} at a scale of {scale:.2e}"
+
+
+def assert_same_forest(first: Forest, second: Forest) -> None:
+    """Every field equal, to the last token."""
+    for name in ("input_ids", "position_ids", "shift_labels", "pairs"):
+        one, other = getattr(first, name), getattr(second, name)
+        assert one.dtype == other.dtype, name
+        assert one.tolist() == other.tolist(), name
+    assert first.segments == second.segments
+    assert first.line == second.line
+
+
+def random_forest(seed: int, *, isolated: bool = True) -> Forest:
+    """A random forest: branches on branches, isolated segments, further roots, random labels and pairs.
+
+    Args:
+        seed: of everything.
+        isolated: some segments see nothing of their parents.
+    """
+    generator = np.random.default_rng(seed)
+    segments: list[Segment] = []
+    positions: list[int] = []
+    length = 0
+    for index in range(int(generator.integers(2, 8))):
+        size = int(generator.integers(1, 8))
+        parent = int(generator.integers(-1, index)) if index else -1
+        attachment, first = 0, 0
+        if parent >= 0:
+            attachment = int(generator.integers(1, len(segments[parent]) + 1))
+            first = positions[segments[parent].start] + attachment
+        alone = isolated and parent >= 0 and generator.random() < 0.3
+        kind = ("main", "source", "target")[int(generator.integers(3))]
+        segments.append(Segment(length, length + size, kind, parent, attachment, bool(alone)))  # type: ignore[arg-type]
+        positions.extend(range(first, first + size))
+        length += size
+    labels = generator.integers(0, VOCABULARY, length).astype(np.int32)
+    labels[generator.random(length) < 0.5] = IGNORE
+    return Forest(
+        generator.integers(0, VOCABULARY, length).astype(np.int32),
+        np.asarray(positions, np.int32),
+        labels,
+        tuple(segments),
+        generator.integers(0, length, (2, 2)).astype(np.int32),
+    )
+
+
+def sees(forest: Forest, query: int, key: int) -> bool:
+    """The definition, a token at a time: walk from the query's segment up through what each one hangs on."""
+    segments: Sequence[Segment] = forest.segments
+    own = next(s for s in segments if s.start <= query < s.end)
+    if own.start <= key < own.end:
+        return key <= query
+    walker = own
+    if own.isolated:
+        return False
+    while walker.parent >= 0:
+        parent = segments[walker.parent]
+        if parent.start <= key < parent.end:
+            return key - parent.start < walker.attachment
+        walker = parent
+    return False
+
+
+def dense_mask(forest: Forest, window: int | None = None) -> Tensor:
+    """``[T, T]`` bool by :func:`sees`, with a sliding window counted in positions if there is one."""
+    size = len(forest)
+    mask = torch.zeros(size, size, dtype=torch.bool)
+    for query in range(size):
+        for key in range(size):
+            near = window is None or int(forest.position_ids[query]) - int(forest.position_ids[key]) < window
+            mask[query, key] = sees(forest, query, key) and near
+    return mask
