@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 import tiny
+from stepjepa.architecture import find_decoder
 from stepjepa.attention import enable_forest
 from stepjepa.collate import ForestCollator
 from stepjepa.config import JepaConfig
-from stepjepa.embeddings import find_decoder, forward
+from stepjepa.embeddings import forward
 from stepjepa.segments import ForestBuilder
 
 ModelFactory = Callable[..., Any]

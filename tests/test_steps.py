@@ -49,6 +49,8 @@ def slow_steps(text: str, *, blank: bool) -> list[str]:
         (" \n\n \n", "blank", []),
         ("one##two####three", "##", ["one##", "two####", "three"]),
         ("a.b", ".", ["a.", "b"]),
+        ("one## ##two", "##", ["one## ##", "two"]),
+        ("one\n\n\u00a0\n\ntwo", "blank", ["one\n\n\u00a0\n\n", "two"]),
         ("one<step>two", "<step>", ["one<step>", "two"]),
     ],
 )

@@ -19,12 +19,10 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
+from stepjepa.architecture import why_no_forest
 from stepjepa.masks import Visibility, visible
 
 SDPA, EAGER = "forest_sdpa", "forest_eager"
-
-# Values of ``config.layer_types`` whose layers mix tokens by attention alone, under a mask.
-ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 class _Current:
@@ -94,62 +92,6 @@ AttentionInterface.register(SDPA, sdpa_attention_forward)
 AttentionMaskInterface.register(SDPA, _forest_sdpa_mask)
 AttentionInterface.register(EAGER, _forest_eager_attention)
 AttentionMaskInterface.register(EAGER, _forest_eager_mask)
-
-
-def why_no_forest(model: PreTrainedModel) -> str | None:
-    """The reason why a model's layers can't run a forest, or None if they can."""
-    config = model.config.get_text_config()
-    name = type(model).__name__
-    mixers = sorted(set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS)
-    if getattr(model, "_is_stateful", False) or mixers:
-        kind = ", ".join(mixers) or "recurrent"
-        return f"{name} has {kind} layers, which carry tokens past any attention mask"
-    if not getattr(model, "_supports_attention_backend", False):
-        return f"{name} does not use transformers' attention interface, so a custom mask would not reach its layers"
-    if getattr(config, "alibi", False):
-        return f"{name} takes distances from the place in the row (ALiBi), not from position ids"
-    return None
-
-
-def why_no_rows(model: PreTrainedModel) -> str | None:
-    """The reason why a model can't be trained on plain causal rows either, or None if it can."""
-    config = model.config
-    if getattr(config, "is_encoder_decoder", False):
-        return f"{type(model).__name__} is an encoder-decoder"
-    if getattr(config.get_text_config(), "is_causal", True) is False or not model.can_generate():
-        return f"{type(model).__name__} is not a causal language model"
-    return None
-
-
-def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[str, str]:
-    """Settle ``encoding='auto'`` for a model.
-
-    Args:
-        model: not a PEFT wrapper but the transformers model itself.
-        wanted: ``auto``, ``forest`` or ``rows``.
-
-    Returns:
-        ``forest`` or ``rows``, and the reason in words.
-
-    Raises:
-        ValueError: the model can't do what is wanted; the message names the remedy.
-    """
-    no_rows = why_no_rows(model)
-    if no_rows is not None:
-        raise ValueError(f"{no_rows}; neither encoding serves it, choose a causal language model")
-    no_forest = why_no_forest(model)
-    flash = (model.config._attn_implementation or "").startswith("flash_attention")
-    if wanted == "forest":
-        if no_forest is not None:
-            raise ValueError(f"{no_forest}; use encoding 'rows'")
-        return "forest", "as asked for"
-    if wanted == "rows":
-        return "rows", "as asked for"
-    if no_forest is not None:
-        return "rows", no_forest
-    if flash:
-        return "rows", "FlashAttention was asked for, and it takes no custom mask"
-    return "forest", f"all layers of {type(model).__name__} are attention"
 
 
 def enable_forest(model: PreTrainedModel) -> None:

@@ -83,10 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _quiet() -> None:
-    """No bars where nobody watches, and no warnings of libraries about each other, unless Python was told to warn."""
-    if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_DISABLE", "1")
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    """No warnings of libraries about each other, unless Python was told to warn."""
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", category=FutureWarning)
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stepjepa.architecture import find_decoder
 from stepjepa.attention import forest_visibility
 from stepjepa.collate import visibility_of
 
@@ -23,16 +24,6 @@ class Outputs(NamedTuple):
     logits: Tensor
     source: Tensor
     target: Tensor
-
-
-def find_decoder(model: nn.Module) -> nn.Module:
-    """The part of a causal language model below its head, under any wrapper that has ``module`` or ``get_decoder``."""
-    while not hasattr(model, "get_decoder") and isinstance(getattr(model, "module", None), nn.Module):
-        model = model.module  # type: ignore[assignment]  # checked on the line above
-    decoder = model.get_decoder()  # type: ignore[operator]  # a method of every PreTrainedModel
-    if decoder is None or decoder is model:
-        raise ValueError(f"expected a causal language model with a decoder, got {type(model).__name__} without one")
-    return decoder
 
 
 def forward(model: nn.Module, batch: dict[str, Tensor]) -> Outputs:

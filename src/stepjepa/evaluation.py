@@ -193,7 +193,8 @@ class Evaluation:
         Returns:
             The summary, as written to :attr:`summary_file`: see ``summary.summarise``, and ``model_path``,
             ``test_file``, ``test_fingerprint``, ``task``, ``headline``, ``lenient``, ``similarity``, ``settings``;
-            ``generated_now`` examples in ``seconds`` at ``tokens_per_second`` (of this run alone, None if it generated nothing).
+            ``generated_now`` examples in ``seconds`` at ``tokens_per_second`` (of this run alone, None if it
+            generated nothing).
 
         Raises:
             UserError: the model can't be loaded, is too large for the memory with this batch size, or has too few

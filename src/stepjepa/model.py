@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -45,6 +46,14 @@ class LoraSettings:
             raise ValueError(f"lora_dropout: expected a share below 1, got {self.dropout}")
 
 
+def quiet_bars() -> None:
+    """Keep transformers from drawing progress bars where nobody watches."""
+    from transformers.utils import logging
+
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+
+
 def torch_dtype(name: str) -> torch.dtype | str:
     """The dtype of a name in ``DTYPES``; ``auto`` stays a word, which takes the checkpoint's own."""
     if name not in DTYPES:
@@ -65,6 +74,7 @@ def load_tokenizer(name: str, *, chat_template: str | None = None, trust_remote_
     """
     from transformers import AutoTokenizer
 
+    quiet_bars()
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, ImportError) as error:

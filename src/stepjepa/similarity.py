@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from stepjepa.attention import choose_encoding, enable_forest
+from stepjepa.architecture import choose_encoding
+from stepjepa.attention import enable_forest
 from stepjepa.collate import ForestCollator
 from stepjepa.config import JepaConfig
 from stepjepa.embeddings import forward
@@ -32,13 +33,15 @@ def similarity_config(run_folder: str | os.PathLike[str], views: str) -> JepaCon
     Raises:
         UserError: no run folder.
     """
-    trained = read_run(run_folder)["jepa"]
+    trained: dict[str, Any] = read_run(run_folder)["jepa"]
     shared = {name: trained[name] for name in ("step_separator", "max_length", "labels")}
     shared |= {"over_length": "skip", "mode": views}
     if trained["mode"] == views:
-        layout = "branched" if trained["layout"] == "inplace" else trained["layout"]
-        kept = ("predictors", "pairs", "front_pred", "reverse_pred", "last_token")
-        return JepaConfig(**shared, layout=layout, **{name: trained[name] for name in kept})
+        if trained["layout"] == "inplace":
+            # Read as branches: the same views without a row that is cut up between them.
+            trained["layout"] = "branched"
+        kept = ("layout", "predictors", "pairs", "front_pred", "reverse_pred", "last_token")
+        return JepaConfig(**shared, **{name: trained[name] for name in kept})
     return JepaConfig(**shared, predictors=0)
 
 

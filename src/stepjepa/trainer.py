@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import speed_metrics
 
-from stepjepa.attention import choose_encoding, enable_forest
+from stepjepa.architecture import choose_encoding
+from stepjepa.attention import enable_forest
 from stepjepa.callbacks import CollapseCallback, ConsoleCallback, EpochCallback, MetricsCallback
 from stepjepa.collate import ForestCollator
 from stepjepa.config import JepaConfig

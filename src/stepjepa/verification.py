@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stepjepa.alignment import L2, MSE, Cosine, InfoNCE
-from stepjepa.attention import choose_encoding, enable_forest
+from stepjepa.architecture import choose_encoding, find_decoder
+from stepjepa.attention import enable_forest
 from stepjepa.collate import ForestCollator
 from stepjepa.config import JepaConfig
-from stepjepa.embeddings import find_decoder, forward
+from stepjepa.embeddings import forward
 from stepjepa.errors import UserError
 from stepjepa.forest import IGNORE, key_ranges, path
 from stepjepa.masks import batch_visibility, visible

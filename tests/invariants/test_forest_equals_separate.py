@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tiny
-from stepjepa.attention import EAGER, SDPA, choose_encoding, enable_forest
+from stepjepa.architecture import choose_encoding
+from stepjepa.attention import EAGER, SDPA, enable_forest
 from stepjepa.collate import ForestCollator
 from stepjepa.config import JepaConfig
 from stepjepa.embeddings import forward

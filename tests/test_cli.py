@@ -1,0 +1,261 @@
+"""The command line: quick, one-line errors with exit code 2, nothing written or lost."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from stepjepa.cli import COMMANDS, main, normalise
+from stepjepa.files import write_jsonl
+
+GOOD = {"messages": [{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "One.\n\nTwo."}]}
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return {**GOOD, **changes}
+
+
+def messages(*pairs: tuple[Any, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content} for role, content in pairs]}
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    write_jsonl(tmp_path / "good.jsonl", [GOOD] * 5)
+    return tmp_path / "good.jsonl"
+
+
+@pytest.fixture
+def base(tmp_path: Path, trained_tokenizer: Any) -> Path:
+    tiny.make_model("llama").save_pretrained(tmp_path / "base")
+    trained_tokenizer.save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Run a command that must fail as bad input does; returns its one line of error."""
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    assert code == 2, captured
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("stepjepa")
+    assert "error: " in lines[0]
+    return lines[0]
+
+
+BAD_LINES = [
+    ("{'a': 1}", "not valid JSON"),
+    ("[1, 2]", "list where an object is needed"),
+    ('{"text": "x"}', "no field 'messages'"),
+    ('{"question": "x", "answer": "y"}', "stepjepa prepare steps"),
+    (json.dumps(changed(messages=[])), "must be a list with at least one"),
+    (json.dumps(changed(messages="hello")), "must be a list"),
+    (json.dumps(changed(messages=["hello"])), "messages[0] is str"),
+    (json.dumps(changed(messages=[{"content": "x"}])), "messages[0] has no 'role'"),
+    (json.dumps(changed(messages=[{"role": "user"}])), "messages[0] has no 'content'"),
+    (json.dumps(messages(("user", 3), ("assistant", "x"))), "messages[0].content is int"),
+    (json.dumps(messages(("user", " "), ("assistant", "x"))), "messages[0].content (user) is empty"),
+    (json.dumps(messages(("user", "x"), ("assistant", ""))), "messages[1].content (assistant) is empty"),
+    (json.dumps(messages(("human", "x"), ("assistant", "x"))), "'human', expected one of"),
+    (json.dumps(messages(("assistant", "x"), ("user", "x"))), "expected user and assistant in turn"),
+    (json.dumps(messages(("user", "x"), ("user", "x"))), "no assistant message"),
+    (json.dumps(messages(("user", "x"), ("system", "x"), ("assistant", "x"))), "not the first"),
+    (json.dumps(changed(text="x")), "explicit view 'text' stands alone"),
+    (json.dumps(changed(text="x", code=3)), "'code' is int"),
+    (json.dumps(messages(("user", "word " * 999), ("assistant", "x"))), "--over_length truncate or skip"),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), BAD_LINES, ids=[words for _, words in BAD_LINES])
+def test_bad_records_name_file_line_and_remedy(line: str, words: str, base: Path, tmp_path: Path, capsys: Any) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps(GOOD) + "\n\n" + line + "\n", encoding="utf-8")
+    run = tmp_path / "run"
+    error = error_of(capsys, "train", "--train_file", data, "--model_name", base, "--output_dir", run, "--use_cpu")
+    assert f"{data}:3: " in error
+    assert words in error
+    assert not run.exists()
+
+
+BAD_FLAGS = [
+    (["--lora-rnk", "3"], "did you mean --lora_rank?"),
+    (["--logging_step", "3"], "did you mean --logging_steps?"),
+    (["--predictors", "-1"], "predictors: expected 0 or more, got -1"),
+    (["--regular", "--step_jepa"], "exclude each other"),
+    (["--regular", "--predictors", "2"], "--regular has no views"),
+    (["--layout", "inplace"], "does not exist for mode llm-jepa"),
+    (["--step_jepa", "--layout", "inplace", "--front_pred"], "use layout 'branched'"),
+    (["--step_jepa", "--layout", "inplace", "--encoding", "rows"], "use layout 'branched' or encoding 'forest'"),
+    (["--front_pred", "--predictors", "0"], "front_pred needs predictor tokens"),
+    (["--last_token", "2"], "expected a negative number"),
+    (["--last_token", "x"], "expected 'auto' or a negative number"),
+    (["--jepa_l2", "--infonce"], "more than one alignment loss"),
+    (["--jepa_ratio", "1.5"], "between 0 and 1"),
+    (["--lbd", "-1"], "lbd: expected 0 or more"),
+    (["--lbd", "nan"], "lbd: expected 0 or more"),
+    (["--batch_size", "0"], "--batch_size: expected 1 or more"),
+    (["--lora_rank", "8"], "does nothing without --lora"),
+    (["--lora", "--lora_rank", "0"], "lora_rank: expected 1 or more"),
+    (["--eval_steps", "5"], "does nothing without --eval_file"),
+    (["--label_smoothing_factor", "0.1"], "label_smoothing_factor: expected 0"),
+    (["--train_sampling_strategy", "batch_rebalance"], "expected one of random"),
+    (["--step_jepa", "--step_separator", "§"], "has a pair"),
+    (["--over_length", "cut"], "invalid choice"),
+    (["--max_length", "7"], "raise --max_length"),
+    (["--chat_template", "nowhere.jinja"], "nowhere.jinja: no such chat template"),
+    (["--resume_from_checkpoint", "last"], "no whole checkpoint"),
+    (["--resume_from_checkpoint", "nowhere"], "nowhere: is no checkpoint folder"),
+    (["--train_file", "nowhere.jsonl"], "nowhere.jsonl: no such data file"),
+    (["--model_name", "nowhere/at-all"], "can't load a tokenizer from 'nowhere/at-all'"),
+    (["--model_name", "preset:huge"], "no preset 'huge'; choose one of preset:tiny"),
+    (["--model_name", "preset:tiny", "--lora"], "presets have random weights"),
+    (["--do_train", "True"], "--do_train has no effect here"),
+    (["--eval_file", "x", "--data_file", "y"], "either --train_file or --data_file"),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), BAD_FLAGS, ids=[" ".join(flags) for flags, _ in BAD_FLAGS])
+def test_bad_flags_are_answered_with_a_remedy(
+    flags: list[str], words: str, base: Path, good: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    run = tmp_path / "run"
+    given = ["--train_file", good, "--model_name", base, "--output_dir", run, "--use_cpu", *flags]
+    assert words in error_of(capsys, "train", *given)
+    assert not run.exists()
+
+
+def test_a_folder_that_holds_something_is_left_alone(base: Path, good: Path, tmp_path: Path, capsys: Any) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "thesis.txt").write_text("three years of work")
+    error = error_of(capsys, "train", "--train_file", good, "--model_name", base, "--output_dir", run)
+    assert f"{run}: is not empty; name another --output_dir" in error
+    assert [path.name for path in run.iterdir()] == ["thesis.txt"]
+
+
+def test_no_chat_template(base: Path, good: Path, tmp_path: Path, capsys: Any) -> None:
+    (base / "chat_template.jinja").unlink()
+    error = error_of(capsys, "train", "--train_file", good, "--model_name", base, "--output_dir", tmp_path / "run")
+    assert "no chat template; use an instruction-tuned model or pass --chat_template FILE" in error
+
+
+def test_a_model_that_can_do_neither(good: Path, tmp_path: Path, capsys: Any) -> None:
+    write = tmp_path / "bert"
+    from transformers import BertConfig, BertLMHeadModel
+
+    shape = {"hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 7}
+    BertLMHeadModel(BertConfig(vocab_size=tiny.VOCABULARY, is_decoder=False, **shape)).save_pretrained(write)
+    tokenizer = tiny_tokenizer_with_template()
+    tokenizer.save_pretrained(write)
+    error = error_of(
+        capsys, "train", "--train_file", good, "--model_name", write, "--output_dir", tmp_path / "run", "--use_cpu"
+    )
+    assert "choose a causal language model" in error
+
+
+def tiny_tokenizer_with_template() -> Any:
+    from stepjepa.presets import train_tokenizer
+
+    return train_tokenizer(["How much? One. Two."], 280)
+
+
+def test_configuration_file(base: Path, good: Path, tmp_path: Path, capsys: Any) -> None:
+    config = tmp_path / "run.yaml"
+    given = ["train", "--train_file", good, "--model_name", base, "--use_cpu", "--config", config]
+    config.write_text("predictors: 1\nlbdd: 2\n")
+    error = error_of(capsys, *given, "--output_dir", tmp_path / "a")
+    assert f"{config}:2: unknown key 'lbdd'; did you mean 'lbd'?" in error
+    config.write_text("- predictors\n")
+    assert "holds a list" in error_of(capsys, *given, "--output_dir", tmp_path / "a")
+    config.write_text(
+        "step-jepa: true\npredictors: 1\nlbd: 0.3\nmax_steps: 2\nlearning_rate: 1e-3\nsave_strategy: 'no'\n"
+    )
+    assert main([*map(str, given), "--output_dir", str(tmp_path / "a"), "--lbd", "0.4", "--max-steps", "1"]) == 0
+    run = json.loads((tmp_path / "a" / "run.json").read_text())
+    assert (run["jepa"]["mode"], run["jepa"]["predictors"], run["jepa"]["lbd"]) == ("step-jepa", 1, 0.4)
+    assert (run["results"]["steps"], run["training"]["learning_rate"]) == (1, 1e-3)
+
+
+def test_what_a_run_leaves(base: Path, good: Path, tmp_path: Path, capsys: Any) -> None:
+    run = tmp_path / "run"
+    arguments = ["train", "--data_file", good, "--eval_split", "0.4", "--model_name", base, "--output_dir", run]
+    arguments += ["--use_cpu", "--max_steps", "2", "--logging_steps", "1", "--eval_steps", "1"]
+    assert main(list(map(str, arguments))) == 0
+    out = capsys.readouterr().out
+    assert "LM loss: " in out and ", JEPA loss: " in out and ", Total: " in out
+    record = json.loads((run / "run.json").read_text())
+    assert record["status"] == "finished"
+    assert record["data"]["data"]["records"] == 5
+    assert len(record["data"]["data"]["sha256"]) == 64
+    assert record["counts"]["records"] == 3 == record["counts"]["pairs"]
+    assert record["versions"]["stepjepa"]
+    assert record["results"]["eval_lm_loss"] > 0
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    step = next(line for line in lines if "loss" in line)
+    assert {"lm_loss", "jepa_loss", "matched_similarity", "shuffled_similarity", "source_rank", "target_rank"} <= set(
+        step
+    )
+    assert {"tokens_per_second", "pairs_per_second", "without_pair_share"} <= set(step)
+    assert not list(run.glob(".*")), "nothing half-written is left"
+
+
+def test_published_command_lines_parse() -> None:
+    import argparse
+
+    from stepjepa.commands import train
+
+    lines = [
+        "--train_file gsm8k_train.jsonl --output_dir=./fine-tuned --num_epochs=4 --finetune_seed=82 --regular "
+        "--model_name meta-llama/Llama-3.2-1B-Instruct --learning_rate=2e-5",
+        "--train_file synth_train.jsonl --output_dir=./fine-tuned --num_epochs=4 --finetune_seed 23 --last_token=-2 "
+        "--lbd=0.5 --predictors=1 --model_name google/gemma-2-2b-it --learning_rate=1e-5 --lora --lora_rank=512",
+        "--data_file d.jsonl --eval_split 0.1 --split_seed 1 --max_length 512 --batch_size 4 --grad_accum 8 --jepa_mse "
+        "--model_name m --output_dir o --eval_steps 20 --jepa_ratio 0.5 --gamma 1.0 --debug 0 --front_pred",
+        "--train-file t --eval-file e --model-name m --output-dir o --step-jepa --predictors 2 --jepa_l2",
+        "--train_file t --model_name m --output_dir o --infonce --bf16 --fsdp full_shard --report_to tensorboard",
+    ]
+    for line in lines:
+        parser = argparse.ArgumentParser(allow_abbrev=False)
+        train.add_arguments(parser)
+        args = train.parse(parser, normalise(line.split()))
+        assert args.output_dir
+
+
+def test_dashes_and_underscores_are_one() -> None:
+    given = ["--batch-size", "4", "--step-separator=a-b", "-x-y", "--", "--as-is"]
+    assert normalise(given) == ["--batch_size", "4", "--step_separator=a-b", "-x-y", "--", "--as-is"]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
+def test_help_needs_no_torch(arguments: list[str]) -> None:
+    code = f"import sys; from stepjepa.cli import main; code = main({arguments}); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "stepjepa" in done.stdout
+
+
+def test_import_needs_no_torch_and_every_name_is_there() -> None:
+    code = (
+        "import sys, stepjepa; assert 'torch' not in sys.modules; "
+        "missing = [name for name in stepjepa.__all__ if not hasattr(stepjepa, name)]; assert not missing, missing"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_unknown_command(capsys: Any) -> None:
+    assert "did you mean train?" in error_of(capsys, "trian")
+
+
+def test_training_help_shows_ours_first(capsys: Any) -> None:
+    assert main(["train", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.index("--step_jepa") < text.index("Every other field of transformers.TrainingArguments")
+    assert "--torch_empty_cache_steps" not in text
+    assert main(["train", "--help_all"]) == 0
+    assert "--torch_empty_cache_steps" in capsys.readouterr().out
