@@ -61,7 +61,7 @@ class Stopwatch(TrainerCallback):
     def measured(self) -> dict[str, Any]:
         """Seconds, steps, examples and tokens (without padding) after the warm-up.
 
-        ``cpu_seconds`` are those of all threads: far below seconds x threads, they tell that something else was running.
+        ``cpu_seconds`` are those of all threads: far below seconds x threads, they tell of other work on the machine.
 
         Raises:
             UserError: there was no step after the warm-up.

@@ -1,12 +1,17 @@
 """What the tests share: the real data, and tiny models and tokenizers made on the spot."""
 
 import copy
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+# Nothing is fetched in tests; said before the hub's library is imported, which reads it once.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 from transformers import AutoTokenizer
 
 import tiny

@@ -53,11 +53,15 @@ def test_the_gold_loss_is_a_mean_over_tokens_not_over_examples():
 
 @pytest.mark.parametrize(("speed", "words"), [(9.0, "2.0 s, 9 tokens/s"), (None, "nothing generated now")])
 def test_the_table_shows_every_score(speed, words):
-    about = {"test_file": "t.jsonl", "task": "generic", "model_path": "runs/a", "seconds": 2.0}
+    about = {"test_file": "t.jsonl", "task": "generic", "model_path": "runs/a", "seconds": 2.0, "similarity": None}
     table = format_summary({**summarise(lines()), **about, "tokens_per_second": speed})
     assert "3 examples of t.jsonl, task generic, model runs/a" in table
     assert "exact           33.33%   6.15 .. 79.23" in table
     assert "f1              0.5000\n" in table
     assert "0.7500 (10 tokens)" in table
     assert words in table
+    assert "similarity" not in table
+    about["similarity"] = {"matched_similarity": 0.25, "shuffled_similarity": -0.5}
+    table = format_summary({**summarise(lines()), **about, "tokens_per_second": speed})
+    assert "matched pairs of views 0.250, of shuffled ones -0.500" in table
     assert max(map(len, table.splitlines())) <= 100

@@ -22,6 +22,9 @@ CHAT_TEMPLATE = (
 
 SPECIAL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
 
+ROLE_WORDS = ("system\n", "user\n", "assistant\n")
+ROLE_REPEATS = 1000
+
 # Rows of the embedding kept free for predictor tokens, so that every mode and every K trains a model of one shape.
 SPARE_ROWS = 32
 
@@ -92,7 +95,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(["system\nuser\nassistant\n", *texts], trainer)
+    # Every record says these words, once it is in the template; so they are as frequent as anything in the texts.
+    tokenizer.train_from_iterator([*ROLE_WORDS * ROLE_REPEATS, *texts], trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<|pad|>",

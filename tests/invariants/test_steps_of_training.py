@@ -78,7 +78,8 @@ def test_the_runs_compared_above_do_train(trained_tokenizer: Any, tmp_path: Path
     untrained = tiny.make_model("llama", seed=3).state_dict()
     assert max(float((weights[name] - untrained[name]).abs().max()) for name in weights) > 1e-2
     assert len(logs) == 6
-    assert logs[-1]["loss"] < logs[0]["loss"]
+    # Three steps make an epoch; the second sees the same records again.
+    assert sum(line["loss"] for line in logs[3:]) < sum(line["loss"] for line in logs[:3])
 
 
 @pytest.mark.parametrize("layout", ["separate", "branched"])

@@ -39,7 +39,12 @@ def test_boxed_reads_marked_answers_and_tells_the_first_from_the_last():
         "#### ": (False, False, False),
         "#### 25": (False, False, True),
     }
-    assert {text: tuple(task.score(example, text).scores.values()) for text in said} == said
+    assert {text: tuple(task.score(example, text).scores.values())[:3] for text in said} == said
+    # Beside them, the whole text against the whole solution.
+    ran_on = task.score(example, "6 * 3 = 18\n#### 18\n").scores
+    assert (ran_on["exact"], ran_on["prefix"], ran_on["contains"]) == (True, True, True)
+    ran_on = task.score(example, "6 * 3 = 18\n#### 18\nuser\n#### 25").scores
+    assert (ran_on["exact"], ran_on["prefix"], ran_on["contains"]) == (False, True, True)
     assert list(task.score(example, "").scores) == [
         "correct",
         "first_correct",
