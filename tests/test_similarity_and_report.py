@@ -42,7 +42,7 @@ def test_similarity_is_that_of_separate_passes(tiny_tokenizer: Any) -> None:
     model, records = tiny.make_model("llama"), tiny.records()
     config = JepaConfig(mode="step-jepa", predictors=3)
     forests = [forest for forest in ForestBuilder(tiny_tokenizer, config).build(records) if len(forest.pairs)]
-    states = [tiny.separate_states(model, forest)[forest.pairs[0]] for forest in forests]
+    states = [tiny.separate_states(model, forest)[forest.pairs[0]].detach() for forest in forests]
     cosines = torch.stack([torch.stack([F.cosine_similarity(s[0], t[1], dim=0) for t in states]) for s in states])
     measured = measure_similarity(model, tiny_tokenizer, records, config)
     count = len(forests)
@@ -83,19 +83,8 @@ def test_table(runs: dict[str, Path], capsys: Any) -> None:
 def test_what_was_not_measured_is_a_dash() -> None:
     row = dict.fromkeys(COLUMNS, None) | {"run": "a", "accuracy": 0.125, "tokens": 12345.0, "LM loss": 0.5}
     line = as_markdown([row]).splitlines()[-1]
-    assert [cell.strip() for cell in line.strip("|").split("|")] == [
-        "a",
-        "–",
-        "–",
-        "12.5%",
-        "–",
-        "–",
-        "0.500",
-        "–",
-        "–",
-        "12,345",
-        "–",
-    ]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells == ["a", "–", "–", "12.5%", "–", "–", "0.500", "–", "–", "12,345", "–"]
 
 
 def test_what_can_not_stand_in_one_table(runs: dict[str, Path], tmp_path: Path) -> None:
