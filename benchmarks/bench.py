@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -169,7 +170,9 @@ def bench(args: argparse.Namespace) -> Path:
         )
     path = free_name(wanted)
     settings = {name: getattr(args, name) for name in ("model", "batch_size", "steps", "warmup", "rounds", "threads")}
-    packages = {**versions(), **{name: importlib.metadata.version(name) for name in ("trl", "datasets")}}
+    # The kind of machine, and nothing that would tell which one it was.
+    packages = {**versions(), "platform": f"{platform.system()} {platform.machine()}"}
+    packages |= {name: importlib.metadata.version(name) for name in ("trl", "datasets")}
     write_json(
         path,
         {

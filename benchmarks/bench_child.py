@@ -100,11 +100,12 @@ def make_inputs(task: dict[str, Any]) -> dict[str, Any]:
         UserError: there are too few records.
     """
     wanted, folder = int(task["records"]), Path(task["folder"])
-    records = _draw_records(task["train_file"], wanted)
+    records = _read_or_generate(task["train_file"], wanted)
     texts = (message["content"] for record in records for message in record.messages)
     model, tokenizer = load_model(task["model"], texts=texts, seed=SEED)
     config = JepaConfig(mode="regular", max_length=task["max_length"])
-    kept = [record for record in records if not _is_over_length(record, tokenizer, config)][:wanted]
+    drawn = random.Random(SEED).sample(records, min(len(records), round(wanted * RESERVE)))
+    kept = [record for record in drawn if not _is_over_length(record, tokenizer, config)][:wanted]
     if len(kept) < wanted:
         raise UserError(
             f"{len(kept)} usable records, but the steps need {wanted}; lower --steps or --batch_size",
@@ -122,11 +123,10 @@ def make_inputs(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _draw_records(train_file: str, wanted: int) -> list[Record]:
+def _read_or_generate(train_file: str, wanted: int) -> list[Record]:
     if train_file == GENERATED:
         return [parse_record(value) for value in generate(round(wanted * RESERVE), SEED)]
-    records = read_records(train_file)
-    return random.Random(SEED).sample(records, min(len(records), round(wanted * RESERVE)))
+    return read_records(train_file)
 
 
 def _is_over_length(record: Record, tokenizer: Any, config: JepaConfig) -> bool:

@@ -109,7 +109,7 @@ BAD_FLAGS = [
     (["--max_length", "7"], "raise --max_length"),
     (["--chat_template", "nowhere.jinja"], "nowhere.jinja: no such chat template"),
     (["--resume_from_checkpoint", "last"], "no whole checkpoint"),
-    (["--resume_from_checkpoint", "nowhere"], "nowhere: is no checkpoint folder"),
+    (["--resume_from_checkpoint", "nowhere"], "nowhere: is no whole checkpoint folder"),
     (["--train_file", "nowhere.jsonl"], "nowhere.jsonl: no such data file"),
     (["--model_name", "nowhere/at-all"], "can't load a tokenizer from 'nowhere/at-all'"),
     (["--model_name", "preset:huge"], "no preset 'huge'; choose one of preset:tiny"),

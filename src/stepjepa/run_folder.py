@@ -53,18 +53,26 @@ def open_run_folder(path: str, resume: str | None) -> tuple[Path, str | None]:
             )
         return folder, None
     if resume.lower() in ("last", "true"):
-        numbered = [(int(p.name.partition("-")[2]), p) for p in folder.glob("checkpoint-*") if _is_checkpoint(p)]
+        numbered = [(int(p.name.partition("-")[2]), p) for p in folder.glob("checkpoint-*") if is_checkpoint(p)]
         if not numbered:
             raise UserError("holds no whole checkpoint to resume from; leave --resume_from_checkpoint out", path=folder)
         return folder, str(max(numbered)[1])
-    if not _is_checkpoint(Path(resume)):
-        raise UserError("is no checkpoint folder (no trainer_state.json in it); check the path", path=Path(resume))
+    if not is_checkpoint(Path(resume)):
+        raise UserError(
+            "is no whole checkpoint folder (its trainer_state.json is missing or cut short); check the path",
+            path=Path(resume),
+        )
     return folder, resume
 
 
-def _is_checkpoint(path: Path) -> bool:
-    # The Trainer writes this file last, so a checkpoint cut short by a kill does not have it.
-    return (path / "trainer_state.json").is_file()
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is a checkpoint that was written to its end."""
+    # The Trainer writes this file last, so a checkpoint cut short by a kill has none or half of one.
+    try:
+        json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def versions() -> dict[str, str]:
@@ -90,6 +98,31 @@ def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise UserError(f"is no run folder (no {RUN_FILE} in it)", path=Path(folder))
     value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return value
+
+
+def refuse_other_run(folder: Path, now: dict[str, Any]) -> None:
+    """Refuse to go on with a run under what would make it another one.
+
+    Args:
+        folder: the run folder.
+        now: parts of ``run.json`` as this call would write them.
+
+    Raises:
+        UserError: they differ from those that the run was begun with.
+    """
+    if not (folder / RUN_FILE).is_file():
+        return
+    before = read_run(folder)
+    for part, value in json.loads(json.dumps(now, default=str)).items():
+        if before.get(part) == value:
+            continue
+        both = isinstance(value, dict) and isinstance(before.get(part), dict)
+        inner = [key for key in value if before[part].get(key) != value[key]] if both else []
+        words = ", ".join([part, *inner[:1]])
+        raise UserError(
+            f"the run was begun with other settings ({words}); pass the flags of run.json, or another --output_dir",
+            path=folder,
+        )
 
 
 def save_whole(folder: Path, save: Callable[[str], None]) -> None:

@@ -21,7 +21,14 @@ from stepjepa.model import LoraSettings, add_lora, load_model
 from stepjepa.predictors import all_predictor_ids
 from stepjepa.preparation import prepare
 from stepjepa.records import Record, read_records
-from stepjepa.run_folder import is_main_process, open_run_folder, save_whole, versions, write_run
+from stepjepa.run_folder import (
+    is_main_process,
+    open_run_folder,
+    refuse_other_run,
+    save_whole,
+    versions,
+    write_run,
+)
 from stepjepa.trainer import JepaTrainer
 
 logger = logging.getLogger(__name__)
@@ -95,6 +102,8 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
         "parameters": {"trained": trainable, "total": total},
         "versions": versions(),
     }
+    if checkpoint is not None:
+        refuse_other_run(folder, {name: record[name] for name in ("model", "jepa", "lora", "data")})
     write_run(folder, record)
     result = trainer.train(resume_from_checkpoint=checkpoint)
     metrics = dict(result.metrics)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 import tiny
 from stepjepa.files import write_jsonl
+from stepjepa.run_folder import is_checkpoint, open_run_folder
 
 STEPS = 14
 
@@ -45,7 +46,7 @@ def test_killed_and_resumed_equals_uninterrupted(trained_tokenizer: Any, tmp_pat
         command(killed, model, data), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         deadline = time.monotonic() + 200
-        while not (killed / "checkpoint-8" / "trainer_state.json").exists():
+        while not is_checkpoint(killed / "checkpoint-8"):
             assert time.monotonic() < deadline and process.poll() is None, "no checkpoint was written"
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
@@ -57,7 +58,19 @@ def test_killed_and_resumed_equals_uninterrupted(trained_tokenizer: Any, tmp_pat
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     assert losses(killed) == losses(tmp_path / "whole")
     assert [step for step, _ in losses(killed)] == list(range(1, STEPS + 1))
+    other = command(killed, model, data, "--resume_from_checkpoint", "last", "--predictors", "3")
+    refused = subprocess.run(other, capture_output=True, text=True, timeout=100, check=False)
+    assert refused.returncode == 2
+    assert "begun with other settings (jepa, predictors)" in refused.stderr
     tokens = [
         json.loads((tmp_path / name / "run.json").read_text())["results"]["tokens"] for name in ("whole", "killed")
     ]
     assert tokens[0] == tokens[1]
+
+
+def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:
+    for step, state in ((8, "{}"), (16, '{"best_global_step": nu')):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
+    (tmp_path / "checkpoint-24").mkdir()
+    assert open_run_folder(str(tmp_path), "last") == (tmp_path, str(tmp_path / "checkpoint-8"))
