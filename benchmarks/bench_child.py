@@ -258,8 +258,9 @@ def _count_batches(trainer: Trainer, stopwatch: Stopwatch) -> None:
 
 def batch_size(inputs: dict[str, Any]) -> tuple[int, int]:
     """Examples, and tokens without padding, of a batch: ours, TRL's padded one, or TRL's packed one."""
-    if "num_records" in inputs:
-        return int(inputs["num_records"][0]), int(inputs["num_tokens"].sum())
+    if "groups" in inputs:
+        records = sum(int(group["num_records"][0]) for group in inputs["groups"])
+        return records, sum(int(group["num_tokens"].sum()) for group in inputs["groups"])
     if "attention_mask" in inputs:
         return len(inputs["input_ids"]), int(inputs["attention_mask"].sum())
     return int((inputs["position_ids"] == 0).sum()), inputs["input_ids"].numel()

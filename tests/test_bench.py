@@ -116,8 +116,9 @@ def test_examples_and_tokens_of_a_batch():
     padded = {"input_ids": ids, "attention_mask": torch.tensor([[1, 1, 1], [1, 1, 0]])}
     assert child.batch_size(padded) == (2, 5)
     assert child.batch_size({"input_ids": ids[:1], "position_ids": torch.tensor([[0, 1, 0]])}) == (2, 3)
-    ours = {**padded, "num_records": torch.tensor([7, 1]), "num_tokens": torch.tensor([11])}
-    assert child.batch_size(ours) == (7, 11)
+    group = {"num_records": torch.tensor([7, 1]), "num_tokens": torch.tensor([11])}
+    ours = {"groups": [group, {"num_records": torch.tensor([2, 1]), "num_tokens": torch.tensor([5])}]}
+    assert child.batch_size(ours) == (9, 16)
 
 
 def test_warm_up_that_leaves_nothing_is_an_error():

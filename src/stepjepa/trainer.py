@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ from stepjepa.attention import enable_forest
 from stepjepa.callbacks import CollapseCallback, ConsoleCallback, EpochCallback, MetricsCallback
 from stepjepa.collate import ForestCollator
 from stepjepa.config import JepaConfig
-from stepjepa.embeddings import forward
+from stepjepa.grouping import CPU_PASS_COST, GroupCollator, forward_groups
 from stepjepa.model import give_predictors
 from stepjepa.monitors import Window
 from stepjepa.objective import Objective, Sums
@@ -97,10 +98,13 @@ class JepaTrainer(Trainer):
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
         _check_positions(base, [self.prepared, self.prepared_eval])
         pad = processing_class.pad_token_id
+        collator = GroupCollator(ForestCollator(0 if pad is None else int(pad), self.encoding))
+        if args.device.type == "cpu" and args.world_size == 1:
+            collator = replace(collator, pass_cost=CPU_PASS_COST)
         super().__init__(
             model=model,
             args=args,
-            data_collator=ForestCollator(0 if pad is None else int(pad), self.encoding),
+            data_collator=collator,
             train_dataset=self.prepared.dataset if self.prepared else None,
             eval_dataset=self.prepared_eval.dataset if self.prepared_eval else None,
             processing_class=processing_class,
@@ -127,48 +131,53 @@ class JepaTrainer(Trainer):
     def compute_loss(
         self,
         model: nn.Module,
-        inputs: dict[str, Tensor],
+        inputs: dict[str, Any],
         return_outputs: bool = False,
         num_items_in_batch: Tensor | None = None,
     ) -> Any:
         """The loss of one micro-batch, scaled so that the gradients of a step add up to the step's mean."""
-        outputs = forward(model, inputs)
-        sums = self.objective.sums(outputs, inputs["label_ids"])
+        groups: list[dict[str, Tensor]] = inputs["groups"]
+        outputs, label_ids = forward_groups(model, groups)
+        sums = self.objective.sums(outputs, label_ids)
         if num_items_in_batch is None:
             num_items_in_batch = self._counts([inputs], self.args.device)
         parts = self.objective.parts(sums, num_items_in_batch)
         # DDP and FSDP average the gradients of the processes, and the counts are already those of all of them.
         world = self.accelerator.num_processes
+        records, without_pair = torch.stack([group["num_records"] for group in groups]).sum(0)
         self._window.add(
             lm_loss=parts.lm_loss,
             jepa_loss=parts.jepa_loss,
-            tokens=inputs["num_tokens"].sum(),
-            records=inputs["num_records"][0],
+            tokens=torch.cat([group["num_tokens"] for group in groups]).sum(),
+            records=records,
         )
         # A step that loss dropout leaves without views says nothing about pairs.
         with_views = num_items_in_batch[1] > 0
-        self._window.add(
-            records_with_views=inputs["num_records"][0] * with_views,
-            records_without_pair=inputs["num_records"][1] * with_views,
-        )
+        self._window.add(records_with_views=records * with_views, records_without_pair=without_pair * with_views)
         if len(outputs.source):
             self._window.add_pairs(outputs.source, outputs.target)
         loss = parts.loss * world
         return (loss, outputs) if return_outputs else loss
 
-    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Tensor]], device: torch.device) -> Tensor:
+    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
         """Labelled tokens and pairs of the whole optimizer step, over accumulation and processes: ``[2]``."""
         counts = self._counts(batch_samples, device)
         self._window.add(steps=1, jepa_steps=(counts[1] > 0).float())
         return counts
 
-    def _counts(self, batches: list[dict[str, Tensor]], device: torch.device) -> Tensor:
-        labels = sum(batch["label_index"].numel() for batch in batches)
-        pairs = sum(batch["source_index"].numel() for batch in batches)
+    def _counts(self, batches: list[dict[str, Any]], device: torch.device) -> Tensor:
+        groups = [group for batch in batches for group in batch["groups"]]
+        labels = sum(group["label_index"].numel() for group in groups)
+        pairs = sum(group["source_index"].numel() for group in groups)
         counts = torch.tensor([labels, pairs], dtype=torch.float64, device=device if device.type != "mps" else "cpu")
         if self.accelerator.num_processes > 1:
             counts = self.accelerator.reduce(counts, "sum")
         return counts
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Trainer's estimate of six operations per token and parameter, for what is run, padding included."""
+        cells = sum(group["input_ids"].numel() for group in inputs["groups"])
+        return 6 * cells * self.model.num_parameters(exclude_embeddings=True)
 
     # -- the order of records -----------------------------------------------------------------------------------------
 
@@ -304,10 +313,10 @@ class JepaTrainer(Trainer):
         for batch in loader:
             inputs = self._prepare_inputs(batch)
             with self.compute_loss_context_manager():
-                outputs = forward(model, inputs)
-                sums: Sums = self.objective.sums(outputs, inputs["label_ids"])
-            window.add(lm_loss=sums.lm, jepa_loss=sums.jepa, labels=inputs["label_ids"].numel())
-            window.add(records=inputs["num_records"][0])
+                outputs, label_ids = forward_groups(model, inputs["groups"])
+                sums: Sums = self.objective.sums(outputs, label_ids)
+            window.add(lm_loss=sums.lm, jepa_loss=sums.jepa, labels=label_ids.numel())
+            window.add(records=sum(group["num_records"][0] for group in inputs["groups"]))
             if len(outputs.source):
                 window.add_pairs(outputs.source, outputs.target)
         model.train()
