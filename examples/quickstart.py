@@ -15,7 +15,7 @@ from stepjepa.cli import main
 
 RUNS = Path("runs")
 
-DATA = "--train_size 8000 --test_size 200 --max_steps 2 --max_quantity 6 --max_amount 20"
+DATA = "--train_size 8000 --test_size 200 --max_steps 2 --max_quantity 5 --max_amount 15"
 
 MODEL = (
     "--model_name preset:tiny --batch_size 16 --grad_accum 1 --learning_rate 4e-3 --num_epochs 2 "
@@ -24,7 +24,7 @@ MODEL = (
 
 MODES = {
     "regular": "--regular",
-    "step-jepa": "--step_jepa --predictors 2 --lbd 0.1 --jepa_loss_type infonce",
+    "step-jepa": "--step_jepa --predictors 2 --lbd 0.02 --jepa_loss_type infonce",
 }
 
 

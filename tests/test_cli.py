@@ -87,7 +87,10 @@ BAD_FLAGS = [
     (["--logging_step", "3"], "did you mean --logging_steps?"),
     (["--predictors", "-1"], "predictors: expected 0 or more, got -1"),
     (["--regular", "--step_jepa"], "exclude each other"),
-    (["--regular", "--predictors", "2"], "--regular has no views"),
+    (["--regular", "--layout", "separate"], "--regular has no views, so --layout does nothing"),
+    (["--regular", "--front_pred"], "--regular has no views, so --front_pred does nothing"),
+    (["--regular", "--infonce"], "--regular has no views, so the alignment loss 'infonce' does nothing"),
+    (["--infonce_temperature", "0.1"], "does nothing without --jepa_loss_type infonce"),
     (["--layout", "inplace"], "does not exist for mode llm-jepa"),
     (["--step_jepa", "--layout", "inplace", "--front_pred"], "use layout 'branched'"),
     (["--step_jepa", "--layout", "inplace", "--encoding", "rows"], "use layout 'branched' or encoding 'forest'"),
@@ -102,6 +105,12 @@ BAD_FLAGS = [
     (["--lora_rank", "8"], "does nothing without --lora"),
     (["--lora", "--lora_rank", "0"], "lora_rank: expected 1 or more"),
     (["--eval_steps", "5"], "does nothing without --eval_file"),
+    (["--learning_rate", "-1"], "training can't start: Invalid learning rate"),
+    (["--lr_scheduler_type", "cosine_with_min_lr"], "training can't start: "),
+    (["--report_to", "wandb"], "requires wandb"),
+    (["--attn_implementation", "flex_attention", "--encoding", "forest"], "takes no forest mask here"),
+    (["--include_num_input_tokens_seen", "True"], "has no effect with this trainer"),
+    (["--dataloader_drop_last", "True"], "has no effect with this trainer"),
     (["--label_smoothing_factor", "0.1"], "label_smoothing_factor: expected 0"),
     (["--train_sampling_strategy", "batch_rebalance"], "expected one of random"),
     (["--step_jepa", "--step_separator", "§"], "has a pair"),
@@ -134,8 +143,51 @@ def test_a_folder_that_holds_something_is_left_alone(base: Path, good: Path, tmp
     run.mkdir()
     (run / "thesis.txt").write_text("three years of work")
     error = error_of(capsys, "train", "--train_file", good, "--model_name", base, "--output_dir", run)
-    assert f"{run}: is not empty; name another --output_dir" in error
+    assert f"{run}: is not empty; name another --output_dir, or empty it" in error
     assert [path.name for path in run.iterdir()] == ["thesis.txt"]
+    # Nor is it written to from another run's checkpoint.
+    checkpoint = tmp_path / "other" / "checkpoint-3"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "trainer_state.json").write_text("{}")
+    given = ["train", "--train_file", good, "--model_name", base, "--output_dir", run]
+    assert "holds no run to go on with" in error_of(capsys, *given, "--resume_from_checkpoint", checkpoint)
+    assert [path.name for path in run.iterdir()] == ["thesis.txt"]
+
+
+def test_a_folder_below_a_file(base: Path, good: Path, tmp_path: Path, capsys: Any) -> None:
+    given = ["--train_file", good, "--model_name", base, "--output_dir", good / "run", "--use_cpu"]
+    assert "Not a directory" in error_of(capsys, "train", *given)
+
+
+def test_a_model_file_cut_short(base: Path, good: Path, tmp_path: Path, capsys: Any) -> None:
+    weights = base / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    given = ["--train_file", good, "--model_name", base, "--output_dir", tmp_path / "run", "--use_cpu"]
+    assert f"can't load a model from '{base}'" in error_of(capsys, "train", *given)
+
+
+def test_a_template_that_refuses_a_chat_names_the_record(
+    base: Path, tmp_path: Path, capsys: Any, trained_tokenizer: Any
+) -> None:
+    template = tmp_path / "strict.jinja"
+    once = "{% if messages | length > 2 %}{{ raise_exception('one exchange only') }}{% endif %}"
+    template.write_text(once + trained_tokenizer.chat_template)
+    data = tmp_path / "data.jsonl"
+    write_jsonl(data, [GOOD, {"messages": GOOD["messages"] * 2}])
+    given = ["--train_file", data, "--model_name", base, "--output_dir", tmp_path / "run", "--use_cpu"]
+    error = error_of(capsys, "train", *given, "--chat_template", template)
+    assert f"{data}:2: the chat template refuses these messages: one exchange only" in error
+
+
+def test_the_seed_is_that_of_an_adapter_too(base: Path, good: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    for name in ("a", "b"):
+        given = ["--train_file", good, "--model_name", base, "--output_dir", tmp_path / name, "--use_cpu", "--lora"]
+        flags = ["--learning_rate", "0", "--max_steps", "1", "--save_strategy", "no", "--finetune_seed", "7"]
+        assert main(list(map(str, ["train", *given, *flags]))) == 0
+    first, second = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("a", "b"))
+    assert all((first[key] == second[key]).all() for key in first)
 
 
 def test_no_chat_template(base: Path, good: Path, tmp_path: Path, capsys: Any) -> None:
@@ -226,9 +278,16 @@ def test_published_command_lines_parse() -> None:
         assert args.output_dir
 
 
+def test_what_published_baselines_name_is_noted(base: Path, good: Path, tmp_path: Path, capsys: Any) -> None:
+    given = ["--train_file", good, "--model_name", base, "--output_dir", tmp_path / "run", "--use_cpu", "--regular"]
+    flags = ["--predictors", "3", "--last_token=-2", "--lbd=0.5", "--max_steps", "1", "--save_strategy", "no"]
+    assert main(list(map(str, ["train", *given, *flags]))) == 0
+    assert "nothing comes of --predictors, --last_token, --lbd" in capsys.readouterr().err
+
+
 def test_dashes_and_underscores_are_one() -> None:
-    given = ["--batch-size", "4", "--step-separator=a-b", "-x-y", "--", "--as-is"]
-    assert normalise(given) == ["--batch_size", "4", "--step_separator=a-b", "-x-y", "--", "--as-is"]
+    given = ["--batch-size", "4", "--step-separator=a-b", "-x-y", "--- a-b", "--", "--as-is"]
+    assert normalise(given) == ["--batch_size", "4", "--step_separator=a-b", "-x-y", "--- a-b", "--", "--as-is"]
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from stepjepa.monitors import Window, effective_rank, pair_similarity, retrieval_top1
+from stepjepa.monitors import Window, effective_rank, pair_similarity, retrieval_top1, share
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])
@@ -108,3 +108,17 @@ def test_window_holds_no_graph() -> None:
     window.add(loss=source.sum())
     assert not any(tensor.requires_grad for pair in window._pairs for tensor in pair)
     assert not any(isinstance(v, torch.Tensor) and v.requires_grad for v in window._sums.values())
+
+
+def test_numbers_that_are_not_finite_end_no_run() -> None:
+    broken = torch.ones(5, 3)
+    broken[2, 1] = torch.nan
+    assert math.isnan(effective_rank(broken))
+
+
+def test_what_was_not_measured_is_not_there() -> None:
+    assert share("shuffled_similarity", 0.0, 0.0) == {}
+    assert share("shuffled_similarity", 3.0, 6.0) == {"shuffled_similarity": 0.5}
+    window = Window()
+    window.add_pairs(torch.ones(1, 3), torch.ones(1, 3))
+    assert window.geometry() == {}

@@ -69,7 +69,9 @@ def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[str, str]:
     if no_rows is not None:
         raise ValueError(f"{no_rows}; neither encoding serves it, choose a causal language model")
     no_forest = why_no_forest(model)
-    flash = (model.config._attn_implementation or "").startswith("flash_attention")
+    attention = model.config._attn_implementation or "sdpa"
+    if no_forest is None and attention not in ("sdpa", "eager") and not attention.startswith("forest_"):
+        no_forest = f"attention implementation '{attention}' was asked for, and it takes no forest mask here"
     if wanted == "forest":
         if no_forest is not None:
             raise ValueError(f"{no_forest}; use encoding 'rows'")
@@ -78,6 +80,4 @@ def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[str, str]:
         return "rows", "as asked for"
     if no_forest is not None:
         return "rows", no_forest
-    if flash:
-        return "rows", "FlashAttention was asked for, and it takes no custom mask"
     return "forest", f"all layers of {type(model).__name__} are attention"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -120,8 +121,7 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
         named.append(args.jepa_loss_type)
     if len(set(named)) > 1:
         raise UserError(f"more than one alignment loss is named ({', '.join(named)}); leave one")
-    if args.regular and (args.predictors or args.layout or named):
-        raise UserError("--regular has no views, so --predictors, --layout and the alignment losses do nothing with it")
+    _refuse_without_effect(args, named)
     mode = "regular" if args.regular else "step-jepa" if args.step_jepa else "llm-jepa"
     same: tuple[str, ...] = (
         "layout",
@@ -145,6 +145,29 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
         )
     except ValueError as error:
         raise UserError(f"--{error}" if str(error).split(":")[0].isidentifier() else str(error)) from None
+
+
+# The published scripts name these also for their baseline.
+PUBLISHED_WITH_REGULAR = {"predictors": None, "last_token": None, "lbd": 0.1}
+
+NEEDS_VIEWS = {"layout": None, "front_pred": False, "reverse_pred": False, "pairs": "first", "jepa_ratio": 1.0}
+NEEDS_VIEWS |= {"require_pairs": False, "encoding": "auto"}
+
+
+def _refuse_without_effect(args: argparse.Namespace, losses: list[str]) -> None:
+    """No flag is ignored without a word."""
+    if args.regular:
+        unused = [f"--{name}" for name, default in NEEDS_VIEWS.items() if getattr(args, name) != default]
+        if unused or losses:
+            what = unused[0] if unused else f"the alignment loss '{losses[0]}'"
+            raise UserError(f"--regular has no views, so {what} does nothing with it; leave one out")
+        noted = [f"--{name}" for name, default in PUBLISHED_WITH_REGULAR.items() if getattr(args, name) != default]
+        if noted:
+            print(f"note: --regular has no views, so nothing comes of {', '.join(noted)}", file=sys.stderr)
+            for name, default in PUBLISHED_WITH_REGULAR.items():
+                setattr(args, name, default)
+    if args.infonce_temperature != 0.07 and "infonce" not in losses:
+        raise UserError("--infonce_temperature does nothing without --jepa_loss_type infonce; add it or leave both out")
 
 
 def arguments_of_file(path: str, flags: Sequence[str]) -> list[str]:

@@ -30,8 +30,9 @@ def console_line(logs: dict[str, float]) -> str | None:
         parts.append(f"JEPA loss: {logs[f'{prefix}jepa_loss']:.4f}")
     parts.append(f"Total: {logs[f'{prefix}loss']:.4f}")
     if f"{prefix}matched_similarity" in logs:
-        matched, shuffled = logs[f"{prefix}matched_similarity"], logs[f"{prefix}shuffled_similarity"]
-        parts.append(f"cos matched/shuffled: {matched:.3f}/{shuffled:.3f}")
+        shuffled = logs.get(f"{prefix}shuffled_similarity")
+        other = "–" if shuffled is None else f"{shuffled:.3f}"
+        parts.append(f"cos matched/shuffled: {logs[f'{prefix}matched_similarity']:.3f}/{other}")
     if f"{prefix}source_rank" in logs:
         parts.append(f"rank: {logs[f'{prefix}source_rank']:.1f}/{logs[f'{prefix}target_rank']:.1f}")
     if "tokens_per_second" in logs:

@@ -6,6 +6,7 @@ import argparse
 import difflib
 import importlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -32,7 +33,9 @@ def normalise(arguments: Sequence[str]) -> list[str]:
         if argument == "--":
             return [*result, *arguments[position:]]
         name, equals, value = argument.partition("=")
-        result.append(name[:2] + name[2:].replace("-", "_") + equals + value if name.startswith("--") else argument)
+        # Only what is a flag: a value may begin with dashes too.
+        flag = re.fullmatch(r"--[A-Za-z][\w-]*", name)
+        result.append(f"--{name[2:].replace('-', '_')}{equals}{value}" if flag else argument)
     return result
 
 
@@ -108,6 +111,10 @@ def _run(name: str, arguments: list[str]) -> int:
         # Whoever read the output has had enough of it; nothing more can be said on that pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"stepjepa {name}: error: {where}{error.strerror or error}", file=sys.stderr)
+        return 2
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
     except KeyboardInterrupt:

@@ -64,7 +64,7 @@ class ForestCollator:
 
     def _rows(self, forests: Sequence[Forest]) -> dict[str, Tensor]:
         rows: list[NDArray[np.int32]] = []
-        places: list[tuple[int, NDArray[np.int32]]] = []
+        places: list[NDArray[np.int32]] = []
         labels: list[tuple[int, NDArray[np.int32]]] = []
         for forest in forests:
             # Where each token of the forest is read: a branch at the end of its path's row, the main text in its own.
@@ -78,14 +78,14 @@ class ForestCollator:
                     labels.append((len(rows), forest.shift_labels[indices]))
                 rows.append(forest.input_ids[indices])
             for pair in forest.pairs:
-                places.append((0, np.stack([row_of[pair], column_of[pair]], axis=1)))
+                places.append(np.stack([row_of[pair], column_of[pair]], axis=1))
         batch = self._pad(rows)
         length = batch["input_ids"].shape[1]
         self._finish(
             batch,
             forests,
             labels=[(row * length, values) for row, values in labels],
-            pairs=[(place[:, 0] * length + place[:, 1])[None] for _, place in places],
+            pairs=[(place[:, 0] * length + place[:, 1])[None] for place in places],
         )
         return batch
 

@@ -21,6 +21,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "over_length": ("error", "truncate", "skip"),
 }
 
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+"""Names of the dtypes of weights; ``auto`` is the checkpoint's own."""
+
 LAYOUTS: dict[str, tuple[Layout, ...]] = {
     # The first one is the default of its mode.
     "regular": ("separate",),
@@ -57,7 +60,8 @@ class JepaConfig:
     """Let the second view predict the first."""
     last_token: int | None = None
     """Where embeddings are read, counted from the end of the templated view (-1 is its last token, template's tail
-    included). None reads the last predictor of the source and the last content token of the target."""
+    included). None reads the last predictor of the source and the last token of the target's content; a step's content
+    ends with the separator that closes it, which most tokenizers fuse with its full stop."""
     jepa_loss_type: Alignment = "cosine"
     """Distance between the paired embeddings."""
     infonce_temperature: float = 0.07

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
+from stepjepa.config import DTYPES
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
 from stepjepa.predictors import add_predictor_tokens
@@ -22,7 +24,8 @@ from stepjepa.presets import PREFIX, find_preset, make_config, train_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+# What transformers, PEFT and safetensors raise for a folder that is missing, foreign or broken.
+LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, AttributeError, RuntimeError, SafetensorError)
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def quiet_bars() -> None:
 
 
 def torch_dtype(name: str) -> torch.dtype | str:
-    """The dtype of a name in ``DTYPES``; ``auto`` stays a word, which takes the checkpoint's own."""
+    """The dtype of a name in ``config.DTYPES``; ``auto`` stays a word, which takes the checkpoint's own."""
     if name not in DTYPES:
         raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got '{name}'")
     return "auto" if name == "auto" else getattr(torch, name)
@@ -133,7 +136,7 @@ def load_model(
                 attn_implementation=attn_implementation,
                 trust_remote_code=trust_remote_code,
             )
-        except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:
+        except LOAD_ERRORS as error:
             raise UserError(f"can't load a model from '{name}': {_first_line(error)}") from None
     give_predictors(model, tokenizer, predictors, seed)
     model.train()
@@ -251,7 +254,7 @@ def load_for_inference(
 
     Args:
         path: run folder, checkpoint folder or hub id.
-        dtype: see ``DTYPES``.
+        dtype: see ``config.DTYPES``.
         device: where to put it; the accelerator if there is one, else the CPU.
         trust_remote_code: run code that comes with the model.
 
@@ -274,7 +277,7 @@ def load_for_inference(
         )
         if adapter.is_file():
             model = _merge(model, name, len(tokenizer))
-    except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:
+    except LOAD_ERRORS as error:
         raise UserError(f"can't load a model from '{base}': {_first_line(error)}") from None
     if device is None:
         device = torch.accelerator.current_accelerator() or "cpu"

@@ -6,6 +6,8 @@ between matched and shuffled similarity, and the uncentred effective rank.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -39,13 +41,15 @@ def effective_rank(embeddings: Tensor, *, centred: bool = False) -> float:
         centred: subtract the mean first; that hides a collapse to one vector.
 
     Returns:
-        Between 1 (one direction) and ``min(P, D)``; 0 for no embeddings or for zeros.
+        Between 1 (one direction) and ``min(P, D)``; 0 for no embeddings or for zeros; NaN if any number is not finite.
     """
     if len(embeddings) == 0:
         return 0.0
     matrix = embeddings.float()
     if centred:
         matrix = matrix - matrix.mean(0)
+    if not bool(torch.isfinite(matrix).all()):
+        return math.nan
     values = torch.linalg.svdvals(matrix)
     total = values.sum()
     if total <= 0:
@@ -66,6 +70,11 @@ def retrieval_top1(source: Tensor, target: Tensor) -> float:
     similarity = F.normalize(source.float(), dim=-1) @ F.normalize(target.float(), dim=-1).T
     # Of equally near targets the first wins, so that a constant map finds one partner, not all of them.
     return float((similarity.argmax(1) == torch.arange(len(source), device=source.device)).float().mean())
+
+
+def share(name: str, amount: float, count: float) -> dict[str, float]:
+    """``{name: amount / count}``, and nothing where nothing was counted: not measured is not zero."""
+    return {name: amount / count} if count else {}
 
 
 class Window:
@@ -107,8 +116,8 @@ class Window:
         return [float(self._sums.get(name, 0.0)) for name in names]
 
     def geometry(self) -> dict[str, float]:
-        """Effective ranks and retrieval of the latest pairs of this process; empty without pairs."""
-        if not self._pairs:
+        """Effective ranks and retrieval of the latest pairs of this process; empty for less than two."""
+        if self._held < 2:
             return {}
         source = torch.cat([first for first, _ in self._pairs])[-self._keep :].float()
         target = torch.cat([second for _, second in self._pairs])[-self._keep :].float()

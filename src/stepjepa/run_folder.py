@@ -45,23 +45,29 @@ def open_run_folder(path: str, resume: str | None) -> tuple[Path, str | None]:
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise UserError("is a file; --output_dir needs a folder", path=folder)
+    whole = [p for p in folder.glob("checkpoint-*") if p.name[len("checkpoint-") :].isdigit() and is_checkpoint(p)]
     if resume is None:
         if is_main_process() and folder.exists() and any(folder.iterdir()):
-            raise UserError(
-                "is not empty; name another --output_dir, or pass --resume_from_checkpoint last to go on with it",
-                path=folder,
-            )
+            way = "pass --resume_from_checkpoint last to go on with it" if whole else "empty it"
+            raise UserError(f"is not empty; name another --output_dir, or {way}", path=folder)
         return folder, None
     if resume.lower() in ("last", "true"):
-        numbered = [(int(p.name.partition("-")[2]), p) for p in folder.glob("checkpoint-*") if is_checkpoint(p)]
-        if not numbered:
-            raise UserError("holds no whole checkpoint to resume from; leave --resume_from_checkpoint out", path=folder)
-        return folder, str(max(numbered)[1])
-    if not is_checkpoint(Path(resume)):
+        if not whole:
+            raise UserError(
+                "holds no whole checkpoint to resume from; name another --output_dir, or empty this one and leave "
+                "--resume_from_checkpoint out",
+                path=folder,
+            )
+        return folder, str(max(whole, key=lambda p: int(p.name[len("checkpoint-") :])))
+    checkpoint = Path(resume)
+    if not is_checkpoint(checkpoint):
         raise UserError(
             "is no whole checkpoint folder (its trainer_state.json is missing or cut short); check the path",
-            path=Path(resume),
+            path=checkpoint,
         )
+    ours = (folder / RUN_FILE).is_file() or checkpoint.resolve().parent == folder.resolve()
+    if is_main_process() and folder.exists() and any(folder.iterdir()) and not ours:
+        raise UserError("is not empty and holds no run to go on with; name another --output_dir", path=folder)
     return folder, resume
 
 
@@ -100,18 +106,22 @@ def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return value
 
 
-def refuse_other_run(folder: Path, now: dict[str, Any]) -> None:
-    """Refuse to go on with a run under what would make it another one.
+def earlier_sessions(folder: Path, now: dict[str, Any], training: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a resumed run has behind it; refuses to go on with it as another run.
 
     Args:
         folder: the run folder.
-        now: parts of ``run.json`` as this call would write them.
+        now: parts of ``run.json`` that must not change, as this call would write them.
+        training: the training arguments of this call.
+
+    Returns:
+        The ``sessions`` of ``run.json``: seconds, and the step reached. A session that was killed left none.
 
     Raises:
-        UserError: they differ from those that the run was begun with.
+        UserError: the run was begun with other settings, or is finished.
     """
     if not (folder / RUN_FILE).is_file():
-        return
+        return []
     before = read_run(folder)
     for part, value in json.loads(json.dumps(now, default=str)).items():
         if before.get(part) == value:
@@ -123,6 +133,11 @@ def refuse_other_run(folder: Path, now: dict[str, Any]) -> None:
             f"the run was begun with other settings ({words}); pass the flags of run.json, or another --output_dir",
             path=folder,
         )
+    length = ("num_train_epochs", "max_steps")
+    if before["status"] == "finished" and all(before["training"][name] == training[name] for name in length):
+        raise UserError("the run is finished; there is nothing to resume", path=folder)
+    sessions: list[dict[str, Any]] = before.get("sessions", [])
+    return sessions
 
 
 def save_whole(folder: Path, save: Callable[[str], None]) -> None:

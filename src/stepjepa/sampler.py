@@ -29,8 +29,9 @@ class StepSampler(Sampler[Key]):
     """Yields one epoch of records in the order in which they are trained.
 
     The records of an optimizer step are chosen first and then sorted by length, so that its micro-batches are tight:
-    that changes no gradient, since losses are normalised over the whole step. Loss dropout is drawn per step, the same
-    on every process. Places that the last step can't fill evenly over processes stay empty: no record is repeated.
+    that changes no gradient, since losses are normalised over the whole step (except for InfoNCE, see ``tight``). Loss
+    dropout is drawn per step, the same on every process. Places that the last step can't fill evenly over processes
+    stay empty: no record is repeated.
 
     Args:
         lengths: tokens of each record.
@@ -39,6 +40,7 @@ class StepSampler(Sampler[Key]):
         strategy: ``random``; ``group_by_length`` also puts records of like length into one step; ``sequential`` keeps
             the file's order of steps.
         jepa_ratio: share of steps whose views are run.
+        tight: sort the records of a step by length. Off for losses that compare the pairs of a micro-batch.
         multiple: the number of keys is padded to a multiple of this (batch size x processes).
     """
 
@@ -50,6 +52,7 @@ class StepSampler(Sampler[Key]):
         seed: int = 0,
         strategy: str = "random",
         jepa_ratio: float = 1.0,
+        tight: bool = True,
         multiple: int = 1,
     ) -> None:
         if strategy not in STRATEGIES:
@@ -59,6 +62,7 @@ class StepSampler(Sampler[Key]):
         self._seed = seed
         self._strategy = strategy
         self._jepa_ratio = jepa_ratio
+        self._tight = tight
         self._multiple = multiple
         self.epoch = 0
 
@@ -74,8 +78,10 @@ class StepSampler(Sampler[Key]):
         keys: list[Key] = []
         for number, step in enumerate(steps):
             with_views = draw(self._seed, self.epoch, number) < self._jepa_ratio
-            by_length = sorted(step.tolist(), key=lambda index: (self._lengths[index], index))
-            keys.extend((index, with_views) for index in by_length)
+            members = step.tolist()
+            if self._tight:
+                members.sort(key=lambda index: (self._lengths[index], index))
+            keys.extend((index, with_views) for index in members)
         keys.extend((-1, False) for _ in range(len(self) - len(keys)))
         return iter(keys)
 

@@ -140,7 +140,6 @@ class ForestBuilder:
                 set; its template rewrites it. The message names file and line.
         """
         texts: list[str] = []
-        rendered: list[Rendered] = []
         found: list[list[Pair]] = []
         alone: list[dict[_Alone, int]] = []
         spans: list[Rendered] = []
@@ -152,7 +151,6 @@ class ForestBuilder:
             pairs = find_pairs(record, self.config)
             texts.append(whole.text)
             spans.append(whole)
-            rendered.append(whole)
             found.append(pairs)
             places: dict[_Alone, int] = {}
             for view, is_source in (end for pair in pairs for end in self._ends(pair)):
@@ -165,7 +163,8 @@ class ForestBuilder:
         tokens = self._tokenize(texts)
         forests: list[Forest] = []
         cursor = 0
-        for record, whole, pairs, places in zip(records, rendered, found, alone, strict=True):
+        for record, pairs, places in zip(records, found, alone, strict=True):
+            whole = spans[cursor]
             located = {
                 key: _locate_alone(tokens[place], spans[place], len(self._predictors) if key[1] else 0)
                 for key, place in places.items()
@@ -287,11 +286,18 @@ class ForestBuilder:
     def _lay_pair(self, row: _Row, main: int, first: _Located, second: _Located) -> None:
         if self.config.reverse_pred:
             source = self._lay_root(row, second, "source")
-            target = first.end - 1 if first.in_main else self._lay_root(row, first, "target")
+            target = self._read_main(row, main, first.end) if first.in_main else self._lay_root(row, first, "target")
         else:
             source = self._lay_branch(row, main, first) if first.in_main else self._lay_root(row, first, "source")
             target = self._lay_root(row, second, "target")
         row.pairs.append((source, target))
+
+    def _read_main(self, row: _Row, main: int, end: int) -> int:
+        """The readout of a view that ends at a token of the main text and needs no tokens of its own."""
+        index = end + (-1 if self.config.last_token is None else self.config.last_token)
+        if index < 0:
+            raise UserError(f"--last_token {self.config.last_token} reaches before the start of a view")
+        return row.segments[main].start + index
 
     def _lay_branch(self, row: _Row, main: int, view: _Located) -> int:
         """Predictors hanging on the main text behind a view (or, in front, before it); returns the readout."""

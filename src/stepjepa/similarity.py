@@ -14,7 +14,7 @@ from stepjepa.collate import ForestCollator
 from stepjepa.config import JepaConfig
 from stepjepa.embeddings import forward
 from stepjepa.errors import UserError
-from stepjepa.monitors import Window
+from stepjepa.monitors import Window, share
 from stepjepa.preparation import prepare
 from stepjepa.records import Record
 from stepjepa.run_folder import read_run
@@ -59,7 +59,8 @@ def measure_similarity(
         batch_size: records per batch; shuffled pairs are those within a batch.
 
     Returns:
-        ``pairs``, ``matched_similarity``, ``shuffled_similarity`` and what ``monitors.Window.geometry`` gives.
+        ``pairs``, ``matched_similarity``, ``shuffled_similarity`` (missing if no batch has two pairs) and what
+        ``monitors.Window.geometry`` gives.
 
     Raises:
         UserError: no record has a pair, or the model can't be run on views.
@@ -79,7 +80,7 @@ def measure_similarity(
     matched, shuffled, pairs, crossings = window.totals(["matched", "shuffled", "pairs", "crossings"])
     return {
         "pairs": pairs,
-        "matched_similarity": matched / max(pairs, 1),
-        "shuffled_similarity": shuffled / max(crossings, 1),
+        **share("matched_similarity", matched, pairs),
+        **share("shuffled_similarity", shuffled, crossings),
         **window.geometry(),
     }

@@ -79,8 +79,9 @@ def format_summary(summary: Mapping[str, Any]) -> str:
             interval = f"{100 * score['low']:.2f} .. {100 * score['high']:.2f}"
             lines.append(f"  {name:<14}{100 * score['mean']:7.2f}%   {interval}")
     if summary["similarity"] is not None:
-        matched, shuffled = (summary["similarity"][f"{kind}_similarity"] for kind in ("matched", "shuffled"))
-        lines.append(f"  similarity of matched pairs of views {matched:.3f}, of shuffled ones {shuffled:.3f}")
+        matched, shuffled = (summary["similarity"].get(f"{kind}_similarity") for kind in ("matched", "shuffled"))
+        other = "not measured" if shuffled is None else f"{shuffled:.3f}"
+        lines.append(f"  similarity of matched pairs of views {matched:.3f}, of shuffled ones {other}")
     lines.append(f"  LM loss on the right answers {summary['gold_loss']:.4f} ({summary['gold_tokens']} tokens)")
     if summary["tokens_per_second"] is None:
         speed = "nothing generated now"

@@ -10,6 +10,8 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jinja2.exceptions import TemplateError
+
 from stepjepa.errors import UserError
 
 if TYPE_CHECKING:
@@ -99,7 +101,10 @@ class ChatTemplate:
         """
         if messages and messages[0]["role"] == "system" and not self.has_system_role:
             return self._render_folded(messages)
-        text = self._apply(messages)
+        try:
+            text = self._apply(messages)
+        except TemplateError as error:
+            raise UserError(f"the chat template refuses these messages: {error}") from None
         contents = [message["content"] for message in messages]
         roles = tuple(message["role"] for message in messages)
         spans = self._spans_by_skeleton(text, roles, contents) or self._spans_by_search(text, roles, contents)
@@ -142,8 +147,6 @@ class ChatTemplate:
 
     def _skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
         """The template's own text around the contents, one piece more than there are roles; None if it refuses."""
-        from jinja2.exceptions import TemplateError
-
         if roles not in self._skeletons:
             marks = [f"{_OPEN}{index}{_CLOSE}" for index in range(len(roles))]
             chat = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,8 +20,9 @@ from stepjepa.collate import ForestCollator
 from stepjepa.config import JepaConfig
 from stepjepa.grouping import CPU_PASS_COST, GroupCollator, forward_groups
 from stepjepa.model import give_predictors
-from stepjepa.monitors import Window
+from stepjepa.monitors import Window, share
 from stepjepa.objective import Objective, Sums
+from stepjepa.predictors import all_predictor_ids
 from stepjepa.preparation import Prepared, prepare
 from stepjepa.records import Record, as_records
 from stepjepa.sampler import STRATEGIES, StepSampler
@@ -34,6 +35,18 @@ Data = Prepared | Iterable[Record | dict[str, Any]]
 # Names of the running sums of a window, in the order in which they travel between processes.
 _SUMS = ["lm_loss", "jepa_loss", "steps", "jepa_steps", "matched", "shuffled", "pairs", "crossings"]
 _SUMS += ["tokens", "records", "records_with_views", "records_without_pair"]
+
+
+# Arguments of Trainer's own token count, last batch and evaluation loop, none of which is used here.
+WITHOUT_EFFECT = (
+    "include_num_input_tokens_seen",
+    "dataloader_drop_last",
+    "bf16_full_eval",
+    "fp16_full_eval",
+    "prediction_loss_only",
+    "eval_accumulation_steps",
+    "batch_eval_metrics",
+)
 
 
 class JepaTrainer(Trainer):
@@ -87,6 +100,12 @@ class JepaTrainer(Trainer):
         args.remove_unused_columns = False
         base = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]  # a PEFT model's method
         assert self.jepa.predictors is not None
+        missing = self.jepa.predictors - len(all_predictor_ids(processing_class))
+        if hasattr(model, "peft_config") and self.jepa.uses_views and missing > 0:
+            raise ValueError(
+                f"expected a PEFT model with {self.jepa.predictors} trained predictor tokens, got {missing} too few; "
+                "call load_model(..., predictors=K) and add_lora(model, settings, all_predictor_ids(tokenizer)) first"
+            )
         if self.jepa.uses_views:
             give_predictors(base, processing_class, self.jepa.predictors, args.seed)
         self.encoding, self.encoding_reason = choose_encoding(base, self.jepa.encoding)
@@ -111,6 +130,8 @@ class JepaTrainer(Trainer):
             callbacks=[EpochCallback(), MetricsCallback(), CollapseCallback(), *callbacks],
             optimizers=optimizers,
         )
+        # Versions that do not know loss_is_scaled_for_ga take the same from this.
+        self.model_accepts_loss_kwargs = True
         ConsoleCallback.install(self)
         if self.args.n_gpu > 1:
             raise ValueError(
@@ -192,6 +213,8 @@ class JepaTrainer(Trainer):
             seed=seed,
             strategy=str(self.args.train_sampling_strategy),
             jepa_ratio=self.jepa.jepa_ratio if self.jepa.uses_views else 1.0,
+            # Negatives must be drawn from all records, not from those of like length.
+            tight=self.jepa.jepa_loss_type != "infonce",
             multiple=per_micro_step,
         )
 
@@ -220,12 +243,12 @@ class JepaTrainer(Trainer):
         }
         if self.jepa.uses_views:
             metrics |= {
-                "jepa_loss": sums["jepa_loss"] / max(sums["jepa_steps"] / world, 1),
-                "matched_similarity": sums["matched"] / max(sums["pairs"], 1),
-                "shuffled_similarity": sums["shuffled"] / max(sums["crossings"], 1),
+                **share("jepa_loss", sums["jepa_loss"], sums["jepa_steps"] / world),
+                **share("matched_similarity", sums["matched"], sums["pairs"]),
+                **share("shuffled_similarity", sums["shuffled"], sums["crossings"]),
                 **self._window.geometry(),
                 "pairs_per_second": sums["pairs"] / seconds,
-                "without_pair_share": sums["records_without_pair"] / max(sums["records_with_views"], 1),
+                **share("without_pair_share", sums["records_without_pair"], sums["records_with_views"]),
             }
         self._window.reset()
         self._window_start = time.perf_counter()
@@ -233,9 +256,18 @@ class JepaTrainer(Trainer):
 
     def _add_tokens(self, tokens: float) -> None:
         if self.num_tokens == 0:
-            # A resumed run goes on counting where its log stopped.
-            self.num_tokens = max((line.get("num_tokens", 0.0) for line in self.state.log_history), default=0.0)
+            # A resumed run goes on counting where its checkpoint was written.
+            self.num_tokens = float(self.state.num_input_tokens_seen)
         self.num_tokens += tokens
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """As in Trainer, with the tokens seen so far in the state."""
+        pending = torch.tensor(self._window.totals(["tokens"]), dtype=torch.float64, device=self._reduce_device())
+        if self.accelerator.num_processes > 1:
+            pending = self.accelerator.reduce(pending, "sum")
+        self._add_tokens(0.0)
+        self.state.num_input_tokens_seen = int(self.num_tokens + pending.item())
+        super()._save_checkpoint(*args, **kwargs)
 
     def _reduce_device(self) -> torch.device:
         # Sums of a window need more than the single precision that mps has.
@@ -288,10 +320,12 @@ class JepaTrainer(Trainer):
             metrics["loss"] += self.jepa.lbd * jepa_loss
             metrics |= {
                 "jepa_loss": jepa_loss,
-                "matched_similarity": sums["matched"] / max(sums["pairs"], 1),
-                "shuffled_similarity": sums["shuffled"] / max(sums["crossings"], 1),
+                **share("matched_similarity", sums["matched"], sums["pairs"]),
+                **share("shuffled_similarity", sums["shuffled"], sums["crossings"]),
                 **window.geometry(),
             }
+        # The speed of training is that of training.
+        self._window_start += time.time() - start
         named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         named.update(speed_metrics(metric_key_prefix, start, num_samples=int(sums["records"])))
         self.log(named)
@@ -333,6 +367,10 @@ def _refuse_contradictions(args: TrainingArguments) -> None:
         )
     if args.auto_find_batch_size:
         raise ValueError("auto_find_batch_size: expected False, since it would change the records of a step")
+    defaults = {field.name: field.default for field in fields(TrainingArguments)}
+    for name in WITHOUT_EFFECT:
+        if name in defaults and getattr(args, name) != defaults[name]:
+            raise ValueError(f"{name}: has no effect with this trainer; leave it at {defaults[name]}")
 
 
 def _check_positions(model: Any, prepared: Sequence[Prepared | None]) -> None:

@@ -22,9 +22,10 @@ from stepjepa.predictors import all_predictor_ids
 from stepjepa.preparation import prepare
 from stepjepa.records import Record, read_records
 from stepjepa.run_folder import (
+    RUN_FILE,
+    earlier_sessions,
     is_main_process,
     open_run_folder,
-    refuse_other_run,
     save_whole,
     versions,
     write_run,
@@ -51,6 +52,8 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
     if level == logging.WARNING:
         transformers.logging.set_verbosity_error()
+    # Before anything is drawn, an adapter's weights among it.
+    transformers.set_seed(args.finetune_seed)
     folder, checkpoint = open_run_folder(args.output_dir, args.resume_from_checkpoint)
     train_records, eval_records, files = _read(args)
     training = _training_arguments(args, bool(eval_records))
@@ -81,7 +84,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
         trainer = JepaTrainer(
             model, training, config, train_dataset=data, eval_dataset=held_out, processing_class=tokenizer
         )
-    except ValueError as error:
+    except (ValueError, RuntimeError, ImportError) as error:
         raise UserError(str(error)) from None
     _say(f"encoding: {trainer.encoding} ({trainer.encoding_reason})")
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -96,17 +99,19 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
         "encoding": {"used": trainer.encoding, "because": trainer.encoding_reason},
         "training": training.to_dict(),
         "data": files,
+        "order": _order(training),
         "counts": data.counts,
         "tokens": {**data.tokens, "ratio": data.tokens["all"] / data.tokens["main"]},
         "template": data.template,
         "parameters": {"trained": trainable, "total": total},
         "versions": versions(),
+        "sessions": [],
     }
     if checkpoint is not None:
-        refuse_other_run(folder, {name: record[name] for name in ("model", "jepa", "lora", "data")})
+        parts = ("model", "jepa", "lora", "data", "order")
+        record["sessions"] = earlier_sessions(folder, {name: record[name] for name in parts}, record["training"])
     write_run(folder, record)
-    result = trainer.train(resume_from_checkpoint=checkpoint)
-    metrics = dict(result.metrics)
+    metrics = _run(trainer, folder, checkpoint, record)
     if held_out is not None:
         metrics |= trainer.evaluate()
     save_whole(folder, trainer.save_model)
@@ -117,13 +122,43 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
             "steps": trainer.state.global_step,
             "tokens": trainer.num_tokens,
             "last_log": next((line for line in reversed(trainer.state.log_history) if "lm_loss" in line), {}),
-            "train_seconds": metrics["train_runtime"],
+            "train_seconds": sum(session["seconds"] for session in record["sessions"]),
             "seconds": time.time() - start,
             **{name: value for name, value in metrics.items() if name.startswith("eval_")},
         },
     }
     write_run(folder, record)
     _say(f"run folder: {folder}")
+
+
+def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dict[str, Any]) -> dict[str, float]:
+    """Train, and note in the record what became of it."""
+    start = time.time()
+    try:
+        metrics = dict(trainer.train(resume_from_checkpoint=checkpoint).metrics)
+    except (ValueError, RuntimeError, ImportError) as error:
+        if trainer.state.global_step == 0:
+            # An optimizer or a schedule that can't be made. The folder stays free for the next try.
+            if is_main_process() and checkpoint is None:
+                (folder / RUN_FILE).unlink(missing_ok=True)
+                if not any(folder.iterdir()):
+                    folder.rmdir()
+            raise UserError(f"training can't start: {error}") from None
+        write_run(folder, {**record, "status": "failed", "error": str(error)})
+        raise
+    record["sessions"].append({"seconds": time.time() - start, "to_step": trainer.state.global_step})
+    return metrics
+
+
+def _order(training: TrainingArguments) -> dict[str, Any]:
+    """What decides which record is trained when: a resumed run must keep it."""
+    return {
+        "seed": training.seed,
+        "data_seed": training.data_seed,
+        "records_per_micro_step": training.per_device_train_batch_size * training.world_size,
+        "gradient_accumulation_steps": training.gradient_accumulation_steps,
+        "train_sampling_strategy": str(training.train_sampling_strategy),
+    }
 
 
 def _say(line: str) -> None:

@@ -261,8 +261,9 @@ def test_flash_attention_gets_rows(tiny_model: ModelFactory) -> None:
     model.config._attn_implementation = "flash_attention_2"
     encoding, reason = choose_encoding(model, "auto")
     assert encoding == "rows"
-    assert "FlashAttention" in reason
-    assert choose_encoding(model, "forest")[0] == "forest"
+    assert "flash_attention_2" in reason
+    with pytest.raises(ValueError, match="use encoding 'rows'"):
+        choose_encoding(model, "forest")
 
 
 def test_models_that_generate_no_text_are_refused() -> None:

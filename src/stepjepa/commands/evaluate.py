@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from stepjepa.arguments import add_switch
+from stepjepa.config import DTYPES
 from stepjepa.tasks.base import TASK_NAMES
 
 SUMMARY = "generate answers for a test file and score them"
@@ -45,9 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generation.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (0)")
     generation.add_argument("--seed", type=int, default=42, metavar="N", help="of sampling (42)")
     generation.add_argument("--batch_size", type=int, default=16, metavar="N", help="prompts at a time (16)")
-    generation.add_argument(
-        "--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help="of the weights (auto)"
-    )
+    generation.add_argument("--dtype", choices=DTYPES, default="auto", help="of the weights (auto)")
     add_switch(generation, "--trust_remote_code", help="run code that comes with the model (off)")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from stepjepa.arguments import add_switch
+from stepjepa.config import DTYPES
 
 SUMMARY = "merge an adapter into its base, or copy a trained model, as a plain model folder"
 
@@ -14,9 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("export")
     group.add_argument("--model_path", required=True, metavar="DIR", help="run or checkpoint folder")
     group.add_argument("--output_dir", required=True, metavar="DIR", help="folder for the model; empty or new")
-    group.add_argument(
-        "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"), help="of the weights (auto)"
-    )
+    group.add_argument("--dtype", default="auto", choices=DTYPES, help="of the weights (auto)")
     add_switch(group, "--trust_remote_code", help="run code that comes with the model (off)")
 
 

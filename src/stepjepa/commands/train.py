@@ -14,6 +14,7 @@ from stepjepa.arguments import (
     arguments_of_file,
     jepa_config,
 )
+from stepjepa.config import DTYPES
 from stepjepa.errors import UserError
 
 SUMMARY = "train a model: regular, LLM-JEPA or Step-JEPA"
@@ -25,6 +26,7 @@ Every other field of transformers.TrainingArguments is a flag too: --report_to w
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Our flags, grouped."""
+    parser.usage = "stepjepa train --train_file FILE --model_name NAME --output_dir DIR [flags below]"
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     data = add_data_group(parser, required=False)
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--dtype",
         default="float32",
-        choices=("auto", "float32", "bfloat16", "float16"),
+        choices=DTYPES,
         help="of weights (float32)",
     )
     model.add_argument("--attn_implementation", metavar="NAME", help="as in transformers: sdpa, eager ...")
