@@ -15,11 +15,11 @@ from stepjepa.cli import main
 
 RUNS = Path("runs")
 
-DATA = "--train_size 8000 --test_size 200 --max_steps 2 --max_quantity 5 --max_amount 15"
+DATA = "--train_size 16000 --test_size 200 --max_steps 2 --max_quantity 5 --max_amount 15"
 
 MODEL = (
-    "--model_name preset:tiny --batch_size 16 --grad_accum 1 --learning_rate 4e-3 --num_epochs 2 "
-    "--lr_scheduler_type cosine --warmup_steps 50 --logging_steps 100 --save_strategy no"
+    "--model_name preset:tiny --batch_size 8 --grad_accum 1 --learning_rate 3e-3 --num_epochs 1 "
+    "--lr_scheduler_type cosine --warmup_steps 100 --logging_steps 200 --save_strategy no"
 )
 
 MODES = {

@@ -106,7 +106,7 @@ def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return value
 
 
-def earlier_sessions(folder: Path, now: dict[str, Any], training: dict[str, Any]) -> list[dict[str, Any]]:
+def earlier_launches(folder: Path, now: dict[str, Any], training: dict[str, Any]) -> list[dict[str, Any]]:
     """What a resumed run has behind it; refuses to go on with it as another run.
 
     Args:
@@ -115,7 +115,7 @@ def earlier_sessions(folder: Path, now: dict[str, Any], training: dict[str, Any]
         training: the training arguments of this call.
 
     Returns:
-        The ``sessions`` of ``run.json``: seconds, and the step reached. A session that was killed left none.
+        The ``launches`` of ``run.json``: seconds, and the step reached. One that was killed left none.
 
     Raises:
         UserError: the run was begun with other settings, or is finished.
@@ -136,8 +136,8 @@ def earlier_sessions(folder: Path, now: dict[str, Any], training: dict[str, Any]
     length = ("num_train_epochs", "max_steps")
     if before["status"] == "finished" and all(before["training"][name] == training[name] for name in length):
         raise UserError("the run is finished; there is nothing to resume", path=folder)
-    sessions: list[dict[str, Any]] = before.get("sessions", [])
-    return sessions
+    launches: list[dict[str, Any]] = before.get("launches", [])
+    return launches
 
 
 def save_whole(folder: Path, save: Callable[[str], None]) -> None:

@@ -23,7 +23,7 @@ from stepjepa.preparation import prepare
 from stepjepa.records import Record, read_records
 from stepjepa.run_folder import (
     RUN_FILE,
-    earlier_sessions,
+    earlier_launches,
     is_main_process,
     open_run_folder,
     save_whole,
@@ -105,11 +105,11 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
         "template": data.template,
         "parameters": {"trained": trainable, "total": total},
         "versions": versions(),
-        "sessions": [],
+        "launches": [],
     }
     if checkpoint is not None:
         parts = ("model", "jepa", "lora", "data", "order")
-        record["sessions"] = earlier_sessions(folder, {name: record[name] for name in parts}, record["training"])
+        record["launches"] = earlier_launches(folder, {name: record[name] for name in parts}, record["training"])
     write_run(folder, record)
     metrics = _run(trainer, folder, checkpoint, record)
     if held_out is not None:
@@ -122,7 +122,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
             "steps": trainer.state.global_step,
             "tokens": trainer.num_tokens,
             "last_log": next((line for line in reversed(trainer.state.log_history) if "lm_loss" in line), {}),
-            "train_seconds": sum(session["seconds"] for session in record["sessions"]),
+            "train_seconds": sum(launch["seconds"] for launch in record["launches"]),
             "seconds": time.time() - start,
             **{name: value for name, value in metrics.items() if name.startswith("eval_")},
         },
@@ -146,7 +146,7 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
             raise UserError(f"training can't start: {error}") from None
         write_run(folder, {**record, "status": "failed", "error": str(error)})
         raise
-    record["sessions"].append({"seconds": time.time() - start, "to_step": trainer.state.global_step})
+    record["launches"].append({"seconds": time.time() - start, "to_step": trainer.state.global_step})
     return metrics
 
 
