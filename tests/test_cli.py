@@ -121,6 +121,7 @@ BAD_FLAGS = [
     (["--resume_from_checkpoint", "nowhere"], "nowhere: is no whole checkpoint folder"),
     (["--train_file", "nowhere.jsonl"], "nowhere.jsonl: no such data file"),
     (["--model_name", "nowhere/at-all"], "can't load a tokenizer from 'nowhere/at-all'"),
+    (["--model_name", "./nowhere/at-all"], "./nowhere/at-all: no such model folder"),
     (["--model_name", "preset:huge"], "no preset 'huge'; choose one of preset:tiny"),
     (["--model_name", "preset:tiny", "--lora"], "presets have random weights"),
     (["--do_train", "True"], "--do_train has no effect here"),

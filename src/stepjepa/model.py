@@ -78,6 +78,8 @@ def load_tokenizer(name: str, *, chat_template: str | None = None, trust_remote_
     from transformers import AutoTokenizer
 
     quiet_bars()
+    if not Path(name).is_dir() and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
+        raise UserError("no such model folder; check the path", path=name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, ImportError) as error:
@@ -118,6 +120,7 @@ def load_model(
     """
     from transformers import AutoModelForCausalLM
 
+    quiet_bars()
     tokenizer: Any
     if name.startswith(PREFIX):
         tokenizer, model = _build_preset(
