@@ -18,7 +18,7 @@ from stepjepa.errors import UserError
 from stepjepa.forest import IGNORE, Forest, Kind, key_ranges
 from stepjepa.preparation import BLOCK, COUNTS
 from stepjepa.records import Record
-from stepjepa.segments import ForestBuilder, Tokens
+from stepjepa.segments import ForestBuilder, token_span
 from stepjepa.views import step_views
 
 if TYPE_CHECKING:
@@ -338,9 +338,7 @@ def _tokens(forest: Forest, tokenizer: PreTrainedTokenizerBase) -> tuple[TokenIn
 def _parts(record: Record, builder: ForestBuilder, forest: Forest) -> tuple[tuple[PartInfo, ...], tuple[PartInfo, ...]]:
     """The messages and the steps of a record with the rows they stand at."""
     whole = builder.template.render(record.messages)
-    encoded = builder.tokenizer(whole.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    offsets = np.asarray(encoded["offset_mapping"], np.int32).reshape(-1, 2)
-    tokens = Tokens(np.asarray(encoded["input_ids"], np.int32), offsets[:, 0], offsets[:, 1])
+    (tokens,) = builder.tokenize([whole.text])
     in_text = [s for s in forest.segments if s.kind == "main" or (s.kind == "target" and s.parent >= 0)]
     rows = [row for segment in in_text for row in range(segment.start, segment.end)]
 
@@ -354,12 +352,8 @@ def _parts(record: Record, builder: ForestBuilder, forest: Forest) -> tuple[tupl
         part(message["role"], message["content"], tokens.first_overlapping(start), tokens.first_from(end))
         for message, (start, end) in zip(record.messages, whole.spans, strict=True)
     )
-    begin, limit = whole.spans[-1]
     steps = []
     for number, step in enumerate(step_views(record, builder.config.step_separator), start=1):
-        # A token belongs to the step in which it begins; the first takes the one that reaches in from outside.
-        first = min(begin + step.start, limit)
-        start = tokens.first_overlapping(first) if step.start == 0 else tokens.first_from(first)
-        end = tokens.first_from(min(begin + step.end, limit))
+        start, end = token_span(step, record, whole, tokens)
         steps.append(part(f"step {number}", record.answer[step.start : step.end], start, end))
     return messages, tuple(steps)

@@ -17,9 +17,8 @@ from torch import nn
 
 from stepjepa.config import DTYPES
 from stepjepa.errors import UserError
-from stepjepa.files import existing_file
 from stepjepa.predictors import add_predictor_tokens
-from stepjepa.presets import PREFIX, find_preset, make_config, train_tokenizer
+from stepjepa.presets import PREFIX, make_config, preset_tokenizer, read_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -85,7 +84,7 @@ def load_tokenizer(name: str, *, chat_template: str | None = None, trust_remote_
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UserError(f"can't load a tokenizer from '{name}': {_first_line(error)}") from None
     if chat_template is not None:
-        tokenizer.chat_template = existing_file(chat_template, "chat template").read_text(encoding="utf-8")
+        tokenizer.chat_template = read_template(chat_template)
     return tokenizer
 
 
@@ -151,10 +150,7 @@ def _build_preset(
 ) -> tuple[Any, PreTrainedModel]:
     from transformers import AutoModelForCausalLM
 
-    preset = find_preset(name)
-    tokenizer: Any = train_tokenizer(texts, preset.vocabulary)
-    if chat_template is not None:
-        tokenizer.chat_template = existing_file(chat_template, "chat template").read_text(encoding="utf-8")
+    preset, tokenizer = preset_tokenizer(name, texts, chat_template)
     # Weights depend on the seed alone, wherever the global generator stands.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.errors import UserError
+from stepjepa.files import existing_file
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerFast
@@ -105,6 +106,35 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
+
+
+def preset_tokenizer(
+    name: str, texts: Iterable[str], chat_template: str | None = None
+) -> tuple[Preset, PreTrainedTokenizerFast]:
+    """A preset and the tokenizer trained for it.
+
+    Args:
+        name: such as ``preset:tiny``.
+        texts: what the tokenizer is trained on.
+        chat_template: a Jinja file instead of the built-in template.
+
+    Raises:
+        UserError: there is no such preset or file.
+    """
+    preset = find_preset(name)
+    tokenizer = train_tokenizer(texts, preset.vocabulary)
+    if chat_template is not None:
+        tokenizer.chat_template = read_template(chat_template)
+    return preset, tokenizer
+
+
+def read_template(path: str) -> str:
+    """The text of a chat template file.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    return existing_file(path, "chat template").read_text(encoding="utf-8")
 
 
 def make_config(preset: Preset, tokenizer: PreTrainedTokenizerFast, positions: int = 4096) -> PretrainedConfig:

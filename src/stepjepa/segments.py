@@ -160,7 +160,7 @@ class ForestBuilder:
                     texts.append(single.text)
                     spans.append(single)
             alone.append(places)
-        tokens = self._tokenize(texts)
+        tokens = self.tokenize(texts)
         forests: list[Forest] = []
         cursor = 0
         for record, pairs, places in zip(records, found, alone, strict=True):
@@ -191,7 +191,8 @@ class ForestBuilder:
             content = added + content if self.config.front_pred else content + added
         return self.template.render_alone(view.role, content)
 
-    def _tokenize(self, texts: list[str]) -> list[Tokens]:
+    def tokenize(self, texts: list[str]) -> list[Tokens]:
+        """Rendered texts as tokens."""
         # The template has written the special tokens; the tokenizer must not add a second begin-of-text.
         batch = self.tokenizer(
             texts,
@@ -236,7 +237,9 @@ class ForestBuilder:
         usable = []
         for pair in pairs:
             both = [
-                alone[view, is_source] if isinstance(view, MessageView) else _locate(view, record, whole, tokens)
+                alone[view, is_source]
+                if isinstance(view, MessageView)
+                else _Located(tokens.ids, *token_span(view, record, whole, tokens), in_main=True)
                 for view, is_source in self._ends(pair)
             ]
             if any(view.end - view.predictors > (length if view.in_main else limit) for view in both):
@@ -373,7 +376,15 @@ def _locate_alone(tokens: Tokens, rendered: Rendered, predictors: int) -> _Locat
     return _Located(tokens.ids, tokens.first_overlapping(start), tokens.first_from(end), False, predictors)
 
 
-def _locate(view: SpanView, record: Record, whole: Rendered, tokens: Tokens) -> _Located:
+def token_span(view: SpanView, record: Record, whole: Rendered, tokens: Tokens) -> tuple[int, int]:
+    """First and one past the last token of a part of a message, where it stands in the chat.
+
+    Args:
+        view: the part.
+        record: whose message it is part of.
+        whole: the record as the template renders it.
+        tokens: that text as tokens.
+    """
     start, end = whole.spans[view.message]
     # Templates that trim a content also trim it in front: then its characters stand earlier than the record says.
     trimmed = max(record.messages[view.message]["content"].find(whole.text[start:end]), 0)
@@ -381,4 +392,4 @@ def _locate(view: SpanView, record: Record, whole: Rendered, tokens: Tokens) -> 
     # A token belongs to the step in which it begins, so that a full stop fused with a blank line closes its step;
     # the first step takes the token that reaches into the content from outside.
     begin = tokens.first_overlapping(first) if view.start == 0 else tokens.first_from(first)
-    return _Located(tokens.ids, begin, tokens.first_from(last), in_main=True)
+    return begin, tokens.first_from(last)

@@ -56,7 +56,7 @@ def test_evaluates_prints_and_goes_on(files, capsys):
         (["--task", "maths"], "invalid choice: 'maths'"),
         (["--batch_sizes", "3"], "did you mean --batch_size?"),
         (["--test_file", "nowhere.jsonl"], "nowhere.jsonl: no such data file"),
-        (["--model_path", "nowhere/at/all"], "can't load a tokenizer from 'nowhere/at/all'"),
+        (["--model_path", "nowhere/at/all"], "nowhere/at/all: no such model folder"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_two(flags, words, files, capsys):

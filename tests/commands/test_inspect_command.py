@@ -103,7 +103,7 @@ def test_a_chat_template_of_ones_own(data: Path, tmp_path: Path, capsys: pytest.
     ("flags", "message"),
     [
         (["--model_name", "preset:huge"], "no preset 'huge'"),
-        (["--model_name", "./nowhere"], "can't load a tokenizer from './nowhere'"),
+        (["--model_name", "./nowhere"], "./nowhere: no such model folder"),
         (["--train_file", "nowhere.jsonl"], "no such data file"),
     ],
 )

@@ -9,9 +9,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.arguments import add_data_group, add_model_group, add_objective_group, jepa_config
-from stepjepa.files import existing_file, refuse_existing
+from stepjepa.files import refuse_existing
 from stepjepa.predictors import add_predictor_tokens
-from stepjepa.presets import PREFIX, find_preset, train_tokenizer
+from stepjepa.presets import PREFIX, preset_tokenizer
 from stepjepa.records import Record, read_records
 
 if TYPE_CHECKING:
@@ -75,12 +75,8 @@ def _tokenizer(args: argparse.Namespace, records: list[Record]) -> Any:
         return load_tokenizer(
             args.model_name, chat_template=args.chat_template, trust_remote_code=args.trust_remote_code
         )
-    vocabulary = find_preset(args.model_name).vocabulary
     texts = (message["content"] for record in records for message in record.messages)
-    tokenizer: Any = train_tokenizer(texts, vocabulary)
-    if args.chat_template is not None:
-        tokenizer.chat_template = existing_file(args.chat_template, "chat template").read_text(encoding="utf-8")
-    return tokenizer
+    return preset_tokenizer(args.model_name, texts, args.chat_template)[1]
 
 
 def _print(inspection: Inspection, max_tokens: int) -> None:
