@@ -7,6 +7,7 @@ import difflib
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -148,25 +149,26 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
 
 
 # The published scripts name these also for their baseline.
-PUBLISHED_WITH_REGULAR = {"predictors": None, "last_token": None, "lbd": 0.1}
+PUBLISHED_WITH_REGULAR = ("predictors", "last_token", "lbd")
 
-NEEDS_VIEWS = {"layout": None, "front_pred": False, "reverse_pred": False, "pairs": "first", "jepa_ratio": 1.0}
-NEEDS_VIEWS |= {"require_pairs": False, "encoding": "auto"}
+NEEDS_VIEWS = ("layout", "front_pred", "reverse_pred", "pairs", "jepa_ratio", "require_pairs", "encoding")
+
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(JepaConfig)}
 
 
 def _refuse_without_effect(args: argparse.Namespace, losses: list[str]) -> None:
     """No flag is ignored without a word."""
     if args.regular:
-        unused = [f"--{name}" for name, default in NEEDS_VIEWS.items() if getattr(args, name) != default]
+        unused = [f"--{name}" for name in NEEDS_VIEWS if getattr(args, name) != DEFAULTS[name]]
         if unused or losses:
             what = unused[0] if unused else f"the alignment loss '{losses[0]}'"
             raise UserError(f"--regular has no views, so {what} does nothing with it; leave one out")
-        noted = [f"--{name}" for name, default in PUBLISHED_WITH_REGULAR.items() if getattr(args, name) != default]
+        noted = [f"--{name}" for name in PUBLISHED_WITH_REGULAR if getattr(args, name) != DEFAULTS[name]]
         if noted:
             print(f"note: --regular has no views, so nothing comes of {', '.join(noted)}", file=sys.stderr)
-            for name, default in PUBLISHED_WITH_REGULAR.items():
-                setattr(args, name, default)
-    if args.infonce_temperature != 0.07 and "infonce" not in losses:
+            for name in PUBLISHED_WITH_REGULAR:
+                setattr(args, name, DEFAULTS[name])
+    if args.infonce_temperature != DEFAULTS["infonce_temperature"] and "infonce" not in losses:
         raise UserError("--infonce_temperature does nothing without --jepa_loss_type infonce; add it or leave both out")
 
 
