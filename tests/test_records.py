@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stepjepa.errors import UserError
+from stepjepa.files import read_jsonl
 from stepjepa.records import Record, as_records, parse_record, read_records
 
 USER = {"role": "user", "content": "q"}
@@ -40,7 +41,10 @@ def test_explicit_views_as_text_or_as_one_message() -> None:
     ("value", "message"),
     [
         ({}, "no field 'messages'; expected"),
-        ({"question": "q", "answer": "a"}, "looks like a raw file: run 'stepjepa prepare steps'"),
+        (
+            {"question": "q", "answer": "a"},
+            "looks like a raw file: run 'stepjepa prepare gsm8k' or 'stepjepa prepare steps' first",
+        ),
         ({"messages": []}, "must be a list with at least one user and one assistant"),
         ({"messages": "hello"}, "must be a list"),
         ({"messages": ["hello", ASSISTANT]}, r"messages\[0\] is str, expected an object"),
@@ -113,3 +117,28 @@ def test_every_real_file_reads(shared_data: Path) -> None:
         assert len(records) > 500, file.name
         has_views = file.name.startswith("hellaswag")
         assert all((record.text is not None) == has_views for record in records)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "marked.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n{"a": 2}\n')
+    assert list(read_jsonl(path)) == [(1, {"a": 1}), (2, {"a": 2})]
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, "[" * 100_000 + "]" * 100_000], ids=["number", "nesting"])
+def test_what_python_can_not_read_is_one_line_that_names_the_place(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_text(f'{{"a": 1}}\n{{"a": {value}}}\n', encoding="utf-8")
+    with pytest.raises(
+        UserError, match=r"long\.jsonl:2: can't be read as JSON: a number or a nesting in it is too long"
+    ):
+        list(read_jsonl(path))
+
+
+def test_half_a_character_is_refused_and_a_whole_one_written_as_two_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "halves.jsonl"
+    path.write_text('{"a": "\\ud83d\\ude00 \\\\ud83d"}\n{"a": "x\\uD83D"}\n', encoding="utf-8")
+    rows = read_jsonl(path)
+    assert next(rows) == (1, {"a": "😀 \\ud83d"})
+    with pytest.raises(UserError, match=r"halves\.jsonl:2: holds half of a character"):
+        next(rows)

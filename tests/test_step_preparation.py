@@ -150,9 +150,15 @@ def test_what_a_splitter_gives_is_checked(result, got):
         prepare(raw(), splitter=lambda response: result)
 
 
+def test_a_splitter_that_fails_is_named_with_the_record():
+    with pytest.raises(UserError, match=r":1: --custom: the splitter failed \(ZeroDivisionError: "):
+        prepare(raw(), splitter=lambda response: [response] * (1 // 0))
+
+
 def test_load_splitter(tmp_path, monkeypatch):
     (tmp_path / "lines_splitter.py").write_text("NUMBER = 3\n\n\ndef split(text):\n    return text.splitlines()\n")
     (tmp_path / "broken_splitter.py").write_text("def split(:\n")
+    (tmp_path / "failing_splitter.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path)
     assert load_splitter("lines_splitter:split")("a\nb") == ["a", "b"]
@@ -162,6 +168,7 @@ def test_load_splitter(tmp_path, monkeypatch):
         (".lines_splitter:split", "expected module:function"),
         ("no_such_splitter:split", "cannot import 'no_such_splitter'"),
         ("broken_splitter:split", "cannot import 'broken_splitter'"),
+        ("failing_splitter:split", r"cannot import 'failing_splitter' \(ZeroDivisionError: division by zero\)"),
         ("lines_splitter:cut", "'lines_splitter' has no 'cut'"),
         ("lines_splitter:NUMBER", "'NUMBER' is int, expected a function"),
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from stepjepa.errors import UserError
+
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def existing_file(path: str | os.PathLike[str], what: str = "file") -> Path:
@@ -37,7 +40,7 @@ def read_jsonl(path: str | os.PathLike[str], what: str = "file") -> Iterator[tup
     found = existing_file(path, what)
     number = 0
     try:
-        with found.open(encoding="utf-8") as lines:
+        with found.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
                     continue
@@ -49,12 +52,21 @@ def read_jsonl(path: str | os.PathLike[str], what: str = "file") -> Iterator[tup
                         path=found,
                         line=number,
                     ) from None
+                except (ValueError, RecursionError):
+                    raise UserError(
+                        "can't be read as JSON: a number or a nesting in it is too long; remove the line",
+                        path=found,
+                        line=number,
+                    ) from None
                 if not isinstance(value, dict):
                     raise UserError(
                         f"a JSON {type(value).__name__} where an object is needed; every line must be one JSON object",
                         path=found,
                         line=number,
                     )
+                # The quick look first: JSON can write half of a character only as an escape.
+                if "\\ud" in line.lower() and _HALF.search(json.dumps(value, ensure_ascii=False)):
+                    raise UserError("holds half of a character (a lone surrogate); remove it", path=found, line=number)
                 yield number, value
     except UnicodeDecodeError:
         raise UserError("not UTF-8 text; convert the file to UTF-8", path=found, line=number + 1) from None

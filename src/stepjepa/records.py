@@ -90,7 +90,7 @@ def parse_record(value: dict[str, Any], path: str | os.PathLike[str] = "<memory>
     messages = value.get("messages")
     if messages is None:
         hint = (
-            "; this looks like a raw file: run 'stepjepa prepare steps' first"
+            "; this looks like a raw file: run 'stepjepa prepare gsm8k' or 'stepjepa prepare steps' first"
             if "question" in value
             else "; expected {'messages': [{'role': ..., 'content': ...}, ...]}"
         )

@@ -6,14 +6,16 @@ import importlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from stepjepa.conversion import convert_rows
 from stepjepa.errors import UserError
 from stepjepa.scoring import marked_answers, parse_number, same_answer
 from stepjepa.step_splitting import drop_thinking, split_response, tidy_step
+from stepjepa.tasks.base import Unusable, chat_record
 
 RESPONSE_FIELD = "deepseek_response"
 SYSTEM_PROMPT = (
@@ -45,8 +47,9 @@ def load_splitter(name: str) -> Splitter:
         sys.path.append(here)
     try:
         module = importlib.import_module(module_name)
-    except (ImportError, SyntaxError) as error:
-        raise UserError(f"--custom {name}: cannot import '{module_name}' ({error}); check the name") from error
+    except Exception as error:  # the module is the user's, and may do anything when it is loaded
+        cause = str(error) if isinstance(error, ImportError | SyntaxError) else f"{type(error).__name__}: {error}"
+        raise UserError(f"--custom {name}: cannot import '{module_name}' ({cause}); check the name") from error
     splitter = getattr(module, function_name, None)
     if splitter is None:
         raise UserError(f"--custom {name}: '{module_name}' has no '{function_name}'; check the name")
@@ -92,22 +95,18 @@ class StepCounts:
         return self.kept + self.skipped.total()
 
 
-class _SkipError(Exception):
-    """This record is left out; the message is the reason."""
-
-
-def _text_field(value: dict[str, Any], name: str, path: object, line: int) -> str:
+def _text_field(value: Mapping[str, Any], name: str, path: object, line: int) -> str:
     text = value.get(name)
     if text is None:
-        raise _SkipError(f"no field '{name}'")
+        raise Unusable(f"no field '{name}'")
     if not isinstance(text, str):
         raise UserError(f"'{name}' is {type(text).__name__}, expected a string", path=path, line=line)
     if not text.strip():
-        raise _SkipError(f"'{name}' is empty")
+        raise Unusable(f"'{name}' is empty")
     return text
 
 
-def _ground_truth(value: dict[str, Any], path: object, line: int) -> str | None:
+def _ground_truth(value: Mapping[str, Any], path: object, line: int) -> str | None:
     truth, answer = value.get("ground_truth"), value.get("answer")
     for name, given in (("ground_truth", truth), ("answer", answer)):
         if given is not None and (isinstance(given, bool) or not isinstance(given, str | int | float)):
@@ -124,7 +123,11 @@ def _ground_truth(value: dict[str, Any], path: object, line: int) -> str | None:
 def _find_steps(response: str, options: StepOptions, path: object, line: int) -> list[str]:
     if options.splitter is None:
         return split_response(response)
-    steps: object = options.splitter(response)
+    try:
+        steps: object = options.splitter(response)
+    except Exception as error:  # whatever the user's function comes up with
+        told = f"--custom: the splitter failed ({type(error).__name__}: {error}); correct it"
+        raise UserError(told, path=path, line=line) from error
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
         got = type(steps).__name__ if not isinstance(steps, list) else "a list with other things than strings"
         raise UserError(f"--custom: the splitter gave {got}, expected a list of strings", path=path, line=line)
@@ -133,24 +136,24 @@ def _find_steps(response: str, options: StepOptions, path: object, line: int) ->
 
 def _refuse_wrong(response: str, truth: str | None) -> None:
     if truth is None:
-        raise _SkipError("no ground truth to compare with")
+        raise Unusable("no ground truth to compare with")
     # As in evaluation: an answer counts where it is marked and nowhere else.
     marked = marked_answers(response)
     if not marked:
-        raise _SkipError("no \\boxed{...} or '#### ...' answer")
+        raise Unusable("no \\boxed{...} or '#### ...' answer")
     if not same_answer(marked[-1], truth):
-        raise _SkipError("wrong final answer")
+        raise Unusable("wrong final answer")
 
 
-def _prepare(value: dict[str, Any], options: StepOptions, path: object, line: int) -> dict[str, Any]:
+def _prepare(value: Mapping[str, Any], options: StepOptions, path: object, line: int) -> dict[str, Any]:
     question = _text_field(value, "question", path, line)
     response = drop_thinking(_text_field(value, options.response_field, path, line))
     if not response:
-        raise _SkipError(f"'{options.response_field}' holds only thinking")
+        raise Unusable(f"'{options.response_field}' holds only thinking")
     truth = _ground_truth(value, path, line)
     steps = _find_steps(response, options, path, line)
     if len(steps) < 2:
-        raise _SkipError("fewer than two steps")
+        raise Unusable("fewer than two steps")
     if options.require_correct:
         _refuse_wrong(response, truth)
     record: dict[str, Any] = {"question": question}
@@ -159,16 +162,14 @@ def _prepare(value: dict[str, Any], options: StepOptions, path: object, line: in
     if truth is not None:
         record["ground_truth"] = truth
     record["total_steps"] = len(steps)
-    record["messages"] = [
-        {"role": "system", "content": options.system_prompt},
-        {"role": "user", "content": question},
-        {"role": "assistant", "content": "\n\n".join(steps)},
-    ]
-    return record
+    return record | chat_record(options.system_prompt, question, "\n\n".join(steps))
 
 
 def prepare_records(
-    values: Iterable[tuple[int, dict[str, Any]]], options: StepOptions, path: object = "<memory>"
+    values: Iterable[tuple[int, Mapping[str, Any]]],
+    options: StepOptions,
+    path: object = "<memory>",
+    limit: int | None = None,
 ) -> tuple[list[dict[str, Any]], StepCounts]:
     """Make training records of raw ones.
 
@@ -178,6 +179,7 @@ def prepare_records(
             ``\\boxed{}``).
         options: what to read and what to keep.
         path: for error messages.
+        limit: stop when there are so many records.
 
     Returns:
         The records, each with ``question``, ``total_steps``, ``messages`` and, where known, ``answer`` and
@@ -186,15 +188,7 @@ def prepare_records(
     Raises:
         UserError: a field, or what the splitter gave, has the wrong type.
     """
-    records: list[dict[str, Any]] = []
-    counts = StepCounts()
-    for line, value in values:
-        try:
-            record = _prepare(value, options, path, line)
-        except _SkipError as reason:
-            counts.skipped[str(reason)] += 1
-            continue
-        records.append(record)
-        counts.kept += 1
-        counts.steps += record["total_steps"]
-    return records, counts
+    records, counts = convert_rows(
+        values, lambda line, value: _prepare(value, options, path, line), limit=limit, path=path
+    )
+    return records, StepCounts(len(records), sum(record["total_steps"] for record in records), counts.dropped)

@@ -1,13 +1,16 @@
 """``stepjepa prepare``: flags, files, counts, and what is refused."""
 
 import argparse
+import csv
 import json
 import subprocess
 import sys
 
 import pytest
 
-from stepjepa.commands import prepare
+from stepjepa.cli import main
+from stepjepa.commands import preparation, prepare
+from stepjepa.conversion import CONVERSIONS
 from stepjepa.errors import UserError
 from stepjepa.records import read_records
 
@@ -81,7 +84,7 @@ def test_input_is_never_replaced(raw_file):
     [
         ('{"question": "a"\n', r"raw\.jsonl:1: not valid JSON"),
         ("[]\n", r"raw\.jsonl:1: a JSON list where an object is needed"),
-        ("", r"raw\.jsonl: no record could be kept \(the file is empty\)"),
+        ("", r"raw\.jsonl: no record could be kept \(it is empty\)"),
         ('{"question": "a", "text": "b"}\n', r"no field 'deepseek_response': 1\); check --response_field"),
     ],
 )
@@ -139,6 +142,30 @@ def test_stepmath_refuses_wrong_settings_and_writes_nothing(tmp_path, flags, mes
     assert not (tmp_path / "out").exists()
 
 
+def test_two_files_are_written_together_or_not_at_all(tmp_path, monkeypatch):
+    whole = preparation.atomic_write
+
+    def full_disk(path, mode="w"):
+        if path.name == "test.jsonl":
+            raise OSError(28, "No space left on device")
+        return whole(path, mode)
+
+    monkeypatch.setattr(preparation, "atomic_write", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        call("stepmath", "--output_dir", tmp_path, "--train_size", 3, "--test_size", 2)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("flags", [(), ("--overwrite",)])
+def test_a_folder_is_no_output_file(raw_file, tmp_path, flags):
+    with pytest.raises(UserError, match="is a folder where a file is needed"):
+        call("steps", "--input_file", raw_file, "--output_file", tmp_path, *flags)
+    (tmp_path / "out" / "test.jsonl").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"test\.jsonl: is a folder where a file is needed"):
+        call("stepmath", "--output_dir", tmp_path / "out", *flags)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["test.jsonl"]
+
+
 def test_stepmath_leaves_existing_files_alone(tmp_path):
     write_lines(tmp_path / "test.jsonl", {"old": True})
     with pytest.raises(UserError, match=r"test\.jsonl: is there already"):
@@ -146,6 +173,222 @@ def test_stepmath_leaves_existing_files_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["test.jsonl"]
     with pytest.raises(UserError, match="is a file where a folder is needed"):
         call("stepmath", "--output_dir", tmp_path / "test.jsonl")
+
+
+QUESTION = {"question": "How many?", "answer": "1 + 1 = <<1+1=2>>2.\n2 + 1 = <<2+1=3>>3.\n#### 3"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "answer"),
+    [
+        ((), QUESTION["answer"]),
+        (("--format", "steps"), "1 + 1 = <<1+1=2>>2.\n\n2 + 1 = <<2+1=3>>3.\n#### 3"),
+        (("--calculator", "strip"), "1 + 1 = 2.\n2 + 1 = 3.\n#### 3"),
+        (("--format", "steps", "--calculator", "strip"), "1 + 1 = 2.\n\n2 + 1 = 3.\n#### 3"),
+        (("--socratic", "strip"), QUESTION["answer"]),
+    ],
+)
+def test_gsm8k(tmp_path, capsys, flags, answer):
+    source = write_lines(tmp_path / "raw.jsonl", QUESTION, {"question": "How?", "answer": "No idea."}, {"text": "x"})
+    target = tmp_path / "gsm8k.jsonl"
+    assert call("gsm8k", "--input_file", source, "--output_file", target, *flags) == 0
+    (kept,) = read_records(target)
+    assert kept.answer == answer
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rsplit(maxsplit=1) for line in lines[:-1]] == [
+        ["read", "3"],
+        ["kept", "1"],
+        ["dropped", "2"],
+        ["  'answer' does not end in a line '#### number'", "1"],
+        ["  no field 'question'", "1"],
+    ]
+
+
+def test_socratic_questions_are_kept_unless_told_otherwise(tmp_path):
+    row = {"question": "How many?", "answer": "What is 1 + 1? ** 1 + 1 = 2.\nAnd 1? ** 2 + 1 = 3.\n#### 3"}
+    source, target = write_lines(tmp_path / "raw.jsonl", row), tmp_path / "out.jsonl"
+    call("gsm8k", "--input_file", source, "--output_file", target)
+    assert read_records(target)[0].answer == row["answer"]
+    call("gsm8k", "--input_file", source, "--output_file", target, "--socratic", "strip", "--overwrite")
+    assert read_records(target)[0].answer == "1 + 1 = 2.\n2 + 1 = 3.\n#### 3"
+
+
+REVIEWS = [{"text": f"number {number}", "label": number % 2} for number in range(12)]
+
+
+def write_table(path, delimiter, rows):
+    with path.open("w", encoding="utf-8-sig", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def write_parquet(path, rows):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pytest.importorskip("pyarrow").Table.from_pylist(rows), path)
+    return path
+
+
+FILES = {
+    "raw.jsonl": lambda path, rows: write_lines(path, *rows),
+    "raw.json": lambda path, rows: path.write_text(json.dumps(rows)),
+    "raw.csv": lambda path, rows: write_table(path, ",", rows),
+    "raw.tsv": lambda path, rows: write_table(path, "\t", rows),
+    "raw.parquet": write_parquet,
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_format_is_taken_by_every_kind(tmp_path, capsys, name):
+    FILES[name](tmp_path / name, REVIEWS)
+    target = tmp_path / "out.jsonl"
+    assert call("rotten-tomatoes", "--input_file", tmp_path / name, "--output_file", target) == 0
+    assert [kept.answer for kept in read_records(target)] == ["Bad", "Good"] * 6
+    assert "answers: Bad 6, Good 6\n" in capsys.readouterr().out
+    FILES[name](tmp_path / name, [record(), record()])
+    call("steps", "--input_file", tmp_path / name, "--output_file", target, "--overwrite")
+    assert [kept.extra["total_steps"] for kept in read_records(target)] == [2, 2]
+
+
+def test_max_examples(raw_file, tmp_path, capsys):
+    source = write_lines(tmp_path / "reviews.jsonl", {"text": "", "label": 1}, *REVIEWS)
+    target = tmp_path / "out.jsonl"
+    call("yelp_polarity", "--input_file", source, "--output_file", target, "--max_examples", 2)
+    assert [kept.answer for kept in read_records(target)] == ["Bad", "Good"]
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[:3]] == ["3", "2", "1"]
+    call("steps", "--input_file", raw_file, "--output_file", target, "--max_examples", 1, "--overwrite")
+    assert len(read_records(target)) == 1
+    with pytest.raises(UserError, match=r"^--max_examples: expected 1 or more, got 0$"):
+        call("yelp", "--input_file", source, "--output_file", tmp_path / "new.jsonl", "--max_examples", 0)
+
+
+def test_pairs_become_paraphrases(tmp_path, capsys):
+    rows = [
+        {"sentence1": "It rains.", "sentence2": "Rain falls.", "label": "1"},
+        {"sentence1": "It rains.", "sentence2": "It snows.", "label": "0"},
+    ]
+    target = tmp_path / "out.jsonl"
+    source = write_table(tmp_path / "raw.tsv", "\t", rows)
+    assert call("paraphrase", "--input_file", source, "--output_file", target) == 0
+    assert [kept.answer for kept in read_records(target)] == ["Rain falls."]
+    assert "label 0" in capsys.readouterr().out
+
+
+def test_a_data_set_of_the_hub(tmp_path, monkeypatch, capsys):
+    datasets = pytest.importorskip("datasets")
+    asked = []
+
+    def load(*arguments):
+        asked.append(arguments)
+        return {"train": [QUESTION] * 3, "test": [QUESTION]}
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    target = tmp_path / "out.jsonl"
+    flags = ("--dataset", "openai/gsm8k", "--subset", "main", "--output_file", target)
+    with pytest.raises(UserError, match=r"^openai/gsm8k: has several splits; pass --split with one of train, test$"):
+        call("gsm8k", *flags)
+    assert call("gsm8k", *flags, "--split", "test") == 0
+    assert len(read_records(target)) == 1
+    assert asked == [("openai/gsm8k", "main")] * 2
+    with pytest.raises(UserError, match=r"^openai/gsm8k: no record could be kept \(no context: 3\); expected ctx, "):
+        call("hellaswag", *flags, "--split", "train", "--overwrite")
+
+
+def test_a_folder_that_datasets_loads(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    write_lines(tmp_path / "set" / "train.jsonl", *REVIEWS)
+    target = tmp_path / "out.jsonl"
+    assert call("yelp", "--dataset", tmp_path / "set", "--output_file", target) == 0
+    assert [kept.answer for kept in read_records(target)] == ["Very Bad", "Bad"] * 6
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "^name the source with either --input_file or --dataset$"),
+        (("--input_file", "a", "--dataset", "b"), "^name the source with either --input_file or --dataset$"),
+        (("--input_file", "no/such.csv"), "no/such.csv: no such raw file"),
+        (("--input_file", "openai/gsm8k"), "openai/gsm8k: no such raw file"),
+        (("--input_file", "."), "is a folder where a raw file is needed"),
+        (("--dataset", "no/such.csv"), "no/such.csv: no such raw file"),
+        (("--input_file", __file__), r"a name that ends in \.jsonl, "),
+        (("--input_file", __file__.replace(".py", ".csv")), "no such raw file"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["steps", "gsm8k", "paraphrase"])
+def test_a_wrong_source(tmp_path, kind, flags, message):
+    with pytest.raises(UserError, match=message):
+        call(kind, *flags, "--output_file", tmp_path / "out.jsonl")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["steps", *CONVERSIONS])
+def test_no_kind_overwrites(tmp_path, kind):
+    source = write_lines(tmp_path / "raw.jsonl", QUESTION)
+    flags = ("--input_file", source, "--output_file", write_lines(tmp_path / "old.jsonl", {"old": True}))
+    with pytest.raises(UserError, match=r"old\.jsonl: is there already; .*--overwrite"):
+        call(kind, *flags)
+    with pytest.raises(UserError, match="is both input and output"):
+        call(kind, "--input_file", source, "--output_file", source, "--overwrite")
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(source)
+    with pytest.raises(UserError, match="is both input and output"):
+        call(kind, "--input_file", source, "--output_file", link, "--overwrite")
+    assert json.loads(source.read_text()) == QUESTION
+
+
+def test_when_nothing_is_kept_the_reasons_and_the_fields_are_told(tmp_path):
+    source = write_lines(tmp_path / "raw.jsonl", *[{"premise": "x", "y" * 99: 1}] * 3)
+    message = (
+        rf"no record could be kept \(no field 'question': 3\); expected question and answer, got premise, {'y' * 30}$"
+    )
+    with pytest.raises(UserError, match=message):
+        call("gsm8k", "--input_file", source, "--output_file", tmp_path / "out.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["raw.jsonl"]
+
+
+def test_a_line_that_goes_wrong_leaves_the_old_file(tmp_path):
+    source = tmp_path / "raw.jsonl"
+    source.write_text(json.dumps(QUESTION) + "\n{")
+    target = write_lines(tmp_path / "old.jsonl", {"old": True})
+    with pytest.raises(UserError, match=r"raw\.jsonl:2: not valid JSON"):
+        call("gsm8k", "--input_file", source, "--output_file", target, "--overwrite")
+    assert json.loads(target.read_text()) == {"old": True}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old.jsonl", "raw.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("gsm8k --output_file x --calculater=keep", "prepare gsm8k: error: .*'--calculater=keep'; did you mean --calc"),
+        ("gsm8k --output_fil x", "prepare gsm8k: error: unknown argument '--output_fil'; did you mean --output_file?"),
+        ("steps --output-file x --input-fle y", "prepare steps: error: .*'--input_fle'; did you mean --input_file?"),
+        ("steps --input_file x", "prepare steps: error: the following arguments are required: --output_file"),
+        ("stepmath --output_dir x --max_step 3", "prepare stepmath: error: .*'--max_step'; did you mean --max_steps?"),
+        ("nq_open --output_file x --splt y", "prepare nq-open: error: .*'--splt'; did you mean --split?"),
+        ("gsm8 --output_file x", "prepare: error: .*invalid choice 'gsm8'; did you mean 'gsm8k'?"),
+        ("zzz", "prepare: error: .*invalid choice: 'zzz' (choose from "),
+        ("gsm8k --output_file x --format lines", "prepare gsm8k: error: argument --format: invalid choice"),
+    ],
+)
+def test_a_mistyped_flag_is_answered_with_one_of_that_kind(capsys, arguments, message):
+    assert main(["prepare", *arguments.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    head, _, tail = message.partition(".*")
+    assert line.startswith(f"stepjepa {head}")
+    assert tail in line
+
+
+@pytest.mark.parametrize("kind", prepare.PREPARATIONS)
+def test_help_names_the_flags_and_data_sets(capsys, kind):
+    assert main(["prepare", kind, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "--output_" in text
+    if kind in CONVERSIONS:
+        assert all(f"  --dataset {name}\n" in text for name in CONVERSIONS[kind].datasets)
 
 
 def test_a_kind_is_needed(capsys):
@@ -165,6 +408,6 @@ def test_real_traces(shared_data, tmp_path, capsys):
     target = tmp_path / "steps.jsonl"
     call("steps", "--input_file", source, "--output_file", target, "--response_field", "full_response")
     counts = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines()[:-1])
-    assert int(counts["read"]) == 200 == int(counts["kept"]) + int(counts["skipped"])
+    assert int(counts["read"]) == 200 == int(counts["kept"]) + int(counts["dropped"])
     assert len(read_records(target)) == int(counts["kept"])
-    assert int(counts["skipped"]) == sum(int(count) for name, count in counts.items() if name.startswith("  "))
+    assert int(counts["dropped"]) == sum(int(count) for name, count in counts.items() if name.startswith("  "))

@@ -4,9 +4,11 @@ import pytest
 
 from stepjepa.errors import UserError
 from stepjepa.records import parse_record, read_records
-from stepjepa.tasks.base import TASK_NAMES, all_tasks, choose_task
-from stepjepa.tasks.boxed import BoxedTask
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response
+from stepjepa.tasks.boxed import BoxedTask, StepmathTask
 from stepjepa.tasks.generic import GenericTask
+from stepjepa.tasks.registry import choose_task
+from stepjepa.tasks.stepmath import SYSTEM_PROMPT
 
 
 def record(answer, line=1, **extra):
@@ -14,17 +16,24 @@ def record(answer, line=1, **extra):
     return parse_record({"messages": messages, **extra}, "test.jsonl", line)
 
 
+def judge(task, example, text):
+    return task.score(example, Response(text))
+
+
 def test_generic_tells_exact_from_ran_on_from_mentioned():
     task, example = GenericTask(), record("[0-9]+")
     assert task.truth(example) == "[0-9]+"
-    scores = [task.score(example, said).scores for said in ("[0-9]+\n", "[0-9]+[0-9]+", "try [0-9]+", "[0-9]")]
-    assert [tuple(score.values()) for score in scores] == [
+    said = ("[0-9]+\n", "[0-9]+[0-9]+", "try [0-9]+", "[0-9]", " ")
+    judged = [judge(task, example, text) for text in said]
+    assert [tuple(scored.scores.values()) for scored in judged] == [
         (True, True, True),
         (False, True, True),
         (False, False, True),
         (False, False, False),
+        (False, False, False),
     ]
-    assert list(scores[0]) == ["exact", "prefix", "contains"]
+    assert [scored.error for scored in judged] == [None, WRONG, WRONG, WRONG, NO_ANSWER]
+    assert list(judged[0].scores) == ["exact", "prefix", "contains"]
 
 
 def test_boxed_reads_marked_answers_and_tells_the_first_from_the_last():
@@ -38,14 +47,17 @@ def test_boxed_reads_marked_answers_and_tells_the_first_from_the_last():
         "": (False, False, False),
         "#### ": (False, False, False),
         "#### 25": (False, False, True),
+        "#### The answer is 18.": (True, True, True),
+        "#### 18 or 19": (False, False, True),
+        "#### Conclusion": (False, False, True),
     }
-    assert {text: tuple(task.score(example, text).scores.values())[:3] for text in said} == said
+    assert {text: tuple(judge(task, example, text).scores.values())[:3] for text in said} == said
     # Beside them, the whole text against the whole solution.
-    ran_on = task.score(example, "6 * 3 = 18\n#### 18\n").scores
+    ran_on = judge(task, example, "6 * 3 = 18\n#### 18\n").scores
     assert (ran_on["exact"], ran_on["prefix"], ran_on["contains"]) == (True, True, True)
-    ran_on = task.score(example, "6 * 3 = 18\n#### 18\nuser\n#### 25").scores
+    ran_on = judge(task, example, "6 * 3 = 18\n#### 18\nuser\n#### 25").scores
     assert (ran_on["exact"], ran_on["prefix"], ran_on["contains"]) == (False, True, True)
-    assert list(task.score(example, "").scores) == [
+    assert list(judge(task, example, "").scores) == [
         "correct",
         "first_correct",
         "answered",
@@ -53,8 +65,30 @@ def test_boxed_reads_marked_answers_and_tells_the_first_from_the_last():
         "prefix",
         "contains",
     ]
-    assert task.score(example, "#### 25\n#### 17").extracted == {"truth": "18", "answer": "17", "first_answer": "25"}
-    assert task.score(example, "18").extracted == {"truth": "18", "answer": None, "first_answer": None}
+    assert judge(task, example, "#### 25\n#### 17").extracted == {"truth": "18", "answer": "17", "first_answer": "25"}
+    assert judge(task, example, "18").extracted == {"truth": "18", "answer": None, "first_answer": None}
+    assert [judge(task, example, text).error for text in ("#### 18", "#### 25", "18")] == [None, WRONG, NO_ANSWER]
+
+
+def test_boxed_answers_may_be_text():
+    task, example = BoxedTask(), record(r"\boxed{\text{Friday}}")
+    said = [r"\boxed{Friday}", r"#### Friday", r"\boxed{friday}", r"\boxed{Monday}", "Friday"]
+    assert [judge(task, example, text).scores["correct"] for text in said] == [True, True, False, False, False]
+
+
+def test_boxed_votes_are_counted_by_value():
+    task, example = BoxedTask(), record(r"\boxed{18}")
+    said = [r"\boxed{18.0}", "#### $18", r"\boxed{ \text{a b}}", "18"]
+    votes = [task.vote(judge(task, example, text), Response(text)) for text in said]
+    assert votes == ["18", "18", "ab", None]
+
+
+def test_stepmath_is_boxed_with_its_own_prompt():
+    ours = {"messages": [{"role": "system", "content": SYSTEM_PROMPT}, *record(r"\boxed{18}").messages]}
+    example = parse_record(ours)
+    assert StepmathTask.recognises(example)
+    assert not StepmathTask.recognises(record(r"\boxed{18}"))
+    assert judge(StepmathTask(), example, r"\boxed{18}").error is None
 
 
 @pytest.mark.parametrize(
@@ -91,43 +125,25 @@ def test_a_record_without_a_usable_truth_is_refused_with_its_place(extra, words)
 
 
 def test_auto_takes_what_all_records_are():
-    assert choose_task("auto", [record("#### 1"), record(r"\boxed{2}")]).name == "boxed"
+    assert choose_task("auto", [record("#### 1", ground_truth="1"), record(r"\boxed{2}")]).name == "boxed"
     assert choose_task("auto", [record("Good"), record("Bad")]).name == "generic"
     assert choose_task("auto", [record("steps", ground_truth="18")]).name == "boxed"
-    assert choose_task("auto", [record("SELECT 1", ground_truth="SELECT 1")]).name == "generic"
+    assert choose_task("auto", [record("A story.", ground_truth="A tale.")]).name == "generic"
 
 
 def test_auto_refuses_a_mixture_and_names_the_first_stranger():
-    records = [record("#### 1", 1), record("Good", 2), record("#### 3", 3)]
+    records = [record(r"\boxed{1}", 1), record("Good", 2), record(r"\boxed{3}", 3)]
     with pytest.raises(UserError, match=r"test\.jsonl:2: .*2 of 3 records look like 'boxed'.*--task generic"):
         choose_task("auto", records)
     assert choose_task("generic", records).name == "generic"
 
 
-def test_names_and_registry_agree():
-    assert set(TASK_NAMES) == {"auto", *all_tasks()}
-    with pytest.raises(UserError, match="expected one of auto, generic, boxed, got 'maths'"):
-        choose_task("maths", [record("a")])
-
-
-@pytest.mark.parametrize(
-    ("file", "name"),
-    [
-        ("synth_test", "generic"),
-        ("spider_test", "generic"),
-        ("nq_open_test", "generic"),
-        ("rotten_tomatoes_test", "generic"),
-        ("gsm8k_test", "boxed"),
-    ],
-)
-def test_the_truth_scores_full_marks_on_real_files_and_another_truth_does_not(shared_data, file, name):
+@pytest.mark.parametrize("file", ["synth_test", "spider_test", "nq_open_test", "rotten_tomatoes_test"])
+def test_any_file_can_be_compared_as_text(shared_data, file):
     records = read_records(shared_data / "llm_jepa" / f"{file}.jsonl")
-    task = choose_task("auto", records)
-    assert task.name == name
-    assert all(all(task.score(example, example.answer).scores.values()) for example in records)
-    different = [
-        (a, b) for a, b in zip(records, records[len(records) // 2 :], strict=False) if task.truth(a) != task.truth(b)
-    ]
-    assert len(different) > 400
-    wrong = [task.score(a, b.answer).scores[task.headline] for a, b in different]
-    assert sum(wrong) <= 0.005 * len(wrong)
+    task = choose_task("generic", records)
+    assert all(all(judge(task, example, example.answer).scores.values()) for example in records)
+    half = len(records) // 2
+    pairs = [(a, b) for a, b in zip(records, records[half:], strict=False) if task.truth(a) != task.truth(b)]
+    assert len(pairs) > 400
+    assert not any(judge(task, a, b.answer).scores["exact"] for a, b in pairs)

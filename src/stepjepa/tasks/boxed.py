@@ -1,29 +1,31 @@
-r"""Answers of mathematics that a solution marks: ``\boxed{...}`` or a line ``#### ...``."""
+r"""Answers of mathematics that a solution marks: ``\boxed{...}`` or ``#### ...``."""
 
 from __future__ import annotations
 
 from stepjepa.errors import UserError
 from stepjepa.records import Record
-from stepjepa.scoring import marked_answers, parse_number, same_answer, text_scores
-from stepjepa.tasks.base import Scored
+from stepjepa.scoring import canonical, marked_answers, parse_number, same_answer, text_scores
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task
+from stepjepa.tasks.stepmath import SYSTEM_PROMPT
 
 FIELD = "ground_truth"
 
 
-class BoxedTask:
+class BoxedTask(Task):
     r"""The truth is the field ``ground_truth`` where a record has one, else what the assistant message marks.
 
     Scores: ``correct`` (the last marked answer is right), ``first_correct`` (the first one is, perhaps the model ran
     on to others), ``answered`` (there is a marked answer at all), and ``exact``, ``prefix``, ``contains`` of the whole
-    text against the record's solution. An answer that is not marked is wrong; numbers
-    elsewhere in the text are not guessed at.
+    text against the record's solution. An answer that is not marked is wrong; numbers elsewhere in the text are not
+    guessed at.
     """
 
     name = "boxed"
     headline = "correct"
     lenient = "first_correct"
 
-    def recognises(self, record: Record) -> bool:
+    @classmethod
+    def recognises(cls, record: Record) -> bool:
         r"""The truth holds ``\boxed{...}`` or ``#### ...``, or the field ``ground_truth`` is a number."""
         given = _given(record)
         if given is not None and (marked_answers(given) or parse_number(given) is not None):
@@ -49,18 +51,40 @@ class BoxedTask:
             )
         return marked[-1]
 
-    def score(self, record: Record, generated: str) -> Scored:
+    def marked(self, text: str) -> list[str]:
+        """The answers that a response marks, in order."""
+        return marked_answers(text)
+
+    def score(self, record: Record, response: Response) -> Scored:
         """Compare the marked answers with the truth."""
         truth = self.truth(record)
-        marked = marked_answers(generated)
+        marked = self.marked(response.text)
         first, last = (marked[0], marked[-1]) if marked else (None, None)
         scores: dict[str, bool | float] = {
             "correct": last is not None and same_answer(last, truth),
             "first_correct": first is not None and same_answer(first, truth),
             "answered": last is not None,
-            **text_scores(generated, record.answer),
+            **text_scores(response.text, record.answer),
         }
-        return Scored(scores, {"truth": truth, "answer": last, "first_answer": first})
+        error = None if scores["correct"] else WRONG if marked else NO_ANSWER
+        return Scored(scores, {"truth": truth, "answer": last, "first_answer": first}, error)
+
+    def vote(self, scored: Scored, response: Response) -> str | None:
+        """The marked answer; ``18`` and ``$18.00`` are one vote."""
+        answer = scored.extracted["answer"]
+        return None if answer is None else canonical(answer)
+
+
+class StepmathTask(BoxedTask):
+    """The problems of ``stepjepa prepare stepmath``: as ``boxed``, known by their system prompt."""
+
+    name = "stepmath"
+
+    @classmethod
+    def recognises(cls, record: Record) -> bool:
+        """The record carries the generator's system prompt."""
+        first = record.messages[0]
+        return first["role"] == "system" and first["content"] == SYSTEM_PROMPT
 
 
 def _given(record: Record) -> str | None:

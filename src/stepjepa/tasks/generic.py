@@ -1,13 +1,13 @@
-"""Answers that are compared as text: regular expressions, SQL as written, labels, names."""
+"""Answers that are compared as text, whatever they are."""
 
 from __future__ import annotations
 
 from stepjepa.records import Record
 from stepjepa.scoring import text_scores
-from stepjepa.tasks.base import Scored
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task
 
 
-class GenericTask:
+class GenericTask(Task):
     """The truth is the last assistant message; the answer is all that the model said.
 
     Scores: ``exact``, ``prefix`` (the truth comes first, perhaps the model ran on), ``contains``.
@@ -17,7 +17,8 @@ class GenericTask:
     headline = "exact"
     lenient = "prefix"
 
-    def recognises(self, record: Record) -> bool:
+    @classmethod
+    def recognises(cls, record: Record) -> bool:
         """Any record can be compared as text."""
         return True
 
@@ -25,6 +26,8 @@ class GenericTask:
         """The last assistant message."""
         return record.answer
 
-    def score(self, record: Record, generated: str) -> Scored:
+    def score(self, record: Record, response: Response) -> Scored:
         """Compare as text."""
-        return Scored(text_scores(generated, record.answer))
+        scores = text_scores(response.text, record.answer)
+        error = None if scores["exact"] else WRONG if response.text.strip() else NO_ANSWER
+        return Scored(scores, error=error)

@@ -1,0 +1,171 @@
+"""What the kinds of ``stepjepa prepare`` have in common: where rows come from, where records go, what is printed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stepjepa.arguments import add_switch
+from stepjepa.errors import UserError
+from stepjepa.files import atomic_write, existing_file, refuse_existing, write_jsonl
+from stepjepa.sources import FORMATS, Rows, read_rows
+
+# A task with more different answers has no labels.
+_MOST_LABELS = 10
+
+
+class Preparation(NamedTuple):
+    """One kind of preparation, a sub-command of its own.
+
+    Attributes:
+        summary: one line of help.
+        add_arguments: declares its flags.
+        run: does it; returns the exit code.
+    """
+
+    summary: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+class Job(NamedTuple):
+    """From where to where, checked.
+
+    Attributes:
+        source: file or name of the data set, for messages.
+        rows: with their line numbers, not read yet.
+        target: the file to be written.
+        limit: most records to be written; None for all.
+    """
+
+    source: str
+    rows: Rows
+    target: Path
+    limit: int | None
+
+
+def add_source_and_target(parser: argparse.ArgumentParser, rows: str, datasets: Sequence[str] = ()) -> None:
+    """The flags of every kind that reads raw rows.
+
+    Args:
+        parser: gets them.
+        rows: what a row holds, for the help.
+        datasets: such data sets on the hub, for the help.
+    """
+    source = parser.add_argument_group("source (one of the first two)")
+    source.add_argument("--input_file", metavar="FILE", help=f"{rows}; {', '.join(FORMATS)}")
+    source.add_argument("--dataset", metavar="NAME", help="data set of the hub, or folder of one")
+    source.add_argument("--subset", metavar="NAME", help="configuration of the data set, where it has several")
+    source.add_argument("--split", metavar="NAME", help="train, test ...; needed where there are several")
+    target = parser.add_argument_group("output")
+    target.add_argument("--output_file", required=True, metavar="FILE", help="JSON lines with 'messages'")
+    target.add_argument("--max_examples", type=int, metavar="N", help="stop after so many records (all)")
+    _add_overwrite(target)
+    if datasets:
+        # As it stands: names are to be copied, and lines would be broken at their hyphens.
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        parser.epilog = "on the hub:\n" + "\n".join(f"  --dataset {name}" for name in datasets)
+
+
+def open_job(args: argparse.Namespace) -> Job:
+    """Check the flags of :func:`add_source_and_target` before anything is read.
+
+    Raises:
+        UserError: the source is not named by exactly one flag or missing, the output is there already or the same
+            file, or a number is out of range.
+    """
+    if (args.input_file is None) == (args.dataset is None):
+        raise UserError("name the source with either --input_file or --dataset")
+    if args.max_examples is not None and args.max_examples < 1:
+        raise UserError(f"--max_examples: expected 1 or more, got {args.max_examples}")
+    if args.input_file is not None:
+        existing_file(args.input_file, "raw file")
+    source = args.dataset if args.input_file is None else args.input_file
+    rows = read_rows(source, split=args.split, subset=args.subset)
+    target = check_target(args.output_file, args.overwrite)
+    if target.exists() and Path(source).exists() and target.samefile(source):
+        raise UserError("is both input and output; name another --output_file", path=target)
+    return Job(source, rows, target, args.max_examples)
+
+
+def check_target(path: str, overwrite: bool) -> Path:
+    """The path of a file about to be written.
+
+    Raises:
+        UserError: it is a folder, or there already and ``overwrite`` is off.
+    """
+    if Path(path).is_dir():
+        raise UserError("is a folder where a file is needed; name the file in it", path=path)
+    return refuse_existing(path, overwrite)
+
+
+def write_files(targets: Sequence[Path], parts: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    """Write several files of JSON lines that belong together: none takes its name before all are written."""
+    with ExitStack() as stack:
+        streams = [stack.enter_context(atomic_write(target)) for target in targets]
+        for stream, records in zip(streams, parts, strict=True):
+            stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+            stream.flush()  # a full disk shows here, not when the first file has its name already
+
+
+def write_records(
+    job: Job,
+    records: Sequence[dict[str, Any]],
+    read: int,
+    dropped: Mapping[str, int],
+    *,
+    hint: str = "",
+    more: Sequence[tuple[str, object]] = (),
+) -> None:
+    """Write the records and print what was kept, dropped and why.
+
+    Args:
+        job: where to.
+        records: at least one.
+        read: how many rows they were made of.
+        dropped: how many were left out, by reason.
+        hint: what to check where nothing could be kept.
+        more: further lines of the table.
+
+    Raises:
+        UserError: there are no records.
+    """
+    reasons = Counter(dropped).most_common()
+    if not records:
+        told = "; ".join(f"{reason}: {count}" for reason, count in reasons) or "it is empty"
+        raise UserError(f"no record could be kept ({told}){hint}", path=job.source)
+    write_jsonl(job.target, records)
+    print_counts(
+        [
+            ("read", read),
+            ("kept", len(records)),
+            ("dropped", sum(dropped.values())),
+            *((f"  {reason}", count) for reason, count in reasons),
+            *more,
+        ]
+    )
+    labels = Counter(record["messages"][-1]["content"] for record in records)
+    if len(labels) <= _MOST_LABELS < len(records):
+        print("answers: " + ", ".join(f"{label} {count}" for label, count in labels.most_common()))
+    print(f"written to {job.target}")
+
+
+def print_counts(rows: Sequence[tuple[str, object]]) -> None:
+    """A table of two columns on standard output: what, and how many."""
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value:>7}")
+
+
+def add_overwrite(parser: argparse.ArgumentParser) -> None:
+    """The flag that allows files to be replaced."""
+    _add_overwrite(parser.add_argument_group("output"))
+
+
+def _add_overwrite(group: argparse._ArgumentGroup) -> None:
+    add_switch(group, "--overwrite", help="replace files that are there already")

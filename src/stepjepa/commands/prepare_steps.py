@@ -1,0 +1,41 @@
+"""``stepjepa prepare steps``: training records with marked steps, from the responses of a reasoning model."""
+
+from __future__ import annotations
+
+import argparse
+
+from stepjepa.arguments import add_switch
+from stepjepa.commands.preparation import Preparation, add_source_and_target, open_job, write_records
+from stepjepa.step_preparation import RESPONSE_FIELD, SYSTEM_PROMPT, StepOptions, load_splitter, prepare_records
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_source_and_target(parser, "rows with 'question' and a response")
+    parser.add_argument(
+        "--response_field", default=RESPONSE_FIELD, metavar="NAME", help=f"field of the response ({RESPONSE_FIELD})"
+    )
+    parser.add_argument("--system_prompt", default=SYSTEM_PROMPT, metavar="TEXT", help=f"({SYSTEM_PROMPT})")
+    parser.add_argument("--custom", metavar="MODULE:FUNCTION", help="your own splitter: response in, list of steps out")
+    add_switch(
+        parser.add_argument_group("filter"),
+        "--require_correct",
+        help="leave out records whose final answer is not the ground truth",
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    job = open_job(args)
+    options = StepOptions(
+        response_field=args.response_field,
+        system_prompt=args.system_prompt,
+        splitter=None if args.custom is None else load_splitter(args.custom),
+        require_correct=args.require_correct,
+    )
+    records, counts = prepare_records(job.rows, options, job.source, job.limit)
+    steps = [("steps per record", f"{counts.steps / counts.kept:.2f}")] if records else []
+    hint = "; check --response_field and the file"
+    write_records(job, records, counts.read, counts.skipped, hint=hint, more=steps)
+    return 0
+
+
+STEPS = Preparation("training records with marked steps, from the responses of a reasoning model", _add_arguments, _run)

@@ -1,0 +1,245 @@
+"""Raw data sets, read row by row: local files of five formats, and data sets of the hub.
+
+Only JSON lines, JSON, CSV and TSV need nothing but Python; Parquet and the hub need ``pip install 'stepjepa[data]'``.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from stepjepa.errors import UserError
+from stepjepa.files import existing_file, read_jsonl
+
+Rows = Iterator[tuple[int, dict[str, Any]]]
+
+# Reasoning traces can be longer than the 128 KiB that the csv module allows a field.
+_LONGEST_FIELD = 2**27
+
+
+def read_rows(source: str | os.PathLike[str], *, split: str | None = None, subset: str | None = None) -> Rows:
+    """The rows of a raw data set, each with its line or row number, counted from 1.
+
+    Args:
+        source: a file, its format told by its name (:data:`FORMATS`); a folder that ``datasets`` can load; or the name
+            of a data set on the hub. What looks like a path is never asked for at the hub.
+        split: of a hub data set or folder; may be left out where there is only one.
+        subset: its configuration, where it has several.
+
+    Raises:
+        UserError: the source is missing or can't be read; a line is wrong; or a split or subset does not exist, or
+            was named for a file.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir() or not (path.exists() or _looks_like_a_path(os.fspath(source))):
+        return _read_dataset(str(path) if path.is_dir() else os.fspath(source), split, subset)
+    for name, value in (("split", split), ("subset", subset)):
+        if value is not None:
+            raise UserError(f"--{name} does nothing with a file; leave it out", path=path)
+    return read_file(path)
+
+
+def _looks_like_a_path(name: str) -> bool:
+    # The hub's names have one slash at most and no such endings.
+    return (
+        Path(name).suffix.lower() in FORMATS or name.startswith(("/", ".", "~")) or "\\" in name or name.count("/") > 1
+    )
+
+
+def read_file(path: str | os.PathLike[str]) -> Rows:
+    """The rows of a local file; see :func:`read_rows`."""
+    found = existing_file(path, "raw file")
+    suffix = found.suffix.lower()
+    if suffix not in FORMATS:
+        remedy = (
+            "unpack it first" if suffix in (".gz", ".zip", ".bz2", ".xz", ".zst", ".tar") else "rename or convert it"
+        )
+        raise UserError(f"a name that ends in {', '.join(FORMATS)} is expected; {remedy}", path=found)
+    return FORMATS[suffix](found)
+
+
+def _read_json_lines(path: Path) -> Rows:
+    return read_jsonl(path, "raw file")
+
+
+def _read_json(path: Path) -> Rows:
+    """A list of objects; an object of columns, each a list or, as pandas writes it, an object; or JSON lines."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError:
+        raise _not_utf8(path) from None
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":
+            # One object after another: JSON lines by another name.
+            yield from read_jsonl(path, "raw file")
+            return
+        raise UserError(f"not valid JSON ({error.msg} at column {error.colno})", path=path, line=error.lineno) from None
+    except (ValueError, RecursionError) as error:
+        # A number of thousands of digits, brackets in thousands of brackets.
+        raise UserError(f"can't be read as JSON ({_first_line(error)})", path=path) from None
+    rows = value if isinstance(value, list) else _from_columns(value, path)
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise UserError(f"element {number} is a JSON {type(row).__name__}, expected an object", path=path)
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            told = f"element {number} holds half of a character (a lone surrogate); remove it"
+            raise UserError(told, path=path) from None
+        yield number, row
+
+
+def _not_utf8(path: Path) -> UserError:
+    """The error for a file of text, with the line that is wrong; readers decode ahead and can't tell it."""
+    before = path.read_bytes()
+    try:
+        before.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = before[: error.start]
+    return UserError("not UTF-8 text; convert the file to UTF-8", path=path, line=before.count(b"\n") + 1)
+
+
+def _from_columns(value: Any, path: Path) -> Iterable[dict[str, Any]]:
+    if (
+        not isinstance(value, dict)
+        or not value
+        or not all(isinstance(column, list | dict) for column in value.values())
+    ):
+        raise UserError("expected a list of objects, or an object of columns", path=path)
+    index = next((list(column) for column in value.values() if isinstance(column, dict)), [])
+    for name, column in value.items():
+        if isinstance(column, dict) and column.keys() != set(index):
+            raise UserError(
+                f"the column '{name}' has other rows than those before it; expected the same keys", path=path
+            )
+    columns = {
+        name: column if isinstance(column, list) else [column[key] for key in index] for name, column in value.items()
+    }
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
+        raise UserError(f"the columns differ in length ({told}); expected as many values in each", path=path)
+    return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+
+
+def _read_csv(path: Path) -> Rows:
+    return _read_table(path, {"delimiter": ",", "strict": True})
+
+
+def _read_tsv(path: Path) -> Rows:
+    """Tab-separated values come in two kinds: quoted like CSV, or plain, a line a row, quotation marks being text."""
+    with path.open("rb") as lines:
+        tabs = {line.count(b"\t") for line in lines if line.strip()}
+    if len(tabs) > 1:
+        # Some row must go over several lines, or hold a tab, in quotation marks.
+        return _read_table(path, {"delimiter": "\t", "strict": True})
+    return _read_table(path, {"delimiter": "\t", "quoting": csv.QUOTE_NONE}, unquote=True)
+
+
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
+
+
+def _unquoted(field: str) -> str:
+    return field[1:-1].replace('""', '"') if _QUOTED.fullmatch(field) else field
+
+
+def _read_table(path: Path, dialect: dict[str, Any], *, unquote: bool = False) -> Rows:
+    names: list[str] | None = None
+    before = csv.field_size_limit(_LONGEST_FIELD)
+    line = 1
+    try:
+        # utf-8-sig: spreadsheets put a byte order mark in front.
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            table = csv.reader(stream, **dialect)
+            for fields in table:
+                if fields:
+                    row = [_unquoted(field) for field in fields] if unquote else fields
+                    if names is None:
+                        names = _header(row, path)
+                    elif len(row) != len(names):
+                        counts = f"{len(row)} fields where the header has {len(names)}"
+                        raise UserError(f"{counts}; quote a field that holds a separator", path=path, line=line)
+                    else:
+                        yield line, dict(zip(names, row, strict=True))
+                line = table.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"not valid {path.suffix[1:].upper()} ({error})", path=path, line=line) from None
+    except UnicodeDecodeError:
+        raise _not_utf8(path) from None
+    finally:
+        csv.field_size_limit(before)
+
+
+def _header(names: list[str], path: Path) -> list[str]:
+    names = [name.strip() for name in names]
+    # pandas leaves the name of its index empty; a header without names, or with one twice, is none.
+    if not any(names) or len(set(names)) < len(names):
+        raise UserError("the first line must name the columns, each once", path=path, line=1)
+    return names
+
+
+def _read_parquet(path: Path) -> Rows:
+    arrow, parquet = (_library(name, "a Parquet file") for name in ("pyarrow", "pyarrow.parquet"))
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except (arrow.ArrowException, OSError) as error:
+        raise UserError(f"no readable Parquet file ({_first_line(error)})", path=path) from None
+
+
+# By the end of a file's name.
+FORMATS = {
+    ".jsonl": _read_json_lines,
+    ".ndjson": _read_json_lines,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".parquet": _read_parquet,
+}
+
+
+def _read_dataset(name: str, split: str | None, subset: str | None) -> Rows:
+    datasets = _library("datasets", "--dataset")
+    try:
+        # All splits are fetched in any case; asked for together, they can be named where a wrong one is wanted.
+        splits = datasets.load_dataset(name, subset)
+    except ConnectionError as error:
+        remedy = "check the network, or download a file and pass it as --input_file"
+        raise UserError(f"can't reach the hub ({_first_line(error)}); {remedy}", path=name) from None
+    except FileNotFoundError as error:
+        raise UserError(f"{_first_line(error)}; check --dataset", path=name) from None
+    except Exception as error:
+        # Whatever else a data set, its files or the hub's library may come up with.
+        cause = f" ({_first_line(error.__cause__)})" if error.__cause__ else ""
+        message = _first_line(error) + cause
+        remedy = "; see --subset" if "config" in message.lower() else ""
+        raise UserError(f"can't be loaded: {message}{remedy}", path=name) from None
+    if split is None and len(splits) == 1:
+        split = next(iter(splits))
+    if split not in splits:
+        wrong = "has several splits; pass --split with one of" if split is None else f"has no split '{split}'; it has"
+        raise UserError(f"{wrong} {', '.join(splits)}", path=name)
+    yield from enumerate(splits[split], start=1)
+
+
+def _library(name: str, what: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        raise UserError(f"{what} needs the package '{package}'; run: pip install 'stepjepa[data]'") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(" .:")

@@ -1,0 +1,298 @@
+r"""Descriptions of lines and the regular expressions that go with them, from the grammar of NL-RX-Synth.
+
+A description is a tree of productions under the word "lines"; each has a wording and an expression, into which those
+of its parts are put. Trees are drawn as for the published set (Locascio et al., 2016), so many of them that the
+frequent ones come up again and again and only the rare ones are still new; each description counts once. All pairs of
+the published set are of this grammar, and the two are alike in all that ``nl_rx_marginals`` measures.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from stepjepa.tasks.nl_rx_phrases import smooth
+
+# The strings of a description, in the order in which they occur.
+STRINGS = ("dog", "truck", "ring", "lake")
+_STRING = "WORD"
+
+_FEWEST_TIMES, _MOST_TIMES = 2, 7
+
+
+class Production(NamedTuple):
+    """One way to make a description out of others.
+
+    Attributes:
+        wording: with ``{}`` for each part, ``{times}`` for a number.
+        regex: likewise.
+        parts: the group of productions that each part is taken from.
+        negated: the wording under a "not", where it is another one.
+    """
+
+    wording: str
+    regex: str
+    parts: tuple[str, ...] = ()
+    negated: str | None = None
+
+
+PRODUCTIONS = {
+    "number": Production("a number", "[0-9]"),
+    "capital letter": Production("a capital letter", "[A-Z]"),
+    "lower-case letter": Production("a lower-case letter", "[a-z]"),
+    "letter": Production("a letter", "[A-Za-z]"),
+    "string": Production(f"the string '{_STRING}'", _STRING),
+    "character": Production("a character", "."),
+    "vowel": Production("a vowel", "[AEIOUaeiou]"),
+    "containing": Production("containing {}", ".*{}.*", ("any",)),
+    "words with": Production("words with {}", r"\b{}\b", ("no literal",)),
+    "starting with": Production("starting with {}", "({})(.*)", ("no composition",)),
+    "ending with": Production("ending with {}", "(.*)({})", ("no composition",)),
+    "followed by": Production("{} followed by {}", "{}.*{}.*", ("literal", "literal")),
+    "at least once": Production("{} at least once", "({})+", ("no composition",)),
+    "or more times": Production("{}, {times} or more times", "({}){{{times},}}", ("no composition",)),
+    "zero or more times": Production("{}, zero or more times", "({})*", ("no composition",)),
+    "containing only": Production("containing only {}", "{}", ("literal",)),
+    "or": Production("{} or {}", "({})|({})", ("any", "any")),
+    "not": Production("not {}", "~({})", ("any",)),
+    "and": Production("{} and {}", "({})&({})", ("any", "any"), negated="{} and not {}"),
+    "before": Production("{} before {}", "({}).*({}).*", ("any", "any")),
+    "and, and": Production(
+        "<having> {}, {}, and {}",
+        "({})&({})&({})",
+        ("literal", "literal", "literal"),
+        negated="{}, not {}, and not {}",
+    ),
+    "either, or": Production(
+        "either {}, {}, or {}", "({})|({})|({})", ("literal", "literal", "literal"), negated="{}, {}, or {}"
+    ),
+}
+
+_LITERALS = ("number", "capital letter", "lower-case letter", "letter", *["string"] * 4, "character", "vowel")
+_FUNCTIONS = ("containing", "words with", "starting with", "ending with", "followed by")
+_REPETITIONS = ("at least once", "or more times", "zero or more times")
+_MODIFIERS = (*_REPETITIONS, "containing only")
+_COMPOSITIONS = ("or", "not", "and", "before", "and, and", "either, or")
+GROUPS = {
+    "any": _FUNCTIONS + _COMPOSITIONS + _MODIFIERS + _LITERALS,
+    "no literal": _FUNCTIONS + _COMPOSITIONS + _MODIFIERS,
+    "no composition": (*_FUNCTIONS, *_MODIFIERS, *_LITERALS, "or"),
+    "literal": _LITERALS,
+}
+# Where no room is left for parts.
+_SMALLEST = {group: tuple(name for name in names if not PRODUCTIONS[name].parts) for group, names in GROUPS.items()}
+_TRIPLES = frozenset({"and, and", "either, or"})
+
+
+class Tree(NamedTuple):
+    """A description.
+
+    Attributes:
+        name: of a production.
+        parts: what is put into it.
+        times: the number in it, where it has one.
+    """
+
+    name: str
+    parts: tuple[Tree, ...] = ()
+    times: int | None = None
+
+    def names(self) -> Iterator[str]:
+        """Of all productions in the tree."""
+        yield self.name
+        for part in self.parts:
+            yield from part.names()
+
+
+def describe(tree: Tree) -> str:
+    """The description of lines that a tree stands for."""
+    return _name_strings(smooth(f"lines {_word(tree, negated=False)}"))
+
+
+def express(tree: Tree) -> str:
+    """The regular expression that a tree stands for."""
+    return _name_strings(_expression(tree))
+
+
+def _word(tree: Tree, *, negated: bool) -> str:
+    production = PRODUCTIONS[tree.name]
+    parts = [_word(part, negated=negated or tree.name == "not") for part in tree.parts]
+    wording = production.negated if negated and production.negated else production.wording
+    return wording.format(*parts, times=tree.times)
+
+
+def _expression(tree: Tree) -> str:
+    return PRODUCTIONS[tree.name].regex.format(*map(_expression, tree.parts), times=tree.times)
+
+
+def _name_strings(text: str) -> str:
+    for string in STRINGS:
+        text = text.replace(_STRING, string, 1)
+    return text
+
+
+class _Limits(NamedTuple):
+    """How large a tree may become; where a limit is reached, only literals fit.
+
+    Attributes:
+        depth: of productions one below the other, literals left out.
+        size: of productions on one way down, each with the number of its parts added.
+        compositions: of "and" and "or" on one way down.
+    """
+
+    depth: int
+    size: int
+    compositions: int = 2
+
+
+# So many draws give about 10,000 pairs, as the published set has, and small and large ones in its proportion. Of the
+# small ones hardly any is new at the end.
+_SMALL, _SMALL_DRAWS = _Limits(depth=2, size=5), 600_000
+_LARGE, _LARGE_DRAWS = _Limits(depth=3, size=7), 60_000
+
+# Draws in a row that bring nothing new before the grammar counts as used up.
+_PATIENCE = 50_000
+
+
+def _draw_parts(groups: tuple[str, ...], draw: random.Random, room: _Limits) -> tuple[Tree, ...] | None:
+    """Trees for several parts side by side; None where one of them finds no room.
+
+    Args:
+        groups: of productions, one for each part.
+        draw: where chance comes from.
+        room: what is left of the limits.
+    """
+    depth, size, compositions = room
+    names = []
+    for group in groups:
+        full = depth <= 0 or size <= 0 or compositions <= 0
+        candidates = _SMALLEST[group] if full else GROUPS[group]
+        if not candidates:
+            return None
+        name = candidates[int(draw.random() * len(candidates))]
+        names.append(name)
+        size -= 1 + len(PRODUCTIONS[name].parts)
+        compositions -= name in ("and", "or")
+    trees = []
+    for name in names:
+        parts = _draw_parts(PRODUCTIONS[name].parts, draw, _Limits(depth - 1, size, compositions))
+        if parts is None:
+            return None
+        times = draw.randint(_FEWEST_TIMES, _MOST_TIMES) if name == "or more times" else None
+        trees.append(Tree(name, parts, times))
+    return tuple(trees)
+
+
+def _draw_tree(draw: random.Random, limits: _Limits) -> Tree | None:
+    parts = _draw_parts(("no literal",), draw, limits)
+    # There are so many sets of three literals that half of them are passed over.
+    if parts is None or (_TRIPLES.intersection(parts[0].names()) and draw.random() < 0.5):
+        return None
+    return parts[0]
+
+
+_CLUMSY = (
+    "letter before a letter",
+    "starting with ending",
+    "ending with starting",
+    "containing starting",
+    "before starting",
+    "starting with containing",
+)
+
+
+def is_sound(tree: Tree) -> bool:
+    """Whether a tree makes a description as the published ones are."""
+    counts = Counter(tree.names())
+    strings = counts.pop("string", 0)
+    if strings > len(STRINGS) or max(counts.values()) > 1 or sum(counts[name] for name in _REPETITIONS) > 1:
+        return False
+    below = {part.name for part in tree.parts}
+    # "lines with a number and a letter": are they the whole line, or in it?
+    if tree.name in ("and", "or", *_TRIPLES) and below.intersection(_LITERALS):
+        return False
+    if "containing only" in below and tree.name != "not":
+        return False
+    description = describe(tree)
+    return not any(phrase in description for phrase in _CLUMSY)
+
+
+Pair = tuple[str, str]
+
+
+def _draw_pairs(seed: int) -> Iterator[Pair]:
+    """Descriptions and their expressions, no description twice, until the grammar is used up.
+
+    First the 10,000 or so that as many draws bring as for the published set, shuffled, so that few of them are
+    distributed like many; after that large ones, which become larger the more of them there are.
+    """
+    draw = random.Random(f"nl-rx {seed}")
+    known: set[Tree] = set()
+    pairs: dict[str, str] = {}
+
+    def new_pair(limits: _Limits) -> Pair | None:
+        tree = _draw_tree(draw, limits)
+        if tree is None or tree in known:
+            return None
+        known.add(tree)
+        if not is_sound(tree) or describe(tree) in pairs:
+            return None
+        pairs[describe(tree)] = express(tree)
+        return describe(tree), pairs[describe(tree)]
+
+    for limits, draws in ((_SMALL, _SMALL_DRAWS), (_LARGE, _LARGE_DRAWS)):
+        for _ in range(draws):
+            new_pair(limits)
+    first = list(pairs.items())
+    draw.shuffle(first)
+    yield from first
+    failures = 0
+    while failures < _PATIENCE:
+        pair = new_pair(_LARGE)
+        if pair is None:
+            failures += 1
+        else:
+            failures = 0
+            yield pair
+
+
+def _take(size: int, pairs: Iterator[Pair], name: str) -> list[Pair]:
+    if size < 0:
+        raise ValueError(f"{name}: expected 0 or more, got {size}")
+    bar = tqdm(
+        islice(pairs, size), total=size, desc="generate", unit="pair", file=sys.stderr, disable=not sys.stderr.isatty()
+    )
+    taken = list(bar)
+    if len(taken) < size:
+        raise ValueError(f"{name}: expected a size that the grammar has pairs for, got {size} and found {len(taken)}")
+    return taken
+
+
+def generate_split(size: int, test_size: int, seed: int) -> tuple[list[Pair], list[Pair]]:
+    """Pairs of a description and its regular expression to train on, and others to test with.
+
+    No description occurs twice, and no expression of a test pair in a training pair. A smaller size gives the first
+    of the pairs of a larger one, and the test pairs do not depend on the size of the training set.
+
+    Args:
+        size: how many to train on.
+        test_size: how many to test with.
+        seed: the same seed gives the same pairs.
+
+    Returns:
+        The training pairs and the test pairs.
+
+    Raises:
+        ValueError: a size is negative, or larger than the number of descriptions in the grammar.
+    """
+    pairs = _draw_pairs(seed)
+    test = _take(test_size, pairs, "test_size")
+    tested = {regex for _, regex in test}
+    train = _take(size, (pair for pair in pairs if pair[1] not in tested), "size")
+    return train, test

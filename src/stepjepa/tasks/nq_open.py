@@ -1,0 +1,204 @@
+"""NQ-Open: short answers to questions that people asked a search engine, each with one right answer or several."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stepjepa.errors import UserError
+from stepjepa.records import Record
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, Unusable, chat_record
+from stepjepa.tasks.cells import as_list
+
+SYSTEM_PROMPT = "Answer the question below."
+
+_SEPARATOR = ";"
+_ARTICLES = frozenset({"a", "an", "the"})
+
+# Accents, and what nobody sees: soft hyphens, zero-width spaces, marks of direction.
+_IGNORED = re.compile("[\u0300-\u036f\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+_SAME = str.maketrans(dict.fromkeys("‐‑‒–—―−", "-") | dict.fromkeys("‘’ʼ", "'") | {"⁄": "/", "°": " "})
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_BARE_FRACTION = re.compile(r"(?<!\w)\.(?=\d)")
+_BETWEEN_DIGITS = re.compile(r"(?<=\d)(?:[^\w\s.;]|[^\w\s;]{2,})(?=\d)")
+# A decimal point and a minus sign belong to their number; currencies that stand beside the dollar stay.
+_PUNCTUATION = re.compile(
+    # "C++" and "C#" are two things, "A+" is better than "A".
+    r"(?<!\d)\.|\.(?!\d)|(?<=\S)-|-(?!\d)|(?!(?:(?<=[^\W\d_])[#+]|(?<=[^\W\d_]\+)\+)(?!\w))"
+    r"[!-,/:<-@\[-`{-~¡§«¶·»¿\u2010-\u2027\u2030-\u205e\u3001-\u3003\u3008-\u3011]"
+)
+_INITIALS = re.compile(r"(?<!\S)([^\W\d_]) (?=[^\W\d_](?!\S))")
+
+
+class NormalForms(NamedTuple):
+    """A text as it is compared, under the two readings of punctuation; equal under one of them is equal.
+
+    Attributes:
+        joined: punctuation left out, as the scripts of SQuAD and NQ-Open do: ``T-Bone`` becomes ``tbone``.
+        parted: punctuation parts words, and ``&`` is ``and``: ``t bone``.
+    """
+
+    joined: str
+    parted: str
+
+
+def normal_forms(text: str) -> NormalForms:
+    """What is compared of a text.
+
+    As in SQuAD: lower case, no articles, no punctuation, single spaces. Where that script would call something equal
+    that no person would, or the other way round, this goes with the person: a decimal point, a minus sign and what
+    separates two numbers count (``1.5`` is not ``15``), commas that group digits don't; an article counts where no
+    word follows it (``vitamin A``); accents, compatibility forms of Unicode and invisible characters don't count;
+    neither does the spacing of initials (``B. F. Skinner``, ``BF Skinner``). A text of nothing but punctuation stands
+    for itself.
+
+    Args:
+        text: an answer, or several with ``;`` between them; there both forms have ``;`` as a word.
+    """
+    text = _decomposed(text).casefold()
+    text = _IGNORED.sub("", text).translate(_SAME)
+    words = _without_articles(text.replace(_SEPARATOR, f" {_SEPARATOR} ").split())
+    cleaned = _THOUSANDS.sub("", " ".join(words))
+    cleaned = _BETWEEN_DIGITS.sub(" ", _BARE_FRACTION.sub("0.", cleaned))
+    joined = _tidy(_PUNCTUATION.sub("", cleaned))
+    parted = _tidy(_PUNCTUATION.sub(" ", cleaned.replace("&", " and ")))
+    if not joined.replace(_SEPARATOR, "").strip():
+        return NormalForms(cleaned, cleaned)
+    return NormalForms(joined, parted)
+
+
+# Marks in one run are sorted by a method that takes the square of their number.
+_PIECE = 256
+
+
+def _decomposed(text: str) -> str:
+    if text.isascii():
+        return text
+    return "".join(unicodedata.normalize("NFKD", text[at : at + _PIECE]) for at in range(0, len(text), _PIECE))
+
+
+def _without_articles(words: list[str]) -> list[str]:
+    kept: list[str] = []
+    for word in reversed(words):
+        if word.lstrip("\"'(“") in _ARTICLES and kept and kept[-1] not in _ARTICLES and kept[-1][0] not in ";&/+-":
+            continue
+        kept.append(word)
+    return kept[::-1]
+
+
+def _tidy(text: str) -> str:
+    return _INITIALS.sub(r"\1", " ".join(text.split()))
+
+
+def _says_something(form: str) -> bool:
+    return any(word not in _ARTICLES and any(map(str.isalnum, word)) for word in form.split())
+
+
+def _in(alias: str, text: str) -> bool:
+    return f" {alias} " in f" {text} "
+
+
+def _begins(alias: str, text: str) -> bool:
+    return f"{text} ".startswith(f"{alias} ")
+
+
+def _parts(form: str) -> list[str]:
+    return [part.strip() for part in form.split(_SEPARATOR)]
+
+
+def _repaired(text: str) -> str:
+    """Text whose UTF-8 was once read as Latin-1, as in some published answers (``MÃ¡ire``), put right."""
+    try:
+        return text.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return text
+
+
+class NqOpenTask(Task):
+    """The truth lists the answers that count, with ``;`` between them: the aliases.
+
+    Scores, all on :func:`normal_forms`: ``exact`` (the answer is an alias), ``prefix`` (it begins with one),
+    ``contains`` (an alias stands somewhere in it, as whole words).
+
+    The headline is ``exact``, NQ-Open's own metric since Lee et al. (2019), so that it compares with other work. The
+    LLM-JEPA paper describes ``contains`` ("any ground-truth answer appears as a substring of the generated output"),
+    which is shown beside it; but its script tests whether a part of what was generated stands in the truth
+    (``--scoring reference``), so no published figure was made with it, and it favours a model that says much.
+
+    Models trained on these files answer in their form, ``one; another``. Such a list is ``exact`` when everything in
+    it is an alias: a person who gets a wrong answer beside the right one has not been told the right one. An answer
+    that is empty, or nothing but articles and punctuation, is wrong. What the words mean nobody judges: ``9`` is not
+    ``Nine``, and ``not Amma`` contains ``Amma``.
+    """
+
+    name = "nq-open"
+    headline = "exact"
+    lenient = "contains"
+
+    @classmethod
+    def recognises(cls, record: Record) -> bool:
+        """The record has the system prompt of the published files, or its file is called ``nq_open...``."""
+        return record.messages[0] == {"role": "system", "content": SYSTEM_PROMPT} or Path(
+            record.path
+        ).name.lower().replace("-", "_").startswith("nq_open")
+
+    def truth(self, record: Record) -> str:
+        """The aliases as they stand in the record.
+
+        Raises:
+            UserError: there is nothing between the ``;``.
+        """
+        self._aliases(record)
+        return record.answer
+
+    def score(self, record: Record, response: Response) -> Scored:
+        """Compare with every alias."""
+        aliases = [normal_forms(alias) for alias in self._aliases(record)]
+        said = normal_forms(response.text)
+        joined, parted = {alias.joined for alias in aliases}, {alias.parted for alias in aliases}
+        parts = [pair for pair in zip(_parts(said.joined), _parts(said.parted), strict=True) if any(pair)]
+        first = parts[0] if parts else ("", "")
+        scores: dict[str, bool | float] = {
+            "exact": bool(parts) and all(part[0] in joined or part[1] in parted for part in parts),
+            "prefix": any(_begins(*pair) for alias in aliases for pair in zip(alias, first, strict=True)),
+            "contains": any(_in(*pair) for alias in aliases for pair in zip(alias, said, strict=True)),
+        }
+        answer = "; ".join(part for part, _ in parts) if scores["exact"] or _says_something(said.joined) else None
+        error = None if scores["exact"] else WRONG if answer else NO_ANSWER
+        return Scored(scores, {"truth": "; ".join(alias.joined for alias in aliases), "answer": answer}, error)
+
+    def _aliases(self, record: Record) -> list[str]:
+        aliases = [part.strip() for part in record.answer.split(_SEPARATOR) if part.strip()]
+        if not aliases:
+            raise UserError(
+                "the assistant message has no answer in it; put the answers that count there, '; ' between them",
+                path=record.path,
+                line=record.line,
+            )
+        return list(dict.fromkeys(reading for alias in aliases for reading in (alias, _repaired(alias))))
+
+
+def convert(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A record in the published form, from a row of ``nq_open`` as it is on the hub.
+
+    Args:
+        row: ``question``, and ``answer`` as a list of strings (or one string).
+
+    Raises:
+        Unusable: the question or every answer is missing or empty, or an answer is no text.
+    """
+    question, answer = row.get("question"), row.get("answer")
+    if not isinstance(question, str) or not question.strip():
+        raise Unusable("no question")
+    listed = as_list(answer)
+    if listed is None:
+        listed = [answer]
+    if any(not isinstance(text, str) for text in listed if text is not None):
+        raise Unusable("an answer that is no text")
+    answers = list(dict.fromkeys(text.strip() for text in listed if text is not None and text.strip(f"{_SEPARATOR} ")))
+    if not answers:
+        raise Unusable("no answer")
+    return chat_record(SYSTEM_PROMPT, question.strip(), "; ".join(answers))

@@ -1,0 +1,1 @@
+"""Regular expressions of NL-RX: their syntax, and whether two of them describe the same lines."""

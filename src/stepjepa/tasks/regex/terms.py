@@ -1,0 +1,297 @@
+r"""Regular expressions as terms over blocks of characters, and their derivatives.
+
+The derivative of an expression by a character describes what may come after that character. ``\b`` takes no
+characters, so what it describes depends on what stands before and behind; therefore a derivative is taken after a
+given kind of character, and whether a term accepts nothing is known for each of the four surroundings (word character
+before or not, behind or not). This is all that ``\b`` needs, also under ``&``, ``~`` and repetition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from stepjepa.tasks.regex.syntax import (
+    Boundary,
+    Characters,
+    Complement,
+    Concatenation,
+    Intersection,
+    Node,
+    Ranges,
+    Repetition,
+    Union,
+)
+
+# Bit 2 * before + behind, each 1 next to a word character.
+_EVERYWHERE = 0b1111
+_AT_BOUNDARIES = 0b0110
+
+Kind = Literal[
+    "none", "empty", "characters", "boundary", "concatenation", "union", "intersection", "complement", "repetition"
+]
+Bounds = tuple[int, int | None]
+
+
+class Term:
+    """An expression; made by :class:`Terms`, where equal ones are one object.
+
+    Attributes:
+        kind: ``none`` describes no text at all, ``empty`` the empty text, the others say what they are.
+        parts: the terms it is made of.
+        bounds: of a repetition, None for no upper one.
+        blocks: of characters, as bits.
+        accepts: in which surroundings it describes the empty text, as bits.
+        local: whether the surroundings make a difference to it.
+        number: in the order of making.
+        derivatives: those known, see :meth:`Terms.derivative`.
+    """
+
+    __slots__ = ("accepts", "blocks", "bounds", "derivatives", "kind", "local", "number", "parts")
+
+    def __init__(self, makings: _Makings, *, accepts: int, number: int) -> None:
+        self.kind, self.parts, self.bounds, self.blocks = makings
+        self.accepts, self.number = accepts, number
+        self.local: bool = self.kind == "boundary" or any(part.local for part in self.parts)
+        self.derivatives: dict[int, Term] = {}
+
+
+class _Makings(NamedTuple):
+    """What makes a term another one."""
+
+    kind: Kind
+    parts: tuple[Term, ...]
+    bounds: Bounds
+    blocks: int
+
+
+class Terms:
+    """Makes terms, in a form simple enough that following derivatives comes back to known ones soon.
+
+    Args:
+        is_word: for each block of characters 1 if they are word characters, else 0.
+
+    Attributes:
+        none: describes no text.
+        empty: describes the empty text.
+        all: describes every text.
+    """
+
+    def __init__(self, is_word: tuple[int, ...]) -> None:
+        self._is_word = is_word
+        self._made: dict[_Makings, Term] = {}
+        self.none = self._make("none", 0)
+        self.empty = self._make("empty", _EVERYWHERE)
+        self.all = self._make("repetition", _EVERYWHERE, (self.characters((1 << len(is_word)) - 1),), bounds=(0, None))
+
+    def _make(
+        self, kind: Kind, accepts: int, parts: tuple[Term, ...] = (), *, bounds: Bounds = (1, 1), blocks: int = 0
+    ) -> Term:
+        makings = _Makings(kind, parts, bounds, blocks)
+        found = self._made.get(makings)
+        if found is None:
+            found = self._made[makings] = Term(makings, accepts=accepts, number=len(self._made))
+        return found
+
+    def of(self, node: Node, blocks: dict[Ranges, int]) -> Term:
+        """The term of a tree.
+
+        Args:
+            node: the root.
+            blocks: those of each set of characters in the tree, as bits.
+        """
+        match node:
+            case Characters(ranges):
+                term = self.characters(blocks[ranges])
+            case Boundary():
+                term = self._make("boundary", _AT_BOUNDARIES)
+            case Complement(inner):
+                term = self.complement(self.of(inner, blocks))
+            case Repetition(inner, least, most):
+                term = self.repetition(self.of(inner, blocks), least, most)
+            case Concatenation(parts):
+                term = self.concatenation([self.of(part, blocks) for part in parts])
+            case Union(parts):
+                term = self.union([self.of(part, blocks) for part in parts])
+            case Intersection(parts):
+                term = self.intersection([self.of(part, blocks) for part in parts])
+        return term
+
+    def characters(self, blocks: int) -> Term:
+        """One character out of the blocks that are set as bits."""
+        return self._make("characters", 0, blocks=blocks) if blocks else self.none
+
+    def concatenation(self, parts: Iterable[Term]) -> Term:
+        """One term after the other."""
+        flat: list[Term] = []
+        for part in parts:
+            if part is self.none:
+                return self.none
+            for piece in part.parts if part.kind == "concatenation" else (part,):
+                if piece is self.empty:
+                    continue
+                # What may be nothing adds nothing next to what may be anything.
+                while flat and piece is self.all and flat[-1].accepts == _EVERYWHERE:
+                    flat.pop()
+                if not (flat and flat[-1] is self.all and piece.accepts == _EVERYWHERE):
+                    flat.append(piece)
+        if len(flat) < 2:
+            return flat[0] if flat else self.empty
+        accepts = _EVERYWHERE
+        for piece in flat:
+            accepts &= piece.accepts
+        return self._make("concatenation", accepts, tuple(flat))
+
+    def repetition(self, inner: Term, least: int, most: int | None) -> Term:
+        """A term several times."""
+        if (least, most) == (1, 1):
+            return inner
+        if most == 0 or inner is self.empty:
+            return self.empty
+        if inner is self.none:
+            return self.none if least else self.empty
+        if inner.kind == "repetition" and inner.bounds == (0, None):
+            return inner
+        if inner.accepts == _EVERYWHERE:
+            least = 0
+        accepts = inner.accepts if least else _EVERYWHERE
+        return self._make("repetition", accepts, (inner,), bounds=(least, most))
+
+    def complement(self, inner: Term) -> Term:
+        """What a term does not describe."""
+        if inner.kind == "complement":
+            return inner.parts[0]
+        if inner is self.none:
+            return self.all
+        if inner is self.all:
+            return self.none
+        return self._make("complement", ~inner.accepts & _EVERYWHERE, (inner,))
+
+    def union(self, parts: Iterable[Term]) -> Term:
+        """What one of the terms describes."""
+        members = _members("union", parts)
+        members.discard(self.none)
+        if self.all in members or _contradict(members):
+            return self.all
+        characters = {member for member in members if member.kind == "characters"}
+        if len(characters) > 1:
+            blocks = 0
+            for member in characters:
+                blocks |= member.blocks
+            members = members - characters | {self.characters(blocks)}
+        members = self._without_contained(members)
+        if len(members) < 2:
+            return members.pop() if members else self.none
+        accepts = 0
+        for member in members:
+            accepts |= member.accepts
+        return self._make("union", accepts, _in_order(members))
+
+    def intersection(self, parts: Iterable[Term]) -> Term:
+        """What all terms describe."""
+        members = _members("intersection", parts)
+        members.discard(self.all)
+        if self.none in members or _contradict(members):
+            return self.none
+        characters = {member for member in members if member.kind == "characters"}
+        if len(characters) > 1:
+            blocks = -1
+            for member in characters:
+                blocks &= member.blocks
+            if not blocks:
+                return self.none
+            members = members - characters | {self.characters(blocks)}
+        if len(members) < 2:
+            return members.pop() if members else self.all
+        accepts = _EVERYWHERE
+        for member in members:
+            accepts &= member.accepts
+        return self._make("intersection", accepts, _in_order(members))
+
+    def _without_contained(self, members: set[Term]) -> set[Term]:
+        """The same union without members that describe nothing beyond another one.
+
+        Found are ``x r`` beside ``.*r``, whatever x is; repetitions of a term without end beside those that begin
+        lower; and the empty text beside what may be empty. Without this a term such as ``.*(r){7,}`` grows with
+        every character that is read.
+        """
+        tails = {
+            member.parts[1:] for member in members if member.kind == "concatenation" and member.parts[0] is self.all
+        }
+        least: dict[Term, int] = {}
+        for member in members:
+            if member.kind == "repetition" and member.bounds[1] is None:
+                inner = member.parts[0]
+                least[inner] = min(member.bounds[0], least.get(inner, member.bounds[0]))
+        empty = any(member.accepts == _EVERYWHERE for member in members if member is not self.empty)
+        kept = set()
+        for member in members:
+            parts = member.parts if member.kind == "concatenation" else (member,)
+            if tails and any(parts[start:] in tails for start in range(2 * (parts[0] is self.all), len(parts))):
+                continue
+            if member.kind == "repetition" and member.bounds[1] is None and member.bounds[0] > least[member.parts[0]]:
+                continue
+            if member is self.empty and empty:
+                continue
+            kept.add(member)
+        return kept
+
+    def derivative(self, term: Term, before: int, block: int) -> Term:
+        """What may follow a character.
+
+        Args:
+            term: begins with that character.
+            before: 1 if a word character stands before it, else 0.
+            block: it is one of these.
+        """
+        key = 2 * block + before if term.local else 2 * block
+        found = term.derivatives.get(key)
+        if found is None:
+            found = term.derivatives[key] = self._derive(term, before, block)
+        return found
+
+    def _derive(self, term: Term, before: int, block: int) -> Term:
+        surroundings = 2 * before + self._is_word[block]
+        after = self.none  # no empty text begins with a character
+        match term.kind:
+            case "characters":
+                after = self.empty if term.blocks >> block & 1 else self.none
+            case "complement":
+                after = self.complement(self.derivative(term.parts[0], before, block))
+            case "union":
+                after = self.union([self.derivative(part, before, block) for part in term.parts])
+            case "intersection":
+                after = self.intersection([self.derivative(part, before, block) for part in term.parts])
+            case "concatenation":
+                choices: list[Term] = []
+                for position, part in enumerate(term.parts):
+                    choices += self._before(self.derivative(part, before, block), term.parts[position + 1 :])
+                    if not part.accepts >> surroundings & 1:
+                        break
+                after = self.union(choices)
+            case "repetition":
+                (inner,), (least, most) = term.parts, term.bounds
+                # Where the inner term accepts nothing, any number of turns may be spent before the character.
+                least = 0 if inner.accepts >> surroundings & 1 else max(least - 1, 0)
+                turns = self.repetition(inner, least, None if most is None else most - 1)
+                after = self.union(self._before(self.derivative(inner, before, block), (turns,)))
+        return after
+
+    def _before(self, first: Term, rest: tuple[Term, ...]) -> list[Term]:
+        """The choices of ``first``, then ``rest``: written out, so that equal ones from several sources are found."""
+        choices = first.parts if first.kind == "union" else (first,)
+        return [self.concatenation((choice, *rest)) for choice in choices]
+
+
+def _members(kind: Kind, parts: Iterable[Term]) -> set[Term]:
+    """The different terms of a union of unions, or an intersection of intersections."""
+    return {member for part in parts for member in (part.parts if part.kind == kind else (part,))}
+
+
+def _contradict(members: set[Term]) -> bool:
+    """Whether one of the terms is the complement of another."""
+    return any(member.kind == "complement" and member.parts[0] in members for member in members)
+
+
+def _in_order(members: set[Term]) -> tuple[Term, ...]:
+    return tuple(sorted(members, key=lambda member: member.number))

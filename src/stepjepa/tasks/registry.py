@@ -1,0 +1,155 @@
+"""Which tasks there are, which one a file belongs to, and tasks of the user's own."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from stepjepa.errors import UserError
+from stepjepa.files import fingerprint
+from stepjepa.records import Record
+from stepjepa.tasks.base import Task, TaskOptions
+
+AUTO = "auto"
+
+# In the order in which 'auto' asks them. Loaded only when asked: some need libraries that others don't.
+TASKS = {
+    "nl-rx": "stepjepa.tasks.nl_rx:NlRxTask",
+    "spider": "stepjepa.tasks.spider:SpiderTask",
+    "gsm8k": "stepjepa.tasks.gsm8k:Gsm8kTask",
+    "nq-open": "stepjepa.tasks.nq_open:NqOpenTask",
+    "hellaswag": "stepjepa.tasks.hellaswag:HellaswagTask",
+    "sentiment": "stepjepa.tasks.sentiment:SentimentTask",
+    "stepmath": "stepjepa.tasks.boxed:StepmathTask",
+    "boxed": "stepjepa.tasks.boxed:BoxedTask",
+    "generic": "stepjepa.tasks.generic:GenericTask",
+}
+
+# The data sets by their own names.
+ALIASES = {"synth": "nl-rx", "turk": "nl-rx", "rotten-tomatoes": "sentiment", "yelp": "sentiment"}
+
+FALLBACK = "generic"
+
+
+def load_task(name: str) -> type[Task]:
+    """The class of a task.
+
+    Args:
+        name: one of :data:`TASKS` or :data:`ALIASES`, with ``-`` or ``_``; or ``module:Class`` for a task of your own.
+
+    Raises:
+        UserError: there is no such task.
+    """
+    known = name.replace("_", "-")
+    known = ALIASES.get(known, known)
+    if known in TASKS:
+        return _load(TASKS[known])
+    if ":" in name:
+        return _load_users(name)
+    near = difflib.get_close_matches(known, [*TASKS, *ALIASES], n=1)
+    raise UserError(
+        f"--task: no task '{name}'"
+        + (f"; did you mean '{near[0]}'?" if near else f"; expected {AUTO}, {', '.join(TASKS)} or module:Class")
+    )
+
+
+def _load(address: str) -> type[Task]:
+    module, _, name = address.partition(":")
+    found: type[Task] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _load_users(address: str) -> type[Task]:
+    """A class that the user named: the one case in which code from outside is run."""
+    module, _, name = address.partition(":")
+    # 'python -m' looks in the working folder, an installed command does not. Last, so that it hides nothing.
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError, TypeError, SyntaxError) as error:
+        raise UserError(f"--task: can't load '{address}' ({error}); expected an importable module:Class") from None
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise UserError(f"--task: '{address}' is no class derived from stepjepa.tasks.base.Task")
+    missing = [name for name in ("name", "headline", "lenient") if not hasattr(found, name)]
+    missing += sorted(found.__abstractmethods__)
+    if missing:
+        raise UserError(f"--task: '{address}' lacks the attribute '{missing[0]}'; see docs/tasks.md")
+    return found
+
+
+def users_source(task: Task) -> str | None:
+    """The fingerprint of the file that a user's task is written in; None for a task of this package."""
+    module = type(task).__module__
+    if module.startswith("stepjepa."):
+        return None
+    file = getattr(sys.modules[module], "__file__", None)
+    return None if file is None else fingerprint(file)
+
+
+def choose_task(name: str, records: Sequence[Record], options: TaskOptions | None = None) -> Task:
+    """The task of a name, or with ``auto`` the first that recognises the records.
+
+    Args:
+        name: as for :func:`load_task`, or ``auto``.
+        records: all those of the file.
+        options: what the user set.
+
+    Raises:
+        UserError: there is no such task; a task recognises some of the records but not all, so that any choice would
+            score the others wrongly; or an option is set that the task has no use for.
+    """
+    kind = _recognise(records) if name == AUTO else load_task(name)
+    options = options or TaskOptions()
+    unused = [
+        field.name
+        for field in fields(TaskOptions)
+        if field.name not in kind.takes and getattr(options, field.name) != field.default
+    ]
+    if unused:
+        raise UserError(f"--{unused[0]} does nothing with task '{kind.name}'; leave it out or pass another --task")
+    return kind.from_options(options)
+
+
+def keep(task: Task, records: Sequence[Record]) -> tuple[dict[int, Record], dict[str, int]]:
+    """The records that a task evaluates, by their position, and how many it leaves out for which reason.
+
+    Raises:
+        UserError: none is left, or one has no truth that the task can use.
+    """
+    kept: dict[int, Record] = {}
+    left_out: Counter[str] = Counter()
+    for index, record in enumerate(records):
+        reason = task.left_out(record)
+        if reason is None:
+            # A record without a usable truth must not stop a run after an hour of generating.
+            task.truth(record)
+            kept[index] = record
+        else:
+            left_out[reason] += 1
+    if not kept:
+        reasons = "; ".join(f"{reason}: {count}" for reason, count in left_out.most_common())
+        raise UserError(f"no record is left to evaluate ({reasons})", path=records[0].path)
+    return kept, dict(left_out)
+
+
+def _recognise(records: Sequence[Record]) -> type[Task]:
+    for name, address in TASKS.items():
+        kind = _load(address)
+        strangers = [record for record in records if not kind.recognises(record)]
+        if not strangers:
+            return kind
+        if len(strangers) < len(records):
+            raise UserError(
+                f"task '{AUTO}' can't decide: {len(records) - len(strangers)} of {len(records)} records look like "
+                f"'{name}', but not this one; pass --task {name} or --task {FALLBACK}",
+                path=strangers[0].path,
+                line=strangers[0].line,
+            )
+    raise AssertionError(f"the task '{FALLBACK}' takes every record")

@@ -1,0 +1,171 @@
+"""Reviews and whether they are good: Rotten Tomatoes with two labels, Yelp with five."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepjepa.errors import UserError
+from stepjepa.legible import opening
+from stepjepa.records import Record
+from stepjepa.scoring import exact_match, prefix_match
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, Unusable, chat_record
+from stepjepa.tasks.cells import as_label
+
+SYSTEM_PROMPT = "Determine whether the comment is positive or negative"
+
+# From one star to five; Rotten Tomatoes has two of them.
+STARS = ("Very Bad", "Bad", "Mediocre", "Good", "Very Good")
+OTHER = "other"
+
+_SIDES = {"Very Bad": -1, "Bad": -1, "Mediocre": 0, "Good": 1, "Very Good": 1}
+# What the prompt asks for, in words that are no labels.
+_SYNONYMS = {"Negative": -1, "Neutral": 0, "Positive": 1}
+
+_NAME = r"(?P<name>very\s+bad|very\s+good|bad|good|mediocre|negative|neutral|positive)(?![\w'-])"
+_NAMED = re.compile(rf"(?<![\w'-]){_NAME}", re.IGNORECASE)
+_FIRST = re.compile(rf"[\W_]*{_NAME}", re.IGNORECASE)
+_FRAME = re.compile(
+    r"[\W_]*(?:i\s+(?:think|believe|say)\s+(?:that\s+)?)?(?:(?:the|this|my|overall)\s+){0,2}"
+    r"(?:it|this|comment|review|sentiment|label|answer|rating|verdict|tone|classification|movie|film|overall)\b"
+    r"(?:\s+of\s+(?:the|this)\s+(?:comment|review))?(?:(?:\s+(?:is|was|seems|sounds)\b|'s\b)(?:\s+an?\b)?)?\s*:?"
+    rf"[\W_]*{_NAME}",
+    re.IGNORECASE,
+)
+
+
+def read_label(text: str) -> str | None:
+    """The label that an answer gives, one of :data:`STARS` or Negative, Neutral, Positive; None for none or several.
+
+    The first line must begin with it, in any case, or with a phrase such as ``The sentiment is``; nothing in that line
+    may name another. What comes later (the model ran on) counts for nothing.
+    """
+    line = opening(text).partition("\n")[0]
+    found = _FIRST.match(line) or _FRAME.match(line)
+    if found is None:
+        return None
+    named = {_label(match) for match in _NAMED.finditer(line)}
+    sides = {side for name, side in (_SIDES | _SYNONYMS).items() if name in named}
+    if len(named & set(STARS)) > 1 or len(sides) > 1:
+        return None
+    return next(iter(named & set(STARS)), _label(found))
+
+
+def _label(match: re.Match[str]) -> str:
+    return " ".join(match["name"].split()).title()
+
+
+class SentimentTask(Task):
+    """The truth is a label: Good or Bad (``rotten_tomatoes``), or one of five from Very Bad to Very Good (``yelp``).
+
+    Both data sets have the same system prompt, so both are this task; which labels there are shows in the truths.
+
+    Scores: ``correct``, the answer gives the true label and no other, see :func:`read_label`; ``exact``, it is the
+    label and nothing else, as the published script has it; ``first_word``, it begins with the label as a whole word,
+    in any case; ``prefix``, it begins with the label's letters (``--startswith`` of the published script, where
+    ``Goodness`` is Good); ``polarity``, the answer is on the true side, the only score for which a model counts as
+    right that says Positive, as the prompt has it, where the truth is Good or Very Good.
+    """
+
+    name = "sentiment"
+    headline = "correct"
+    lenient = "first_word"
+
+    @classmethod
+    def recognises(cls, record: Record) -> bool:
+        """The record has the system prompt of the published files, or its file is called after one of the sets."""
+        file = Path(record.path).name.lower().replace("-", "_")
+        return record.messages[0] == {"role": "system", "content": SYSTEM_PROMPT} or file.startswith(
+            ("rotten_tomatoes", "yelp")
+        )
+
+    def truth(self, record: Record) -> str:
+        """The true label.
+
+        Raises:
+            UserError: the assistant message is none.
+        """
+        label = record.answer.strip()
+        if label not in STARS:
+            raise UserError(
+                f"the assistant message is {record.answer[:40]!r}, expected {', '.join(STARS)}; for other labels pass "
+                "--task generic",
+                path=record.path,
+                line=record.line,
+            )
+        return label
+
+    def score(self, record: Record, response: Response) -> Scored:
+        """Compare with the true label."""
+        truth, said = self.truth(record), read_label(response.text)
+        first = _FIRST.match(opening(response.text))
+        scores: dict[str, bool | float] = {
+            "correct": said == truth,
+            "exact": exact_match(response.text, truth),
+            "first_word": first is not None and _label(first) == truth,
+            "prefix": prefix_match(response.text, truth),
+            "polarity": said is not None and (_SIDES | _SYNONYMS)[said] == _SIDES[truth],
+        }
+        error = None if scores["correct"] else WRONG if said else NO_ANSWER
+        return Scored(scores, {"truth": truth, "answer": said}, error)
+
+    def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What was said to the records of each class.
+
+        Returns:
+            ``balanced_accuracy``: the mean of the recalls, so that a model that always says the same gets no more
+            than its share; ``recall`` and ``count`` of every class that occurs; ``confusion``: for each true label
+            how often which label was said, ``other`` for none of those that occur.
+        """
+        pairs = [(line["extracted"]["truth"], line["extracted"]["answer"]) for line in lines]
+        classes = [label for label in STARS if any(truth == label for truth, _ in pairs)]
+        table = Counter((truth, said if said in classes else OTHER) for truth, said in pairs)
+        confusion = {truth: {said: table[truth, said] for said in (*classes, OTHER)} for truth in classes}
+        counts = {truth: sum(row.values()) for truth, row in confusion.items()}
+        recall = {truth: confusion[truth][truth] / counts[truth] for truth in classes}
+        return {
+            "balanced_accuracy": math.fsum(recall.values()) / len(recall),
+            "recall": recall,
+            "count": counts,
+            "confusion": confusion,
+        }
+
+
+def convert(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A record in the published form, from a row of ``rotten_tomatoes`` or ``yelp_polarity`` as it is on the hub.
+
+    Args:
+        row: ``text``, and ``label``: 0 and 1 for Bad and Good. A row does not say how many labels there are; for
+            ``yelp_review_full`` there is :func:`convert_stars`.
+
+    Raises:
+        Unusable: the text is empty, or the label is none of those.
+    """
+    return _convert(row, {"0": "Bad", "1": "Good"})
+
+
+def convert_stars(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for ``yelp_review_full``, whose labels 0 to 4 are one star to five: Very Bad to Very Good.
+
+    Args:
+        row: ``text``, and ``label``.
+
+    Raises:
+        Unusable: as :func:`convert`.
+    """
+    return _convert(row, {str(number): label for number, label in enumerate(STARS)})
+
+
+def _convert(row: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:
+    text, label = row.get("text"), as_label(row.get("label"))
+    if not isinstance(text, str) or not text.strip():
+        raise Unusable("no text")
+    if label is None:
+        raise Unusable("no label")
+    if label not in labels:
+        raise Unusable(f"the label is none of {', '.join(labels)}")
+    return chat_record(SYSTEM_PROMPT, text.strip(), labels[label])

@@ -1,0 +1,361 @@
+"""Spider: questions about databases, answered in SQL and judged by what the queries find."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from stepjepa.errors import UserError
+from stepjepa.records import Record
+from stepjepa.scoring import text_scores
+from stepjepa.tasks.base import (
+    FAILED,
+    NO_ANSWER,
+    TIMED_OUT,
+    WRONG,
+    Response,
+    Scored,
+    Task,
+    TaskOptions,
+    Unusable,
+    chat_record,
+)
+from stepjepa.tasks.sql.execution import Verdict, judge
+from stepjepa.tasks.sql.text import HARDNESS, hardness, normal_form, orders_rows, same_text
+from stepjepa.workers import Workers
+
+SYSTEM_PROMPT = "Convert natural language to SQL."
+
+_DATABASE = re.compile(r"For db_id:\[([^\[\]\n]*)\]")
+_LIMITS = ("time", "memory")
+
+
+class _Query(NamedTuple):
+    """A query to be judged: the arguments of ``tasks.sql.execution.judge`` that differ."""
+
+    database: str
+    gold: str
+    sql: str | None
+    ordered: bool
+
+
+class SpiderTask(Task):
+    """The truth is a query; an answer is right if it finds the same in the record's database.
+
+    Scores: ``execution``, the whole answer, run on the database, finds the rows that the true query finds, as often
+    and, where the true query orders them, in its order; the order of the columns does not count, as in the test-suite
+    evaluation of Spider (``sql.execution.same_result``). ``same_columns``: also with the columns in the same order.
+    ``first_statement``: the answer or what comes first in it does so, see :func:`first_statement`; it overlooks that
+    a model ran on. ``exact_text``: the text is the same after normalisation (``sql.text.same_text``) and, where the
+    true query works, finds the same. ``exact``, ``prefix``, ``contains`` of the text as it stands.
+
+    A query that fails is wrong, whatever the true one finds. Where the true query itself fails nothing can be right;
+    such records count as wrong, and ``details`` says how many they are and what the figure is without them.
+
+    Args:
+        spider_path: folder with one folder per database, ``<name>/<name>.sqlite``.
+        time_limit: seconds for a query.
+        memory_limit: MiB for a process that runs queries.
+        workers: how many of those there are; None for one per CPU core, 8 at most.
+        skip_missing: records whose database is not there are to be left out, see :meth:`left_out`.
+
+    Raises:
+        UserError: the folder is not there.
+    """
+
+    name = "spider"
+    headline = "execution"
+    lenient = "first_statement"
+    takes = ("spider_path", "missing_databases", "time_limit", "memory_limit", "workers")
+
+    def __init__(
+        self,
+        spider_path: str,
+        *,
+        time_limit: float = 10.0,
+        memory_limit: int = 2048,
+        workers: int | None = None,
+        skip_missing: bool = False,
+    ) -> None:
+        self._folder = Path(spider_path)
+        if not self._folder.is_dir():
+            raise UserError(
+                "--spider_path: no such folder; pass the one that holds the databases, <name>/<name>.sqlite",
+                path=spider_path,
+            )
+        self._seconds, self._memory, self._count = time_limit, memory_limit, workers
+        self._skip_missing = skip_missing
+        self._workers: Workers | None = None
+        # Which true queries work: asked once, however many answers there are to each.
+        self._golds: dict[_Query, Verdict] = {}
+
+    @classmethod
+    def from_options(cls, options: TaskOptions) -> Self:
+        """The task with the user's settings.
+
+        Raises:
+            UserError: ``spider_path`` is not given, or not there.
+        """
+        if options.spider_path is None:
+            raise UserError(
+                "task 'spider' runs queries on the databases of Spider; pass --spider_path DIR, the folder that holds "
+                "<name>/<name>.sqlite, or --task generic to compare the text alone"
+            )
+        return cls(
+            options.spider_path,
+            time_limit=options.time_limit,
+            memory_limit=options.memory_limit,
+            workers=options.workers,
+            skip_missing=options.missing_databases == "skip",
+        )
+
+    @classmethod
+    def recognises(cls, record: Record) -> bool:
+        """The question begins with ``For db_id:[name]``."""
+        return _DATABASE.match(record.messages[-2]["content"]) is not None
+
+    def truth(self, record: Record) -> str:
+        """The true query.
+
+        Raises:
+            UserError: the record names no database, or one that is not there.
+        """
+        database = self._database(record)
+        if not database.is_file():
+            nested = self._folder / "database"
+            remedy = (
+                f"pass --spider_path {nested}"
+                if (nested / database.parent.name).is_dir()
+                else "put it there, pass --missing_databases skip, or --task generic to compare the text alone"
+            )
+            raise UserError(
+                f"the database '{database.parent.name}' is not at {database}; {remedy}",
+                path=record.path,
+                line=record.line,
+            )
+        return record.answer
+
+    def left_out(self, record: Record) -> str | None:
+        """Why a record is not to be evaluated at all; None where it is.
+
+        Raises:
+            UserError: the record names no database.
+        """
+        return "no database" if self._skip_missing and not self._database(record).is_file() else None
+
+    def _database(self, record: Record) -> Path:
+        match = _DATABASE.match(record.messages[-2]["content"])
+        if match is None:
+            raise UserError(
+                "the question does not begin with 'For db_id:[name]', so there is no database to run queries on; "
+                "pass --task generic to compare the text alone",
+                path=record.path,
+                line=record.line,
+            )
+        name = match[1]
+        if name in ("", ".", "..") or re.search(r"[/\\\0]", name):
+            raise UserError(
+                f"'{name}' is no name of a database; expected a folder in --spider_path",
+                path=record.path,
+                line=record.line,
+            )
+        return self._folder / name / f"{name}.sqlite"
+
+    def score(self, record: Record, response: Response) -> Scored:
+        """Run one answer."""
+        return self.score_all([record], [response])[0]
+
+    def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
+        """Run answers side by side in processes of their own."""
+        golds = [self._gold(record) for record in records]
+        self._golds |= self._judge([gold for gold in golds if gold not in self._golds])
+        pairs = [(whole_answer(response.text), first_statement(response.text)) for response in responses]
+        found = self._judge(
+            [
+                gold._replace(sql=sql)
+                for gold, pair in zip(golds, pairs, strict=True)
+                for sql in pair
+                if sql and self._golds[gold].gold_failure is None
+            ]
+        )
+        scored = []
+        for gold, pair, response in zip(golds, pairs, responses, strict=True):
+            whole, first = (found.get(gold._replace(sql=sql), self._golds[gold]) for sql in pair)
+            scored.append(_scored(gold.gold, response.text, pair[0], whole, first))
+        return scored
+
+    def _gold(self, record: Record) -> _Query:
+        gold = self.truth(record)
+        # One that can't be parsed is taken to order its rows: rather too strict than too lenient.
+        return _Query(str(self._database(record)), gold, None, orders_rows(gold) is not False)
+
+    def _judge(self, queries: Sequence[_Query]) -> dict[_Query, Verdict]:
+        """The verdict on each query; those that are the same are run once."""
+        if self._workers is None:
+            # Two queries with their own time each; a process is ended only where one of them does not keep it.
+            seconds = 2 * self._seconds + 5
+            self._workers = Workers(judge, seconds=seconds, memory=self._memory, processes=self._count)
+        wanted = list(dict.fromkeys(queries))
+        # Half of the memory is for SQLite, half for the rows that are compared.
+        limits = (self._seconds, max(1, self._memory // 2))
+        outcomes = self._workers.map([(*query, *limits) for query in wanted])
+        verdicts = {}
+        for query, outcome in zip(wanted, outcomes, strict=True):
+            if outcome.failure is None:
+                verdicts[query] = outcome.value
+            elif query.sql is None:
+                verdicts[query] = Verdict(gold_failure=f"{outcome.failure}: {outcome.message}")
+            else:
+                # The true query has been seen to work by now, so it was the other one.
+                verdicts[query] = self._golds[query._replace(sql=None)]._replace(
+                    failure=outcome.failure, message=outcome.message
+                )
+        return verdicts
+
+    def vote(self, scored: Scored, response: Response) -> str | None:
+        """The query in its normal form; one that fails does not vote, for that needs no knowledge of the truth."""
+        sql = scored.extracted["sql"]
+        if sql is None or scored.extracted["failure"] is not None:
+            return None
+        return normal_form(sql) or sql
+
+    def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """How hard the questions were, and what failed.
+
+        Returns:
+            ``by_hardness``: for each level of ``tasks.sql.text.hardness`` (``unknown`` for a true query that can't be
+            parsed) how many records, ``n``, and the share that is right, ``execution``; ``failures``: how often
+            answers failed, by kind; ``gold_failures``: how many true queries failed, by reason; where there are any,
+            ``execution_without_gold_failures``: the share of right answers among the other records.
+        """
+        levels: dict[str, list[float]] = {name: [] for name in (*HARDNESS, "unknown")}
+        for line in lines:
+            levels[hardness(line["truth"]) or "unknown"].append(line["scores"]["execution"])
+        failures, gold_failures = (
+            Counter(line["extracted"][name] for line in lines if line["extracted"][name] is not None)
+            for name in ("failure", "gold_failure")
+        )
+        kinds: Counter[str] = Counter()
+        for reason, count in failures.items():
+            kinds[_kind(reason)] += count
+        details = {
+            "by_hardness": {
+                name: {"n": len(values), "execution": sum(values) / len(values)}
+                for name, values in levels.items()
+                if values
+            },
+            "failures": dict(kinds.most_common()),
+            "gold_failures": dict(gold_failures.most_common()),
+        }
+        fine = [line["scores"]["execution"] for line in lines if line["extracted"]["gold_failure"] is None]
+        if fine and gold_failures:
+            details["execution_without_gold_failures"] = sum(fine) / len(fine)
+        return details
+
+    def close(self) -> None:
+        """End the processes that run queries."""
+        if self._workers is not None:
+            self._workers.close()
+
+
+def _scored(gold: str, text: str, sql: str, whole: Verdict, first: Verdict) -> Scored:
+    works = whole.gold_failure is None
+    scores: dict[str, bool | float] = {
+        "execution": whole.right,
+        "same_columns": whole.same_columns,
+        "first_statement": whole.right or first.right,
+        # Only what runs is parsed, unless nothing is known about what runs.
+        "exact_text": (whole.right or not works) and same_text(sql, gold),
+        **text_scores(text, gold),
+    }
+    failure = None if whole.failure is None else f"{whole.failure}: {whole.message}"
+    extracted = {
+        "sql": sql or None,
+        "failure": failure,
+        "gold_failure": whole.gold_failure,
+        "truth_output": whole.gold_output or None,
+        "answer_output": whole.output or None,
+    }
+    reason = failure or whole.gold_failure
+    if whole.right:
+        error = None
+    elif not sql:
+        error = NO_ANSWER
+    elif reason is not None:
+        error = TIMED_OUT if _kind(reason) in _LIMITS else FAILED
+    else:
+        error = WRONG
+    return Scored(scores, extracted, error)
+
+
+def _kind(reason: str) -> str:
+    return reason.partition(":")[0]
+
+
+_BEGINNING = re.compile(r"(?:select|with|values)\b", re.IGNORECASE)
+_LANGUAGE = re.compile(r"[ \t]*(?:sqlite3?|sql)\b", re.IGNORECASE)
+# Quotes and comments are passed over, for what looks like an end inside them is none.
+_END = re.compile(
+    r"""'[^']*'|"[^"]*"|--[^\n]*"""
+    r"""|(?P<end>;|```|\n[ \t\r]*\n|\n(?:system|user|assistant)[ \t]*:?[ \t\r]*(?:\n|\Z)|\nFor[ ]db_id:)"""
+)
+
+
+def whole_answer(text: str) -> str:
+    """The query that an answer is: all of it, without white space and without the fence of a block of code.
+
+    A fence is how a query is shown, no part of it; anything beside the fence makes the answer more than a query.
+    """
+    text = text.strip()
+    for fence in ("```", "`"):
+        inner = text[len(fence) : -len(fence)]
+        if inner and text.startswith(fence) and text.endswith(fence) and "`" not in inner:
+            return _without_language(inner) if fence == "```" else inner.strip()
+    return text
+
+
+def first_statement(text: str) -> str:
+    """The query that comes first, without what follows: a model that does not stop has often said the right thing.
+
+    A text that does not begin as a query is taken from its first block of code on; what comes before a query is not
+    overlooked otherwise. It ends at the first semicolon, blank line, line with nothing but the name of a role of the
+    chat, next question, or at the end of the block.
+    """
+    text = text.strip()
+    if not _BEGINNING.match(text):
+        _, fence, block = text.partition("```")
+        text = _without_language(block) if fence else text
+    ends = (match.start() for match in _END.finditer(text) if match["end"])
+    return text[: next(ends, len(text))].strip()
+
+
+def _without_language(block: str) -> str:
+    match = _LANGUAGE.match(block)
+    return block[match.end() if match else 0 :].strip()
+
+
+def convert(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A training record in the published form, from a row of the original files or of the hub.
+
+    Args:
+        row: ``db_id``, ``question`` and ``query``.
+
+    Raises:
+        Unusable: one of them is missing, empty or no text.
+    """
+    name, question, query = (_text(row, field) for field in ("db_id", "question", "query"))
+    return chat_record(SYSTEM_PROMPT, f"For db_id:[{name}]\n\n{question}", query)
+
+
+def _text(row: Mapping[str, Any], field: str) -> str:
+    value = row.get(field)
+    if value is None:
+        raise Unusable(f"no field '{field}'")
+    if not isinstance(value, str):
+        raise Unusable(f"'{field}' is {type(value).__name__}, not text")
+    if not value.strip():
+        raise Unusable(f"'{field}' is empty")
+    return value.strip()

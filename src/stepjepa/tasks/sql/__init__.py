@@ -1,0 +1,1 @@
+"""Generated SQL: run without harm, compared as results and as text."""

@@ -1,0 +1,338 @@
+"""Run a query that nobody has vouched for on an SQLite file, and say whether it finds what another finds.
+
+Nothing here can change a file: the database is opened read-only and as one that nobody else writes, and what is not
+plain reading is refused before it runs. Free of everything but the standard library, for it is loaded by processes
+that are ended when a query can't be stopped otherwise (``workers``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+Row = tuple[Any, ...]
+Failure = Literal["syntax", "denied", "time", "rows", "memory", "other"]
+
+MOST_ROWS = 500_000
+_MOST_BYTES = 64 * 2**20
+_LONGEST_QUERY = 100_000
+# Instructions of SQLite's virtual machine between two looks at the clock: well under a millisecond.
+_INSTRUCTIONS = 1000
+
+_READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
+# Functions that reach beyond the database: code, pointers, files and the log of this process.
+_DENIED_FUNCTIONS = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "sqlite_log"}
+_SETTINGS = {
+    # One value: zeroblob, randomblob, printf, replace and group_concat can make no longer one.
+    sqlite3.SQLITE_LIMIT_LENGTH: 16 * 2**20,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 4 * _LONGEST_QUERY,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 1000,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 500,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1000,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
+}
+_SYNTAX = ("syntax error", "incomplete input", "unrecognized token", "stack overflow", "one statement at a time")
+_LATE = "interrupted"
+# Characters of a message or a result that are kept to be read.
+_LONGEST_OUTPUT = 300
+_TOO_LARGE = {"SQLITE_NOMEM", "SQLITE_TOOBIG"}
+
+
+class QueryResult(NamedTuple):
+    """What a query found, or why it found nothing.
+
+    Attributes:
+        rows: in the order in which SQLite gives them; None if the query failed, which is not the same as no rows.
+        columns: how many there are, also where there are no rows.
+        failure: None, or ``syntax`` (no query at all, or several), ``denied`` (it would do more than read), ``time``,
+            ``rows``, ``memory`` (a limit), ``other`` (an unknown table or column, most often).
+        message: the reason in SQLite's words.
+    """
+
+    rows: list[Row] | None
+    columns: int = 0
+    failure: Failure | None = None
+    message: str = ""
+
+
+def run_query(
+    database: str | os.PathLike[str],
+    sql: str,
+    *,
+    seconds: float = 10.0,
+    memory: int = 1024,
+    most_rows: int = MOST_ROWS,
+) -> QueryResult:
+    """Run one query; whatever it is, no file is changed or made. Virtual tables (``json_each``) can't be read.
+
+    Meant for a process of its own: a single call of a function on a long text can't be interrupted from within, and
+    the limit on memory holds for all of SQLite in this process and is never raised again.
+
+    Args:
+        database: an SQLite file.
+        sql: one statement; a semicolon and comments may follow it.
+        seconds: when the query is stopped.
+        memory: MiB that SQLite may take.
+        most_rows: a query that finds more fails.
+    """
+    if len(sql) > _LONGEST_QUERY:
+        return QueryResult(None, failure="syntax", message=f"longer than {_LONGEST_QUERY} characters")
+    guard = _Guard(time.monotonic() + seconds)
+    try:
+        with closing(_open(database, memory, guard)) as connection:
+            result = _read(connection.execute(sql.rstrip("; \t\r\n")), most_rows)
+            return QueryResult(None, failure="time", message=_LATE) if guard.stop() else result
+    except MemoryError:
+        return QueryResult(None, failure="memory", message="out of memory")
+    # ValueError: text that is no UTF-8, or holds a null character.
+    except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
+        return QueryResult(None, failure=_kind(error, guard), message=str(error)[:_LONGEST_OUTPUT])
+
+
+class _Guard:
+    """Refuses what is not reading, and stops a query that takes too long.
+
+    Attributes:
+        denied: something was refused.
+        late: the time was over.
+    """
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self.denied = self.late = False
+
+    def authorize(self, action: int, _first: str | None, second: str | None, *_: str | None) -> int:
+        if action in _READING:
+            return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() not in _DENIED_FUNCTIONS:
+            return sqlite3.SQLITE_OK
+        self.denied = True
+        return sqlite3.SQLITE_DENY
+
+    def stop(self) -> bool:
+        self.late = self.late or time.monotonic() > self._deadline
+        return self.late
+
+
+def _open(database: str | os.PathLike[str], memory: int, guard: _Guard) -> sqlite3.Connection:
+    # Immutable: no locks and no look at a journal, so that nothing is written beside the file either.
+    uri = f"{Path(database).resolve().as_uri()}?mode=ro&immutable=1"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+    for limit, value in _SETTINGS.items():
+        connection.setlimit(limit, value)
+    # Text in another encoding than it says is compared by its bytes.
+    connection.text_factory = lambda content: content.decode("utf-8", "surrogateescape")
+    connection.execute(f"PRAGMA hard_heap_limit = {memory * 2**20}")
+    # Otherwise a large sort goes to a file.
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.set_authorizer(guard.authorize)
+    connection.set_progress_handler(guard.stop, _INSTRUCTIONS)
+    return connection
+
+
+def _read(cursor: sqlite3.Cursor, most_rows: int) -> QueryResult:
+    if cursor.description is None:
+        return QueryResult(None, failure="syntax", message="no statement")
+    rows: list[Row] = []
+    size = 0
+    for row in cursor:
+        rows.append(row)
+        size += sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
+        if len(rows) > most_rows:
+            return QueryResult(None, failure="rows", message=f"more than {most_rows} rows")
+        if size > _MOST_BYTES:
+            return QueryResult(None, failure="memory", message=f"a result of more than {_MOST_BYTES} bytes")
+    return QueryResult(rows, len(cursor.description))
+
+
+def _kind(error: Exception, guard: _Guard) -> Failure:
+    if guard.late:
+        return "time"
+    if guard.denied:
+        return "denied"
+    if getattr(error, "sqlite_errorname", "") in _TOO_LARGE or isinstance(error, sqlite3.DataError):
+        return "memory"
+    return "syntax" if any(words in str(error) for words in _SYNTAX) else "other"
+
+
+def same_result(gold: QueryResult, found: QueryResult, *, ordered: bool, any_columns: bool = True) -> bool:
+    """Whether two queries that did not fail found the same.
+
+    Rows count as often as they occur. A whole number is the same as an integer or a float, and floats that differ in
+    the last of their twelve or more digits are the same, for sums depend on the order of their terms; NULL is the same
+    as NULL alone, a number is never text.
+
+    Args:
+        gold: what the right query found.
+        found: what another found.
+        ordered: the order of the rows counts.
+        any_columns: the order of the columns does not: whoever asks for names and ages has them either way. One
+            rearrangement must fit all rows.
+
+    Raises:
+        ValueError: a query failed, so that there is nothing to compare.
+    """
+    if gold.rows is None or found.rows is None:
+        raise ValueError(f"expected two results, got the failures {gold.failure} and {found.failure}")
+    if gold.columns != found.columns or len(gold.rows) != len(found.rows):
+        return False
+    first, second = _settle_floats(gold.rows, found.rows)
+    if first == second or (not ordered and Counter(first) == Counter(second)):
+        return True
+    if not any_columns or not first:
+        return False
+    columns, others = list(zip(*first, strict=True)), list(zip(*second, strict=True))
+    return Counter(columns) == Counter(others) if ordered else _can_be_rearranged(columns, others)
+
+
+# Floats closer than this, in relation to their size or (near zero) at all, are one number. Far more than what the
+# order of a sum makes out, less than a second of a Julian date.
+_TOLERANCE = 1e-12
+
+
+def _settle_floats(*tables: Sequence[Row]) -> list[list[Row]]:
+    """The same tables with one value for floats that are to count as one, so that equality is all that is needed."""
+    floats = sorted(
+        {
+            value
+            for table in tables
+            for row in table
+            for value in row
+            if isinstance(value, float) and math.isfinite(value) and not value.is_integer()
+        }
+    )
+    settled: dict[float, float] = {}
+    previous = -math.inf
+    for value in floats:
+        tolerance = _TOLERANCE * max(1.0, abs(value))
+        if abs(value - round(value)) <= tolerance:
+            settled[value] = round(value)
+        elif value - previous <= tolerance:
+            settled[value] = settled.get(previous, previous)
+        previous = value
+    if not settled:
+        return [list(table) for table in tables]
+    return [
+        [tuple(settled.get(value, value) if isinstance(value, float) else value for value in row) for row in table]
+        for table in tables
+    ]
+
+
+# Comparisons of two sets of columns before a search is given up. Only results with many columns of equal content,
+# which no query of a person has, need more than a few.
+_MOST_TRIALS = 1000
+
+
+def _can_be_rearranged(columns: list[Row], others: list[Row]) -> bool:
+    """Whether the second table is the first with columns and rows in another order.
+
+    A table whose search is given up is said to be another.
+    """
+    counts, other_counts = ([Counter(column) for column in table] for table in (columns, others))
+    fits = [[at for at, other in enumerate(other_counts) if other == count] for count in counts]
+    # The columns with the fewest candidates first: most often only one fits, and the search is no search.
+    order = sorted(range(len(columns)), key=lambda at: len(fits[at]))
+    left = iter(range(_MOST_TRIALS))
+
+    def search(chosen: list[int]) -> bool:
+        if len(chosen) == len(order):
+            return True
+        tried: set[Row] = set()
+        for candidate in fits[order[len(chosen)]]:
+            # Of columns that are the same one is as good as another.
+            if candidate in chosen or others[candidate] in tried:
+                continue
+            if next(left, None) is None:
+                return False
+            tried.add(others[candidate])
+            longer = [*chosen, candidate]
+            rows = Counter(zip(*(columns[at] for at in order[: len(longer)]), strict=True))
+            if rows == Counter(zip(*(others[at] for at in longer), strict=True)) and search(longer):
+                return True
+        return False
+
+    return search([])
+
+
+class Verdict(NamedTuple):
+    """What became of a query beside the right one.
+
+    Attributes:
+        right: it finds the same, see :func:`same_result`.
+        same_columns: also with its columns in the same order.
+        failure: why it failed, if it did, see :class:`QueryResult`.
+        message: the reason in words.
+        gold_failure: why the right query failed, if it did; then nothing is said about the other.
+        gold_output: what the ``sqlite3`` shell would print for the right query, shortened where it is long; equal
+            only if the whole is equal.
+        output: the same for the other.
+    """
+
+    right: bool = False
+    same_columns: bool = False
+    failure: str | None = None
+    message: str = ""
+    gold_failure: str | None = None
+    gold_output: str = ""
+    output: str = ""
+
+
+def judge(  # noqa: PLR0917  # what is sent to another process has no names
+    database: str, gold: str, sql: str | None, ordered: bool, seconds: float, memory: int
+) -> Verdict:
+    """Compare what two queries find.
+
+    Args:
+        database: an SQLite file.
+        gold: the right query.
+        sql: the other; None to see only whether the right one works.
+        ordered: the order of the rows counts.
+        seconds: when each of them is stopped.
+        memory: MiB that SQLite may take.
+    """
+    truth = run_query(database, gold, seconds=seconds, memory=memory)
+    if truth.rows is None:
+        return Verdict(gold_failure=f"{truth.failure}: {truth.message}")
+    output = _printed(truth.rows)
+    if sql is None:
+        return Verdict(gold_output=output)
+    # One row more than the right ones is as wrong as a billion.
+    found = run_query(database, sql, seconds=seconds, memory=memory, most_rows=len(truth.rows))
+    if found.failure == "rows":
+        return Verdict(gold_output=output, output=found.message)
+    if found.rows is None:
+        return Verdict(failure=found.failure, message=found.message, gold_output=output)
+    right = same_result(truth, found, ordered=ordered)
+    same_columns = right and same_result(truth, found, ordered=ordered, any_columns=False)
+    return Verdict(right, same_columns, gold_output=output, output=_printed(found.rows))
+
+
+def _printed(rows: Sequence[Row]) -> str:
+    content = "\n".join("|".join(_cells(row)) for row in rows).encode("utf-8", "surrogateescape")
+    text = content.decode("utf-8", "backslashreplace")
+    if len(text) <= _LONGEST_OUTPUT:
+        return text
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    return f"{text[:_LONGEST_OUTPUT]}... ({len(content)} bytes, sha256 {digest})"
+
+
+def _cells(row: Row) -> Iterator[str]:
+    for value in row:
+        if value is None:
+            yield ""
+        elif isinstance(value, bytes):
+            yield value.decode("utf-8", "surrogateescape")
+        elif isinstance(value, float):
+            digits = f"{value:.15g}"
+            yield digits if not digits.lstrip("-").isdigit() else f"{digits}.0"
+        else:
+            yield str(value)

@@ -1,0 +1,253 @@
+"""What the text of a query says before it is run: is it the same query, does it order its rows, how hard is it?
+
+The dialect is SQLite's. Text that can't be parsed, or is too long or too deep to be a person's query, has no form and
+no hardness; nothing here takes more than a moment for any text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+Hardness = Literal["easy", "medium", "hard", "extra"]
+HARDNESS: tuple[Hardness, ...] = get_args(Hardness)
+
+_LONGEST_QUERY = 10_000
+# The parser tries both meanings of a JOIN without its condition, and of some words before a parenthesis, so that each
+# of them doubles the time. The queries of Spider go 3 deep, and each JOIN has its condition.
+_MOST_OPEN, _MOST_OPEN_JOINS = 10, 8
+
+_Value = TypeVar("_Value")
+
+
+def normal_form(sql: str) -> str | None:
+    """One text for queries that differ only in writing; None for what is no query.
+
+    No difference makes: white space, comments, a semicolon at the end; the case of keywords and of names; quotes
+    around names; double quotes around a value, as most queries of Spider have them; how tables are called (``T1``,
+    another name or their own), and the table in front of a column where there is but one; ``INNER``, ``OUTER``,
+    ``ASC``, ``AS``, ``<>`` for ``!=``, a comma for a JOIN without condition. Values are kept letter by letter.
+    """
+    return _of_query(sql, _write)
+
+
+def same_text(first: str, second: str) -> bool:
+    """Whether two queries are the same but for writing, see :func:`normal_form`; what is no query only as it stands."""
+    if first.strip() == second.strip():
+        return True
+    form = normal_form(first)
+    return form is not None and form == normal_form(second)
+
+
+def orders_rows(sql: str) -> bool | None:
+    """Whether the rows of a query have an order: an ``ORDER BY`` of its own, not of a part. None for no query."""
+    return _of_query(sql, lambda query: query.args.get("order") is not None)
+
+
+def hardness(sql: str) -> Hardness | None:
+    """How hard a query is by the criteria of the Spider benchmark; None for what is no query.
+
+    Of the outermost query (the first of several that are combined) three things are counted. Components: WHERE, GROUP
+    BY, ORDER BY, LIMIT, each JOIN, each OR, each LIKE. Nestings: each query inside a condition, and UNION, INTERSECT
+    or EXCEPT. Others: more than one aggregation, selected column, condition in WHERE, column in GROUP BY. As in the
+    published script, a negated condition (``NOT IN``, ``NOT LIKE``) and each AND or OR of HAVING count as an
+    aggregation, while the aggregations inside HAVING don't; otherwise figures by hardness could not be compared.
+    """
+    return _of_query(sql, _hardness)
+
+
+def _of_query(sql: str, function: Callable[[exp.Query], _Value]) -> _Value | None:
+    """What a function says about a parsed query; None for text that is none."""
+    from sqlglot.errors import SqlglotError
+
+    try:
+        query = _parse(sql)
+        return None if query is None else function(query)
+    # Neither the parser nor what walks its trees knows a bound of depth but that of Python.
+    except (SqlglotError, RecursionError):
+        return None
+
+
+def _parse(sql: str) -> exp.Query | None:
+    from sqlglot import Dialect, exp
+
+    if len(sql) > _LONGEST_QUERY:
+        return None
+    dialect = Dialect.get_or_raise("sqlite")
+    tokens = dialect.tokenize(sql)
+    # Other statements are parsed into commands, with a warning.
+    if not tokens or tokens[0].text.upper() not in ("SELECT", "WITH"):
+        return None
+    opened = joins = 0
+    for token in tokens:
+        kind = token.token_type.name
+        opened += (kind == "L_PAREN") - (kind == "R_PAREN")
+        joins = max(0, joins + (kind == "JOIN") - (kind in ("ON", "USING")))
+        if opened > _MOST_OPEN or joins > _MOST_OPEN_JOINS:
+            return None
+    parsed = dialect.parser().parse(tokens, sql)
+    query, *rest = [part for part in parsed if part is not None and not isinstance(part, exp.Semicolon)]
+    if rest or not isinstance(query, exp.Query):
+        return None
+    for column in list(query.find_all(exp.Column)):
+        if _is_quoted_value(column, sql):
+            column.replace(exp.Literal.string(column.name))
+    return query
+
+
+def _is_quoted_value(column: exp.Column, sql: str) -> bool:
+    """Whether a column is none: SQLite reads ``"Paris"`` as text where no column is called so.
+
+    Which columns there are is not known here; but on the right of a comparison, names of columns are not quoted.
+    """
+    from sqlglot import exp
+
+    start = column.this.meta.get("start")
+    return (
+        start is not None
+        and sql[start] == '"'
+        and not column.table
+        and isinstance(column.parent, exp.Predicate)
+        and column.arg_key in ("expression", "expressions", "low", "high")
+    )
+
+
+def _write(query: exp.Query) -> str:
+    from sqlglot import ErrorLevel, exp
+
+    _rename_tables(query)
+    for node in query.walk():
+        if isinstance(node, exp.Identifier):
+            node.set("this", node.this.lower())
+            node.set("quoted", True)
+        elif isinstance(node, exp.Ordered) and not node.args.get("desc"):
+            node.set("desc", None)
+        elif isinstance(node, exp.Join):
+            # Some versions give a JOIN without condition one that is always true.
+            if node.args.get("on") == exp.true():
+                node.set("on", None)
+            bare = not any(node.args.get(name) for name in ("side", "method", "on", "using"))
+            node.set("kind", "CROSS" if bare else None)
+    return query.sql("sqlite", comments=False, unsupported_level=ErrorLevel.IGNORE)
+
+
+def _rename_tables(query: exp.Query) -> None:
+    """Call the tables t1, t2, ... in the order in which they are named, and leave the name out where there is one."""
+    from sqlglot import exp
+
+    names: dict[int, dict[str, str]] = {}
+    count = 0
+    for select in query.find_all(exp.Select, bfs=False):
+        names[id(select)] = {}
+        for source in _sources(select):
+            count += 1
+            names[id(select)][source.alias_or_name.lower()] = f"t{count}"
+            source.set("alias", exp.TableAlias(this=exp.to_identifier(f"t{count}")))
+    for column in query.find_all(exp.Column):
+        # A name that is none of the innermost query's is that of a query around it.
+        inner = scope = column.parent_select
+        name = column.table.lower()
+        while scope is not None and name not in names[id(scope)]:
+            scope = scope.parent_select
+        if name and scope is not None:
+            alone = scope is inner and len(_sources(scope)) == 1
+            column.set("table", None if alone else exp.to_identifier(names[id(scope)][name]))
+
+
+def _sources(select: exp.Select) -> list[exp.Expression]:
+    """The tables and queries that a query reads."""
+    from sqlglot import exp
+
+    # Found by its class: the name of the argument changed between versions.
+    first = [clause.this for clause in select.args.values() if isinstance(clause, exp.From)]
+    return first + [join.this for join in select.args.get("joins") or ()]
+
+
+def _hardness(query: exp.Query) -> Hardness | None:
+    from sqlglot import exp
+
+    select: Any = query
+    while isinstance(select, exp.SetOperation | exp.Subquery):
+        select = select.this
+    if not isinstance(select, exp.Select):
+        return None
+    joins = select.args.get("joins") or ()
+    group, order = select.args.get("group"), select.args.get("order")
+    where, having = (_Conditions(select.args.get(name)) for name in ("where", "having"))
+    clauses = [where, having, *(_Conditions(join.args.get("on")) for join in joins)]
+    components = (
+        sum(select.args.get(name) is not None for name in ("where", "group", "order", "limit"))
+        + len(joins)
+        + sum(clause.ors + sum(map(_is_like, clause.conditions)) for clause in clauses)
+    )
+    nestings = isinstance(query, exp.SetOperation) + sum(
+        _queries(condition) for clause in clauses for condition in clause.conditions
+    )
+    aggregations = (
+        sum(_aggregates(column) for column in select.expressions)
+        + sum(_aggregates(column) for column in (order.expressions if order else ()))
+        + sum(isinstance(condition, exp.Not) for condition in where.conditions + having.conditions)
+        + max(0, len(having.conditions) - 1)
+    )
+    columns = len(group.expressions) if group else 0
+    others = sum(count > 1 for count in (aggregations, len(select.expressions), len(where.conditions), columns))
+    return _level(components, nestings, others)
+
+
+def _level(components: int, nestings: int, others: int) -> Hardness:
+    """The published table, in which two components with two others are extra, with three only hard."""
+    if nestings == 0:
+        if components <= 1 and others == 0:
+            return "easy"
+        if (components <= 1 and others <= 2) or (components <= 2 and others <= 1):
+            return "medium"
+        return "hard" if (components <= 2 and others > 2) or (components == 3 and others <= 2) else "extra"
+    return "hard" if nestings == 1 and components <= 1 and others == 0 else "extra"
+
+
+class _Conditions:
+    """What is put together by AND and OR.
+
+    Attributes:
+        conditions: the parts.
+        ors: how often OR stands between them.
+    """
+
+    def __init__(self, clause: exp.Expression | None) -> None:
+        from sqlglot import exp
+
+        self.conditions: list[exp.Expression] = []
+        self.ors = 0
+        waiting = [] if clause is None else [clause]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, exp.Where | exp.Having | exp.Paren):
+                waiting.append(node.this)
+            elif isinstance(node, exp.And | exp.Or):
+                self.ors += isinstance(node, exp.Or)
+                waiting += [node.expression, node.this]
+            else:
+                self.conditions.append(node)
+
+
+def _is_like(condition: exp.Expression) -> bool:
+    from sqlglot import exp
+
+    return isinstance(condition.this if isinstance(condition, exp.Not) else condition, exp.Like | exp.Escape)
+
+
+def _queries(condition: exp.Expression) -> int:
+    """How many queries stand in a condition, those inside them not counted."""
+    from sqlglot import exp
+
+    outermost = condition.walk(prune=lambda node: isinstance(node, exp.Select | exp.SetOperation))
+    return sum(isinstance(node, exp.Select | exp.SetOperation) for node in outermost)
+
+
+def _aggregates(column: exp.Expression) -> bool:
+    from sqlglot import exp
+
+    return any(isinstance(node, exp.AggFunc) for node in column.walk(prune=lambda node: isinstance(node, exp.Query)))

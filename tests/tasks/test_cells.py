@@ -1,0 +1,59 @@
+"""Lists and labels as raw data sets hold them."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from stepjepa.tasks.cells import as_label, as_list
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        ["a", "b"],
+        ["it's", 'say "so"', "both ' and \""],
+        ["a, b", "[c]", "d\\e"],
+        ["two\nlines", "tab\t", "é☃"],
+        [""],
+        [],
+    ],
+)
+def test_a_list_and_all_ways_of_writing_it(items):
+    array = np.array(items, dtype=object)
+    # What pandas writes into a CSV file for an array: no commas.
+    for value in (items, tuple(items), array, repr(items), json.dumps(items), f" {items} ", str(array)):
+        assert as_list(value) == items
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, 3, {"a": 1}, "a", "", "a, b", "['a', 'b'", "['a'b']", "['a', 1]", "[1, 2]", "[a]", "['a', ...]", "[,]"],
+)
+def test_anything_else_is_none(value):
+    assert as_list(value) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["['" + "a" * 10**6, "['a'" * 10**5 + "]", "[" + " " * 10**6 + "]x]", "['\\" * 10**5 + "]"]
+)
+def test_long_text_takes_no_longer_than_reading_it(text):
+    begin = time.perf_counter()
+    assert as_list(text) is None
+    assert time.perf_counter() - begin < 5
+
+
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [
+        *((value, "2") for value in (2, 2.0, "2", " 2 ", "2.0", "2.00", np.int64(2))),
+        *((value, None) for value in (None, "", " ", -1, "-1", -1.0, "None", float("nan"), "nan")),
+        (2.5, "2.5"),
+        ("v2.0", "v2.0"),
+        (True, "True"),
+        ("pos", "pos"),
+    ],
+)
+def test_a_label_and_all_ways_of_writing_it(value, label):
+    assert as_label(value) == label

@@ -1,0 +1,340 @@
+"""NL-RX: what counts as right, what is undecided, and that no text of a model does harm."""
+
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from regex_rewriting import mutant, twin, write
+from stepjepa.errors import UserError
+from stepjepa.records import parse_record, read_records
+from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions, Unusable
+from stepjepa.tasks.nl_rx import SYSTEM_PROMPT, NlRxTask, judge, make_record
+from stepjepa.tasks.regex.equivalence import equivalent
+from stepjepa.tasks.regex.syntax import LONGEST, parse
+from stepjepa.tasks.registry import choose_task, load_task
+
+
+def record(answer, path="test.jsonl", line=3, system="Translate."):
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": answer}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return parse_record({"messages": messages}, path, line)
+
+
+@pytest.fixture(scope="module")
+def task():
+    task = NlRxTask(TaskOptions(workers=1))
+    yield task
+    task.close()
+
+
+VOWEL = "[AEIOUaeiou]"
+
+
+# The answer, the truth, and what a person says to it.
+@pytest.mark.parametrize(
+    ("said", "truth", "verdict", "reason"),
+    [
+        # The same text, white space around it aside.
+        (".*(dog).*", ".*(dog).*", "same text", None),
+        (" .*(dog).*\n", ".*(dog).*", "same text", None),
+        (r"\b([A-Z])(.*)\b", r"\b([A-Z])(.*)\b", "same text", None),
+        # Shown as code, and with what other programs leave behind it.
+        ("```\n.*(dog).*\n```", ".*(dog).*", "same text", None),
+        ("```regex\n.*dog.*\n```", ".*(dog).*", "equivalent", None),
+        ("`.*(dog).*`", ".*(dog).*", "same text", None),
+        (".*dog.*<|im_end|>", ".*(dog).*", "equivalent", None),
+        ("`dog` or `truck`", "dog", "different", "dog"),
+        ("`dog", "dog", "different", "dog"),
+        # Other texts for the same lines.
+        (".*dog.*", ".*(dog).*", "equivalent", None),
+        ("((.*(dog).*))", ".*(dog).*", "equivalent", None),
+        (f"([a-z])&({VOWEL})", f"({VOWEL})&([a-z])", "equivalent", None),
+        ("[aeiou]", f"({VOWEL})&([a-z])", "equivalent", None),
+        ("(truck)|(dog)", "(dog)|(truck)", "equivalent", None),
+        ("((dog)|(truck))|(ring)", "(dog)|(truck)|(ring)", "equivalent", None),
+        ("~(~(dog))", "dog", "equivalent", None),
+        ("(~(dog))&(~(truck))", "~((dog)|(truck))", "equivalent", None),
+        ("dogdog(dog)*", "(dog){2,}", "equivalent", None),
+        ("(([0-9]))+", "[0-9]([0-9])*", "equivalent", None),
+        (r"\d", "[0-9]", "equivalent", None),
+        ("[A-Z]|[a-z]", "[A-Za-z]", "equivalent", None),
+        (r"(\b[0-9])|(dog\b)", r"\b([0-9])|(dog)\b", "equivalent", None),
+        ("(.*)([0-9])&~(.)", "(.+)([0-9])", "equivalent", None),
+        # No line is both, so whatever else is said of it, it stays none.
+        ("(dog)&(ring)", "(dog)&(truck)", "equivalent", "no line"),
+        ("(truck)&(dog)", "(dog)&(truck)", "equivalent", "no line"),
+        ("(.*)(.*)", "(dog)*(.*)", "equivalent", "every line"),
+        (".*.", "(.)(.*)", "equivalent", "every line but the empty one"),
+        # Near misses.
+        ("[A-Za-z]", "[A-Z]", "different", "a"),
+        ("(dog){3,}", "(dog){2,}", "different", "dogdog"),
+        ("(dog){2}", "(dog){2,}", "different", "dogdogdog"),
+        ("([0-9])*", "([0-9])+", "different", ""),
+        ("(dog)&(truck)", "(dog)|(truck)", "different", "dog"),
+        ("dog", "~(dog)", "different", ""),
+        ("~(dog).*", "~(dog.*)", "different", "dog"),
+        (".*dog", ".*dog.*", "different", "doga"),
+        ("dog.*truck.*", "truck.*dog.*", "different", "dogtruck"),
+        (".*truck.*", ".*dog.*", "different", "dog"),
+        ("Dog", "dog", "different", "Dog"),
+        (r"([A-Z])(.*)", r"\b([A-Z])(.*)\b", "different", "A-"),
+        ("[aeiou]", VOWEL, "different", "A"),
+        (".", ".*", "different", ""),
+        ("a dog", "dog", "different", "dog"),
+        # No expression at all.
+        ("", "dog", "empty", None),
+        (" \n ", "dog", "empty", None),
+        ("(dog", "dog", "malformed", "no ')' at character 5"),
+        ("dog)", "dog", "malformed", "a ')' that closes nothing at character 4"),
+        ("[0-9", "[0-9]", "malformed", "no ']' at character 5"),
+        ("[9-0]", "[0-9]", "malformed", "a range in the wrong order, 9 to 0, at character 5"),
+        ("(dog){2", "(dog){2}", "malformed", "'{' without {n}, {n,} or {n,m} at character 6"),
+        ("*dog", ".*dog", "malformed", "'*' where a character is needed at character 1"),
+        ("(dog)|", "dog", "malformed", "nothing where an expression is needed at character 7"),
+        ("^dog$", "dog", "malformed", "'^' where a character is needed at character 1"),
+        ("```dog```\nThis matches dog.", "dog", "malformed", "expected one line, got several"),
+        (".*dog.*\nlines with a letter", ".*dog.*", "malformed", "expected one line, got several"),
+        ("(" * 10**6, "dog", "malformed", f"expected at most {LONGEST} characters, got 1000000"),
+        ("dog" * 400, "dog", "malformed", f"expected at most {LONGEST} characters, got 1200"),
+        # Right words around or behind the right expression do not make an answer right.
+        (".*dog.*dog", ".*dog.*", "different", "dog"),
+        ("The answer is dog", "dog", "different", "dog"),
+    ],
+)
+def test_what_a_person_would_say(task, said, truth, verdict, reason):
+    scored = task.score(record(truth), Response(said))
+    right = verdict in ("same text", "equivalent")
+    assert scored.scores["equivalent"] is right
+    assert scored.scores["exact"] is (said.strip() == truth)
+    assert scored.scores["undecided"] is False
+    assert scored.extracted["verdict"] == verdict
+    error = {"different": WRONG, "malformed": WRONG, "empty": NO_ANSWER}.get(verdict)
+    assert scored.error == error
+    if verdict == "different" and reason:
+        # Which of the shortest lines is shown is not laid down.
+        assert len(scored.extracted["reason"]) == len(reason)
+    else:
+        assert scored.extracted["reason"] == reason
+
+
+def test_the_scores_of_text_stand_beside(task):
+    scores = task.score(record(".*dog.*"), Response(".*dog.*.*dog.*")).scores
+    assert scores == {"equivalent": False, "exact": False, "prefix": True, "contains": True, "undecided": False}
+    assert NlRxTask.headline in scores
+    assert NlRxTask.lenient in scores
+
+
+# Deciding about these takes 2^30 states; a person with paper sees at once that they differ, or not.
+HARD = "(.*)a.{30}", "(.*)a(.{15}.{15}|b.{29})"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"time_limit": 0.5}, "took longer than 0.5 s"),
+        ({"time_limit": 60.0, "memory_limit": 60}, "took more than 60 MiB"),
+    ],
+)
+def test_what_is_not_decided_is_counted_and_not_guessed(options, reason):
+    task = NlRxTask.from_options(TaskOptions(workers=1, **options))
+    truths, said = [HARD[0], "dog", HARD[0], "dog"], [HARD[1], "(dog)", HARD[0], "truck"]
+    scored = task.score_all([record(truth) for truth in truths], [Response(text) for text in said])
+    task.close()
+    assert [one.scores["equivalent"] for one in scored] == [False, True, True, False]
+    assert [one.scores["undecided"] for one in scored] == [True, False, False, False]
+    assert [one.error for one in scored] == [TIMED_OUT, None, None, WRONG]
+    assert scored[0].extracted == {"verdict": "undecided", "reason": reason}
+    lines = [{"extracted": one.extracted} for one in scored]
+    assert task.details(lines) == {
+        "verdicts": {"undecided": 1, "equivalent": 1, "same text": 1, "different": 1},
+        "trivially_equivalent": 0,
+        "equivalent_at_least": 0.5,
+        "equivalent_at_most": 0.75,
+    }
+    assert task.details(lines[1:]) == {
+        "verdicts": {"equivalent": 1, "same text": 1, "different": 1},
+        "trivially_equivalent": 0,
+    }
+
+
+def test_what_is_right_because_it_says_nothing_is_told_apart(task):
+    truths, said = ["(dog)&(truck)", "(dog)&(truck)", "dog", ".*"], ["(a)&(b)", "(dog)&(truck)", "(dog)", "(.*)"]
+    scored = task.score_all([record(truth) for truth in truths], [Response(text) for text in said])
+    assert all(one.scores["equivalent"] for one in scored)
+    assert task.details([{"extracted": one.extracted} for one in scored]) == {
+        "verdicts": {"equivalent": 3, "same text": 1},
+        "trivially_equivalent": 2,
+    }
+
+
+@pytest.mark.slow
+def test_how_many_published_expressions_say_nothing(shared_data):
+    regexes = (shared_data / "nl_rx" / "NL-RX-Synth.targ.txt").read_text().splitlines()
+    told = [sum(equivalent(regex, other) for regex in regexes) for other in ("~(.*)", ".*", ".+")]
+    # As told in NlRxTask.
+    assert told == [1503, 493, 217]
+
+
+def test_answers_as_long_as_a_model_can_make_them_are_refused_at_once(task):
+    began = time.perf_counter()
+    for text in (
+        "(" * 10**6,
+        "[a-" * 10**5,
+        "~" * 10**6,
+        "a{" + "9" * 10**6,
+        "\ud800" * 10**5,
+        "a|" * 10**6,
+        "\\" * 10**6,
+    ):
+        assert task.score(record("dog"), Response(text)).extracted["verdict"] == "malformed"
+    assert time.perf_counter() - began < 5
+
+
+def test_bounds_beyond_all_reason_end_at_the_limit_or_at_once():
+    task = NlRxTask(TaskOptions(workers=1, time_limit=1.0))
+    began = time.perf_counter()
+    scored = task.score(record("(dog){2,}"), Response("(dog){2,99999999999999999999}"))
+    assert scored.extracted["verdict"] == "undecided"
+    assert task.score(record("dog"), Response("(.{1000}){1000}")).extracted["verdict"] == "different"
+    task.close()
+    assert time.perf_counter() - began < 10
+
+
+def test_equal_pairs_are_decided_once(monkeypatch):
+    task = NlRxTask(TaskOptions(workers=1))
+    asked = []
+    workers = task._start_workers()
+    decide = workers.map
+    monkeypatch.setattr(workers, "map", lambda calls: asked.extend(calls) or decide(calls))
+    said = ["(dog)", "dog", "(dog)", "", "truck", "(dog)"]
+    scored = task.score_all([record("dog")] * 6, [Response(text) for text in said])
+    task.close()
+    assert asked == [("(dog)", "dog"), ("truck", "dog")]
+    assert [one.scores["equivalent"] for one in scored] == [True, True, True, False, False, True]
+
+
+def test_votes_are_texts():
+    task = NlRxTask()
+    scored = task.score(record("dog"), Response(" dog\n"))
+    assert task.vote(scored, Response(" dog\n")) == "dog"
+    assert task.vote(task.score(record("dog"), Response(" ")), Response(" ")) is None
+
+
+def test_a_truth_that_is_no_expression_is_refused_with_its_place():
+    with pytest.raises(UserError) as caught:
+        NlRxTask().truth(record("(dog", "mine.jsonl", 7))
+    assert str(caught.value) == (
+        "mine.jsonl:7: the assistant message is no regular expression of NL-RX (no ')' at character 5); "
+        "correct it or pass --task generic"
+    )
+    assert NlRxTask().truth(record(" dog\n")) == "dog"
+
+
+@pytest.mark.parametrize(
+    ("path", "system", "known"),
+    [
+        ("data/synth_test.jsonl", None, True),
+        ("turk_train.jsonl", "Other.", True),
+        ("NL-RX-Synth.jsonl", None, True),
+        ("nl_rx.jsonl", None, True),
+        ("nlrx2.jsonl", None, True),
+        ("other.jsonl", SYSTEM_PROMPT, True),
+        ("other.jsonl", "Other.", False),
+        ("synthetic_math.jsonl", None, False),
+        ("turkish.jsonl", None, False),
+        ("synth/other.jsonl", None, False),
+        ("mysynth.jsonl", None, False),
+    ],
+)
+def test_recognised_by_system_prompt_or_file_name(path, system, known):
+    assert NlRxTask.recognises(record("dog", path, system=system)) is known
+
+
+def test_known_by_all_its_names():
+    assert load_task("nl-rx") is load_task("nl_rx") is load_task("synth") is load_task("turk") is NlRxTask
+
+
+def test_judging_loads_no_torch():
+    program = "import sys, stepjepa.tasks.nl_rx; print({'torch', 'numpy', 'transformers'} & set(sys.modules))"
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "set()\n"
+    )
+
+
+def test_a_long_line_that_shows_a_difference_is_cut():
+    assert judge("a{200}", "a{201}") == ("different", "a" * 60 + "...")
+
+
+@pytest.mark.parametrize("file", ["synth_test", "synth_train", "turk_train"])
+def test_gold_against_gold_is_right_without_any_process(shared_data, file):
+    records = read_records(shared_data / "llm_jepa" / f"{file}.jsonl")
+    task = choose_task("auto", records)
+    assert task.name == "nl-rx"
+    scored = task.score_all(records, [Response(example.answer) for example in records])
+    assert all(
+        one.scores == {"equivalent": True, "exact": True, "prefix": True, "contains": True, "undecided": False}
+        for one in scored
+    )
+    assert all(one.error is None for one in scored)
+    assert task._workers is None
+
+
+def judge_rewritten(shared_data, count, change):
+    """Published expressions against themselves written otherwise; the verdicts, and the seconds for all."""
+    records = read_records(shared_data / "llm_jepa" / "synth_test.jsonl")
+    records = records[:: len(records) // count]
+    draw = random.Random(7)
+    said = []
+    for example in records:
+        text = write(change(parse(example.answer), draw))
+        while len(text) > LONGEST:
+            text = write(change(parse(example.answer), draw))
+        said.append(Response(text))
+    task = NlRxTask(TaskOptions(workers=2))
+    began = time.perf_counter()
+    scored = task.score_all(records, said)
+    seconds = time.perf_counter() - began
+    task.close()
+    return [one.extracted["verdict"] for one in scored], seconds
+
+
+def test_rewritten_gold_is_right_at_the_default_limits(shared_data):
+    verdicts, seconds = judge_rewritten(shared_data, 250, twin)
+    assert set(verdicts) <= {"equivalent", "same text"}
+    assert verdicts.count("equivalent") > 200
+    assert seconds < 20
+
+
+@pytest.mark.slow
+def test_all_rewritten_gold_is_decided_at_the_default_limits(shared_data):
+    verdicts, seconds = judge_rewritten(shared_data, 2000, twin)
+    assert len(verdicts) == 2000
+    assert set(verdicts) <= {"equivalent", "same text"}
+    assert seconds < 60
+    verdicts, seconds = judge_rewritten(shared_data, 2000, mutant)
+    assert "undecided" not in verdicts
+    assert "malformed" not in verdicts
+    assert verdicts.count("different") > 1000
+    assert seconds < 60
+
+
+def test_records_are_made_of_sentences_and_expressions():
+    made = make_record(" lines with a number\n", "[0-9]\r")
+    assert made == {
+        "messages": [
+            {"role": "system", "content": SYSTEM_PROMPT},
+            {"role": "user", "content": "lines with a number"},
+            {"role": "assistant", "content": "[0-9]"},
+        ]
+    }
+    for sentence, regex, reason in (
+        ("", "a", "no sentence"),
+        ("a", "", "no regular expression of NL-RX"),
+        ("a", "(b", "no regular expression of NL-RX"),
+    ):
+        with pytest.raises(Unusable, match=reason):
+            make_record(sentence, regex)

@@ -1,0 +1,285 @@
+"""Generated descriptions and expressions: of the published grammar, worded like it, as frequent as there."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from nl_rx_trees import find_trees
+from stepjepa.tasks import nl_rx_grammar
+from stepjepa.tasks.nl_rx_grammar import GROUPS, PRODUCTIONS, STRINGS, Tree, describe, express, generate_split, is_sound
+from stepjepa.tasks.nl_rx_marginals import format_comparison, marginals
+from stepjepa.tasks.regex.equivalence import equivalent
+from stepjepa.tasks.regex.syntax import parse
+
+PUBLISHED_SIZE = 9863
+# Together no more than the draws for the published set bring: what comes after them is larger.
+TEST_SIZE = 100
+
+
+@pytest.fixture(scope="module")
+def generated():
+    """As many training pairs as there are different published ones, and test pairs."""
+    return generate_split(PUBLISHED_SIZE, TEST_SIZE, seed=0)
+
+
+@pytest.fixture(scope="module")
+def published(shared_data):
+    """The different pairs of NL-RX-Synth."""
+    lines = [(shared_data / "nl_rx" / f"NL-RX-Synth.{part}.txt").read_text().splitlines() for part in ("src", "targ")]
+    pairs = list(dict.fromkeys(zip(*lines, strict=True)))
+    assert len(pairs) == PUBLISHED_SIZE
+    return pairs
+
+
+def tree(name, *parts, times=None):
+    return Tree(name, tuple(tree(part) if isinstance(part, str) else part for part in parts), times)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "description", "regex"),
+    [
+        (tree("containing", "number"), "lines containing a number", ".*[0-9].*"),
+        (tree("words with", tree("containing", "vowel")), "lines with words that contain a vowel", None),
+        (tree("followed by", "string", "string"), "lines with the string 'dog' followed by the string 'truck'", None),
+        (tree("or more times", "letter", times=6), "lines with a letter, 6 or more times", "([A-Za-z]){6,}"),
+        (tree("zero or more times", "character"), "lines with a character, zero or more times", "(.)*"),
+        (tree("at least once", "string"), "lines with the string 'dog' at least once", "(dog)+"),
+        (tree("containing only", "character"), "lines containing only a character", "."),
+        (tree("not", tree("before", "string", "vowel")), "lines not having the string 'dog' before a vowel", None),
+        (
+            tree("before", "number", tree("and, and", "string", "letter", "string")),
+            "lines with a number before the string 'dog', a letter, and the string 'truck'",
+            "([0-9]).*((dog)&([A-Za-z])&(truck)).*",
+        ),
+        (
+            tree("words with", tree("not", tree("starting with", "number"))),
+            "lines with words that don't starting with a number",
+            r"\b~(([0-9])(.*))\b",
+        ),
+        (tree("words with", tree("not", "letter")), "lines with words that don't have a letter", r"\b~([A-Za-z])\b"),
+        (
+            tree("not", tree("and", "vowel", "number")),
+            "lines not having a vowel and not a number",
+            "~(([AEIOUaeiou])&([0-9]))",
+        ),
+        (
+            tree("not", tree("either, or", "vowel", "number", "letter")),
+            "lines not having a vowel, a number, or a letter",
+            "~(([AEIOUaeiou])|([0-9])|([A-Za-z]))",
+        ),
+        (
+            tree("ending with", tree("either, or", "string", "string", "string")),
+            "lines ending with either the string 'dog', the string 'truck', or the string 'ring'",
+            "(.*)((dog)|(truck)|(ring))",
+        ),
+    ],
+)
+def test_wording_and_expression_of_a_tree(drawn, description, regex):
+    assert describe(drawn) == description
+    if regex is not None:
+        assert express(drawn) == regex
+    parse(express(drawn))
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        # "and" and "or" over bare literals at the top.
+        tree("and", "number", "letter"),
+        tree("either, or", "number", "letter", "vowel"),
+        # A production twice, "string" aside.
+        tree("before", "number", "number"),
+        tree("containing", tree("containing", "number")),
+        # Two repetitions.
+        tree("before", tree("at least once", "number"), tree("zero or more times", "vowel")),
+        # "only" below something.
+        tree("words with", tree("containing only", "vowel")),
+        # Phrases that nobody says.
+        tree("starting with", tree("ending with", "vowel")),
+        tree("before", "capital letter", "letter"),
+    ],
+)
+def test_what_the_published_set_would_not_take(drawn):
+    assert not is_sound(drawn)
+
+
+def test_what_it_takes_next_to_that():
+    assert is_sound(tree("before", "letter", "capital letter"))
+    assert is_sound(tree("not", tree("containing only", "vowel")))
+    assert is_sound(tree("ending with", tree("words with", tree("containing only", "character"))))
+    assert is_sound(tree("and", tree("at least once", "number"), tree("containing", "vowel")))
+    assert is_sound(tree("words with", tree("either, or", *["string"] * 3)))
+
+
+def test_all_pairs_are_sentences_about_lines_and_expressions_of_the_dialect(generated):
+    for description, regex in [*generated[0], *generated[1]]:
+        assert description.startswith("lines ")
+        assert not set(description) & set("<>{}")
+        assert "WORD" not in description + regex
+        assert "  " not in description
+        parse(regex)
+        # The strings come in their order.
+        named = [word for word in STRINGS if f"'{word}'" in description]
+        assert named == list(STRINGS[: len(named)])
+        assert all(word in regex for word in named)
+
+
+def test_no_description_twice_and_no_tested_expression_in_training(generated):
+    train, test = generated
+    assert (len(train), len(test)) == (PUBLISHED_SIZE, TEST_SIZE)
+    descriptions = [description for description, _ in [*train, *test]]
+    assert len(set(descriptions)) == len(descriptions)
+    assert not {regex for _, regex in train} & {regex for _, regex in test}
+
+
+def test_every_production_and_number_comes_up(generated):
+    names, times = Counter(), Counter()
+    for pair in generated[0][:1500]:
+        for found in find_trees(*pair):
+            names.update(part.name for part in parts_of(found))
+            times.update(part.times for part in parts_of(found))
+    assert set(names) == set(PRODUCTIONS)
+    assert set(times) == {None, 2, 3, 4, 5, 6, 7}
+
+
+def test_a_seed_fixes_the_pairs_and_a_smaller_size_gives_the_first_of_them(monkeypatch):
+    # Fewer draws: this is about order, not about what comes up.
+    monkeypatch.setattr(nl_rx_grammar, "_SMALL_DRAWS", 3000)
+    monkeypatch.setattr(nl_rx_grammar, "_LARGE_DRAWS", 3000)
+    random.seed(1)
+    train, test = generate_split(300, 40, seed=4)
+    random.seed(2)
+    assert generate_split(300, 40, seed=4) == (train, test)
+    assert generate_split(100, 40, seed=4) == (train[:100], test)
+    assert generate_split(100, 0, seed=4)[1] == []
+    assert generate_split(300, 40, seed=5)[0] != train
+    # More than the first draws bring: drawn on.
+    more, _ = generate_split(3000, 40, seed=4)
+    assert more[:300] == train
+    assert len({description for description, _ in more}) == 3000
+
+
+def test_a_size_that_the_grammar_has_no_pairs_for_is_refused(monkeypatch):
+    monkeypatch.setattr(nl_rx_grammar, "_SMALL_DRAWS", 1000)
+    monkeypatch.setattr(nl_rx_grammar, "_LARGE_DRAWS", 0)
+    monkeypatch.setattr(nl_rx_grammar, "_PATIENCE", 3)
+    with pytest.raises(
+        ValueError, match=r"size: expected a size that the grammar has pairs for, got 5000 and found \d+"
+    ):
+        generate_split(5000, 0, seed=0)
+    with pytest.raises(ValueError, match="test_size: expected 0 or more, got -1"):
+        generate_split(10, -1, seed=0)
+
+
+def parts_of(found):
+    yield found
+    for part in found.parts:
+        yield from parts_of(part)
+
+
+def fits(found, group="no literal", room=(3, 7, 2)):
+    """Whether the drawing could come upon a tree: right groups, within the limits."""
+    return _fit_side_by_side([found], [group], room)
+
+
+def _fit_side_by_side(trees, groups, room):
+    depth, size, compositions = room
+    for found, group in zip(trees, groups, strict=True):
+        full = depth <= 0 or size <= 0 or compositions <= 0
+        if found.name not in GROUPS[group] or (full and found.parts):
+            return False
+        size -= 1 + len(found.parts)
+        compositions -= found.name in ("and", "or")
+    below = (depth - 1, size, compositions)
+    return all(_fit_side_by_side(found.parts, PRODUCTIONS[found.name].parts, below) for found in trees)
+
+
+def check_coverage(pairs):
+    for pair in pairs:
+        trees = find_trees(*pair)
+        assert len(trees) == 1, pair
+        assert is_sound(trees[0]), pair
+        assert fits(trees[0]), pair
+
+
+def test_published_pairs_are_of_the_grammar(published):
+    check_coverage(published[::6])
+
+
+@pytest.mark.slow
+def test_all_published_pairs_are_of_the_grammar(published):
+    check_coverage(published)
+
+
+def test_generated_pairs_come_from_one_tree_each(generated):
+    check_coverage(generated[0][::8])
+
+
+def test_many_published_pairs_are_drawn(published, generated):
+    # Those that both drawings find often; the rest is chance.
+    assert len(set(published) & set(generated[0])) > 0.45 * PUBLISHED_SIZE
+
+
+def test_marginals_are_those_of_the_published_set(published, generated):
+    ours, theirs = marginals(generated[0]), marginals(published)
+    assert list(ours) == list(theirs)
+    for name, value in ours.items():
+        allowed = 0.02 * theirs[name] if name.startswith("mean") else 0.02
+        assert abs(value - theirs[name]) <= allowed, (name, value, theirs[name])
+
+
+def production_shares(pairs):
+    names = Counter(part.name for pair in pairs for found in find_trees(*pair) for part in parts_of(found))
+    return {name: names[name] / names.total() for name in PRODUCTIONS}
+
+
+def depth_of(found):
+    return 1 + max(map(depth_of, found.parts)) if found.parts else 0
+
+
+def test_productions_and_depths_are_as_frequent_as_in_the_published_set(published, generated):
+    ours, theirs = generated[0][::3], published[::3]
+    shares, others = production_shares(ours), production_shares(theirs)
+    for name, share in shares.items():
+        assert abs(share - others[name]) <= 0.01, (name, share, others[name])
+    for depth in (1, 2, 3):
+        share, other = (
+            sum(depth_of(found) == depth for pair in pairs for found in find_trees(*pair)) / len(pairs)
+            for pairs in (ours, theirs)
+        )
+        assert abs(share - other) <= 0.025, (depth, share, other)
+
+
+def test_marginals_by_hand():
+    pairs = [("lines containing a number", ".*[0-9].*"), ("lines with the string 'dog' or a vowel", "((dog)|(a))&(b)")]
+    found = marginals(pairs)
+    assert found["'a number'"] == found["'containing'"] == found["'or'"] == found["'a vowel'"] == 0.5
+    assert found["'a letter'"] == 0
+    assert (found["0 strings"], found["1 strings"], found["2 strings"]) == (0.5, 0.5, 0)
+    assert (found["0 & or |"], found["2 & or |"]) == (0.5, 0.5)
+    assert (found["0 brackets deep"], found["2 brackets deep"]) == (0.5, 0.5)
+    assert found["different expressions"] == 1
+    assert (found["mean words"], found["mean characters"]) == (6, 12)
+    table = format_comparison({"generated": pairs, "file": pairs[:1]}).splitlines()
+    assert table[0].split() == ["generated", "file"]
+    assert table[1].split("  ")[0] == "'a number'"
+    assert table[1].split()[-2:] == ["50.00%", "100.00%"]
+    assert table[-1].split() == ["mean", "characters", "12.00", "9.00"]
+
+
+def with_brackets(found):
+    regex = PRODUCTIONS[found.name].regex
+    return f"({regex.format(*map(with_brackets, found.parts), times=found.times)})" if found.parts else regex
+
+
+@pytest.mark.slow
+def test_how_many_published_expressions_lack_brackets_that_their_descriptions_imply(published):
+    lacking = 0
+    for pair in published:
+        intended = with_brackets(find_trees(*pair)[0])
+        for string in STRINGS:
+            intended = intended.replace("WORD", string, 1)
+        lacking += not equivalent(intended, pair[1])
+    # As told in regex_syntax.
+    assert lacking == 575

@@ -1,0 +1,232 @@
+"""Sentiment: labels read from answers, two data sets with one prompt, balanced accuracy."""
+
+import time
+from collections import Counter
+
+import pytest
+
+from stepjepa.errors import UserError
+from stepjepa.records import parse_record, read_records
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Unusable
+from stepjepa.tasks.sentiment import STARS, SYSTEM_PROMPT, SentimentTask, convert, convert_stars, read_label
+
+TASK = SentimentTask()
+
+
+def record(answer="Good", user="a fine film", system=SYSTEM_PROMPT, path="test.jsonl"):
+    messages = [("system", system), ("user", user), ("assistant", answer)]
+    return parse_record({"messages": [{"role": role, "content": content} for role, content in messages]}, path, 1)
+
+
+# Which scores an answer reaches: c(orrect), e(xact), f(irst_word), p(refix), s(ide, the polarity).
+@pytest.mark.parametrize(
+    ("truth", "said", "expected"),
+    [
+        # The label.
+        ("Good", "Good", "cefps"),
+        ("Good", " Good\n", "cefps"),
+        ("Good", "good", "cf_s"),
+        ("Good", "GOOD!", "cf_s"),
+        ("Good", "Good.", "cfps"),
+        ("Good", '"Good"', "cf_s"),
+        ("Good", "**Good**", "cf_s"),
+        ("Very Good", "Very Good", "cefps"),
+        ("Very Good", "very  good", "cf_s"),
+        ("Mediocre", "Mediocre", "cefps"),
+        ("Very Bad", "Very Bad", "cefps"),
+        # In more words, or with more behind it.
+        ("Good", "Good movie", "cfps"),
+        ("Good", "Good\nuser\ndull\nassistant\nBad", "cfps"),
+        ("Good", "Good Good Good", "cfps"),
+        ("Good", "The comment is good.", "c_s"),
+        ("Good", "The sentiment of the comment is: Good", "c_s"),
+        ("Bad", "Sentiment: Bad", "c_s"),
+        ("Bad", "I think it's bad", "c_s"),
+        ("Good", "This is a good review", "c_s"),
+        ("Good", "Overall: good", "c_s"),
+        ("Good", "```\nGood\n```", "cf_s"),
+        ("Good", "Ｇｏｏｄ", "cf_s"),
+        ("Good", "\u200bGood", "cf_s"),
+        ("Good", "Good<|im_end|>", "cfps"),
+        ("Bad", "This is not a good review", ""),
+        # Another label, or a longer one.
+        ("Good", "Bad", ""),
+        ("Bad", "Good", ""),
+        ("Good", "Very Good", "s"),
+        ("Very Good", "Good", "s"),
+        ("Bad", "Very Bad", "s"),
+        ("Very Bad", "Bad", "s"),
+        ("Mediocre", "Good", ""),
+        ("Good", "Mediocre", ""),
+        # Both, or none.
+        ("Good", "Good or Bad", "fp"),
+        ("Bad", "Good or Bad", ""),
+        ("Good", "Good and bad", "fp"),
+        ("Good", "Good, very good", "fp"),
+        ("Good", "Bad? No, Good", ""),
+        ("Good", "not good", ""),
+        ("Good", "not bad", ""),
+        ("Good", "The comment is not good", ""),
+        ("Good", "", ""),
+        ("Good", "  \n", ""),
+        ("Good", "!!!", ""),
+        ("Good", "Fine", ""),
+        ("Good", "1", ""),
+        ("Good", "Goodness gracious", "p"),
+        ("Good", "Good-natured", "p"),
+        ("Good", "GoodBad", "p"),
+        ("Bad", "Badly made", "p"),
+        ("Good", "Goo", ""),
+        ("Good", "A film that has a good cast", ""),
+        # The words of the prompt: the side is right, the label is not given.
+        ("Good", "Positive", "s"),
+        ("Very Good", "positive", "s"),
+        ("Bad", "The comment is negative.", "s"),
+        ("Bad", "Positive", ""),
+        ("Mediocre", "Neutral", "s"),
+        ("Good", "Good (positive)", "cfps"),
+        ("Good", "Positive: Good", "c_s"),
+        ("Good", "Good, negative", "fp"),
+    ],
+)
+def test_verdicts(truth, said, expected):
+    scored = TASK.score(record(truth), Response(said))
+    assert list(scored.scores) == ["correct", "exact", "first_word", "prefix", "polarity"]
+    reached = {letter for letter, score in zip("cefps", scored.scores.values(), strict=True) if score}
+    assert reached == set(expected) - {"_"}
+    assert (scored.error is None) == scored.scores["correct"]
+
+
+def test_errors_and_what_was_read():
+    scored = TASK.score(record("Good"), Response("It is very bad."))
+    assert scored.extracted == {"truth": "Good", "answer": "Very Bad"}
+    assert scored.error == WRONG
+    assert TASK.vote(scored, Response("It is very bad.")) == "Very Bad"
+    for nothing in ("", "Fine", "Good or Bad"):
+        scored = TASK.score(record("Good"), Response(nothing))
+        assert (scored.extracted["answer"], scored.error) == (None, NO_ANSWER)
+
+
+def test_only_known_labels_are_truths():
+    assert TASK.truth(record(" Good ")) == "Good"
+    with pytest.raises(UserError, match=r"^test\.jsonl:1: .*'positive', expected Very Bad, Bad.*--task generic"):
+        TASK.truth(record("positive"))
+
+
+def test_known_by_prompt_or_file_name():
+    assert TASK.recognises(record(path="/elsewhere/mine.jsonl"))
+    for name in ("yelp_test.jsonl", "Rotten-Tomatoes.jsonl", "rotten_tomatoes_train.jsonl"):
+        assert TASK.recognises(record(system="Judge.", path=f"/elsewhere/{name}"))
+    assert not TASK.recognises(record(system="Judge.", path="yelp/other.jsonl"))
+
+
+def lines_of(*pairs):
+    lines = []
+    for truth, said, times in pairs:
+        scored = TASK.score(record(truth), Response(said))
+        lines += [{"extracted": scored.extracted, "scores": scored.scores}] * times
+    return lines
+
+
+def test_details_count_by_class():
+    found = TASK.details(lines_of(("Good", "Good", 6), ("Good", "Bad", 2), ("Bad", "bad.", 1), ("Bad", "?", 1)))
+    assert found == {
+        # (6/8 + 1/2) / 2; plain accuracy would be 7/10.
+        "balanced_accuracy": 0.625,
+        "recall": {"Bad": 0.5, "Good": 0.75},
+        "count": {"Bad": 2, "Good": 8},
+        "confusion": {
+            "Bad": {"Bad": 1, "Good": 0, "other": 1},
+            "Good": {"Bad": 2, "Good": 6, "other": 0},
+        },
+    }
+
+
+def test_saying_always_the_same_gets_no_more_than_its_share():
+    pairs = [(truth, "Good", times) for truth, times in zip(STARS, (1, 2, 3, 90, 4), strict=True)]
+    assert TASK.details(lines_of(*pairs))["balanced_accuracy"] == pytest.approx(0.2)
+    assert TASK.details(lines_of(("Good", "Good", 9)))["balanced_accuracy"] == 1.0
+
+
+def test_labels_that_do_not_occur_among_the_truths_are_other():
+    found = TASK.details(lines_of(("Good", "Very Good", 3), ("Good", "Positive", 1), ("Bad", "Bad", 1)))
+    assert found["confusion"]["Good"] == {"Bad": 0, "Good": 0, "other": 4}
+
+
+@pytest.mark.parametrize(
+    ("file", "counts"),
+    [
+        ("rotten_tomatoes_test", {"Good": 533, "Bad": 533}),
+        ("rotten_tomatoes_train", {"Good": 4265, "Bad": 4265}),
+        ("yelp_test", {"Very Bad": 220, "Bad": 213, "Mediocre": 196, "Good": 205, "Very Good": 166}),
+    ],
+)
+def test_real_files_gold_is_right_and_every_other_label_is_not(shared_data, file, counts):
+    records = read_records(shared_data / "llm_jepa" / f"{file}.jsonl")
+    assert all(TASK.recognises(each) for each in records)
+    assert Counter(TASK.truth(each) for each in records) == counts
+    lines = []
+    for each in records:
+        scored = TASK.score(each, Response(each.answer))
+        assert all(scored.scores.values())
+        lines.append({"extracted": scored.extracted, "scores": scored.scores})
+        for label in set(STARS) - {each.answer}:
+            wrong = TASK.score(each, Response(label)).scores
+            assert not any(wrong[name] for name in ("correct", "exact", "first_word", "prefix"))
+    found = TASK.details(lines)
+    assert found["balanced_accuracy"] == 1.0
+    assert found["count"] == counts
+
+
+def test_reviews_themselves_name_no_label_by_chance(shared_data):
+    """A model that copies the review has said nothing, save for reviews that begin with a label's very word."""
+    records = read_records(shared_data / "llm_jepa" / "yelp_test.jsonl")
+    read = [(each.messages[1]["content"], read_label(each.messages[1]["content"])) for each in records]
+    assert all(text.lower().startswith(("very ", label.split()[-1].lower())) for text, label in read if label)
+    assert sum(label is not None for _, label in read) <= 30
+
+
+@pytest.mark.parametrize(
+    "text", ["Good " * 200_000, "_" * 10**6, "the " * 200_000, " " * 10**6, "very " * 200_000, "it is :" + " " * 10**6]
+)
+def test_long_answers_take_no_longer_than_reading_them(text):
+    begin = time.perf_counter()
+    TASK.score(record(), Response(text))
+    assert time.perf_counter() - begin < 5
+
+
+def test_convert_makes_the_published_form(shared_data):
+    folder = shared_data / "llm_jepa"
+    for each in read_records(folder / "rotten_tomatoes_test.jsonl")[::50]:
+        row = {"text": each.messages[1]["content"], "label": ("Bad", "Good").index(each.answer)}
+        assert parse_record(convert(row)).messages == each.messages
+    for each in read_records(folder / "yelp_test.jsonl")[::50]:
+        row = {"text": each.messages[1]["content"], "label": str(STARS.index(each.answer))}
+        assert parse_record(convert_stars(row)).messages == each.messages
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"text": "", "label": 1}, "no text"),
+        ({"label": 1}, "no text"),
+        ({"text": "fine"}, "no label"),
+        ({"text": "fine", "label": -1}, "no label"),
+        ({"text": "fine", "label": None}, "no label"),
+        ({"text": "fine", "label": 2}, "the label is none of 0, 1"),
+        ({"text": "fine", "label": "Good"}, "the label is none of 0, 1"),
+    ],
+)
+def test_convert_says_why_not(row, reason):
+    with pytest.raises(Unusable, match=f"^{reason}$"):
+        convert(row)
+    if reason.startswith("no "):
+        with pytest.raises(Unusable, match=f"^{reason}$"):
+            convert_stars(row)
+
+
+def test_stars_run_from_0_to_4():
+    assert convert_stars({"text": "t", "label": 4})["messages"][2]["content"] == "Very Good"
+    assert convert_stars({"text": "t", "label": "4.0"})["messages"][2]["content"] == "Very Good"
+    with pytest.raises(Unusable, match="none of 0, 1, 2, 3, 4"):
+        convert_stars({"text": "t", "label": 5})

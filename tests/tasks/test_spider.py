@@ -1,0 +1,428 @@
+"""Spider: which answers are right, judged as a person would who sees the database."""
+
+import hashlib
+import json
+import sqlite3
+import time
+from collections import Counter
+
+import pytest
+
+from stepjepa.errors import UserError
+from stepjepa.records import parse_record, read_records
+from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions, Unusable
+from stepjepa.tasks.reference import SHELL_ANSWER, SHELL_TRUTH, ReferenceTask
+from stepjepa.tasks.registry import choose_task
+from stepjepa.tasks.spider import SYSTEM_PROMPT, SpiderTask, convert, first_statement, whole_answer
+
+SCHEMA = """
+CREATE TABLE singer (id INTEGER PRIMARY KEY, name TEXT, age INTEGER, country TEXT);
+INSERT INTO singer VALUES (1, 'Joe', 52, 'Netherlands'), (2, 'Tim', 32, 'United States'), (3, 'Rose', 41, 'France'),
+    (4, 'Tim', 43, 'France'), (5, 'Ann; B', 29, NULL);
+CREATE TABLE song (id INTEGER PRIMARY KEY, title TEXT, singer INTEGER, sold REAL);
+INSERT INTO song VALUES (1, 'Sun', 3, 1.5), (2, 'Moon', 3, 2.5), (3, 'Love', 1, 2.5), (4, 'Hey', 4, 0.25);
+"""
+
+
+@pytest.fixture(scope="module")
+def databases(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("databases")
+    (folder / "singers").mkdir()
+    connection = sqlite3.connect(folder / "singers" / "singers.sqlite")
+    connection.executescript(SCHEMA)
+    connection.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def task(databases):
+    made = SpiderTask(str(databases), time_limit=2, memory_limit=512, workers=2)
+    yield made
+    made.close()
+
+
+def record(answer, database="singers", line=1, question="How many?"):
+    messages = [("system", SYSTEM_PROMPT), ("user", f"For db_id:[{database}]\n\n{question}"), ("assistant", answer)]
+    return parse_record(
+        {"messages": [{"role": role, "content": content} for role, content in messages]}, "test.jsonl", line
+    )
+
+
+NAMES = "SELECT name FROM singer"
+COUNT = "SELECT count(*) FROM singer"
+PAIRS = "SELECT name, age FROM singer WHERE country = 'France'"
+BY_AGE = "SELECT name FROM singer ORDER BY age"
+NONE = "SELECT name FROM singer WHERE age > 90"
+JOINED = 'SELECT T1.name FROM singer AS T1 JOIN song AS T2 ON T1.id = T2.singer WHERE T2.title = "Moon"'
+
+# truth, answer, then e: execution, c: same_columns, f: first_statement, t: exact_text; then the error.
+ANSWERS = [
+    # Right, in whatever words.
+    (COUNT, COUNT, "ecft", None),
+    (COUNT, "select COUNT( * ) from Singer;", "ecft", None),
+    (COUNT, "SELECT count(id) FROM singer", "ecf-", None),
+    (COUNT, "SELECT 5", "ecf-", None),
+    (COUNT, "SELECT 5.0", "ecf-", None),
+    (COUNT, f"```sql\n{COUNT};\n```", "ecft", None),
+    (COUNT, f"```\n{COUNT}\n```\n", "ecft", None),
+    (COUNT, f"```sql {COUNT}```", "ecft", None),
+    (COUNT, f"`{COUNT}`", "ecft", None),
+    (COUNT, f"{COUNT} -- the singers", "ecft", None),
+    (COUNT, f"\n\n  {COUNT}\n", "ecft", None),
+    (JOINED, "SELECT a.name FROM singer a INNER JOIN song b ON a.id = b.singer WHERE b.title = 'Moon'", "ecft", None),
+    (JOINED, "SELECT name FROM singer WHERE id IN (SELECT singer FROM song WHERE title = 'Moon')", "ecf-", None),
+    (NAMES, BY_AGE, "ecf-", None),
+    (BY_AGE, "SELECT name FROM singer ORDER BY age ASC", "ecft", None),
+    (BY_AGE, "SELECT T1.name FROM singer AS T1 ORDER BY -T1.age DESC", "ecf-", None),
+    ("SELECT sum(sold) / count(*) FROM song", "SELECT avg(sold) FROM song", "ecf-", None),
+    (NONE, "SELECT name FROM singer WHERE age > 99", "ecf-", None),
+    # Two columns in either order, where the question names both.
+    (PAIRS, "SELECT age, name FROM singer WHERE country = 'France'", "e-f-", None),
+    # Right, but more was said.
+    (COUNT, f"{COUNT};\nSELECT name FROM singer", "--f-", FAILED),
+    (COUNT, f"{COUNT}\n\nThis counts the singers.", "--f-", FAILED),
+    (COUNT, f"{COUNT}\nuser\nFor db_id:[singers]", "--f-", FAILED),
+    (COUNT, f"{COUNT}\nFor db_id:[singers]\n\nWho?", "--f-", FAILED),
+    (COUNT, f"```sql\n{COUNT}\n```\nThis counts the singers.", "--f-", FAILED),
+    (COUNT, f"Here is the query:\n```sql\n{COUNT}\n```", "--f-", FAILED),
+    (COUNT, f"{COUNT}; DROP TABLE singer", "--f-", FAILED),
+    (
+        "SELECT age FROM singer WHERE name = 'Ann; B'",
+        "SELECT age FROM singer WHERE name = 'Ann; B'; SELECT",
+        "--f-",
+        FAILED,
+    ),
+    # What comes before the query is not overlooked.
+    (COUNT, f"Answer: {COUNT}", "----", FAILED),
+    # Nearly right.
+    (COUNT, "SELECT count(country) FROM singer", "----", WRONG),
+    (COUNT, "SELECT '5'", "----", WRONG),
+    (COUNT, "SELECT 5, 5", "----", WRONG),
+    (COUNT, NAMES, "----", WRONG),
+    (NAMES, "SELECT DISTINCT name FROM singer", "----", WRONG),
+    (NAMES, "SELECT name FROM singer UNION ALL SELECT name FROM singer", "----", WRONG),
+    (NAMES, "SELECT upper(name) FROM singer", "----", WRONG),
+    (NAMES, "SELECT name, age FROM singer", "----", WRONG),
+    (NAMES, "SELECT 'name' FROM singer", "----", WRONG),
+    (BY_AGE, "SELECT name FROM singer ORDER BY age DESC", "----", WRONG),
+    (BY_AGE, NAMES, "----", WRONG),
+    (PAIRS, "SELECT name, age FROM singer WHERE country = 'france'", "----", WRONG),
+    (PAIRS, "SELECT age, age FROM singer WHERE country = 'France'", "----", WRONG),
+    (JOINED, "SELECT name FROM singer JOIN song WHERE title = 'Moon'", "----", WRONG),
+    ("SELECT country FROM singer WHERE id = 5", "SELECT 0", "----", WRONG),
+    ("SELECT country FROM singer WHERE id = 5", "SELECT ''", "----", WRONG),
+    (NONE, "SELECT name, age FROM singer WHERE age > 90", "----", WRONG),
+    (NONE, "SELECT count(*) FROM singer WHERE age > 90", "----", WRONG),
+    # A query that fails is wrong, also where the truth finds nothing.
+    (NONE, "SELECT nme FROM singer WHERE age > 90", "----", FAILED),
+    (NONE, "SELECT name FROM singers", "----", FAILED),
+    (NONE, "SELECT name FROM", "----", FAILED),
+    (NONE, "There are none.", "----", FAILED),
+    (NONE, "DELETE FROM singer WHERE age > 90", "----", FAILED),
+    (NONE, "PRAGMA table_info(singer)", "----", FAILED),
+    (NONE, "ATTACH ':memory:' AS x", "----", FAILED),
+    (NONE, "UPDATE singer SET age = 1 WHERE age > 90", "----", FAILED),
+    # Nothing.
+    (NONE, "", "----", NO_ANSWER),
+    (NONE, " \n", "----", NO_ANSWER),
+    (NONE, ";", "----", FAILED),
+    (NONE, "```sql\n```", "----", NO_ANSWER),
+    # Without end.
+    (COUNT, "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT max(n) FROM c", "----", TIMED_OUT),
+    (COUNT, "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT n FROM c", "----", WRONG),
+    (COUNT, "SELECT hex(zeroblob(1000000000))", "----", TIMED_OUT),
+    (COUNT, "SELECT " + "(" * 90_000, "----", FAILED),
+    (COUNT, "SELECT count(*) FROM singer " * 50_000, "----", FAILED),
+]
+
+
+@pytest.fixture(scope="module")
+def judged(task):
+    records = [record(truth) for truth, *_ in ANSWERS]
+    return task.score_all(records, [Response(answer) for _, answer, *_ in ANSWERS])
+
+
+@pytest.mark.parametrize("place", range(len(ANSWERS)), ids=[answer[:60] for _, answer, *_ in ANSWERS])
+def test_the_verdict_of_a_person(judged, place):
+    truth, answer, letters, error = ANSWERS[place]
+    scored = judged[place]
+    names = ("execution", "same_columns", "first_statement", "exact_text")
+    assert "".join(mark if scored.scores[name] else "-" for name, mark in zip(names, "ecft", strict=True)) == letters
+    assert scored.error == error
+    assert list(scored.scores) == [*names, "exact", "prefix", "contains"]
+    assert scored.scores["exact"] is (answer.strip() == truth)
+    assert (scored.extracted["failure"] is None) is (error in (None, WRONG, NO_ANSWER))
+    assert scored.extracted["gold_failure"] is None
+
+
+def test_there_are_enough_of_them():
+    wrong = [error for *_, error in ANSWERS if error is not None]
+    assert len(wrong) >= 25 and len(ANSWERS) - len(wrong) >= 15
+
+
+def test_one_at_a_time_says_the_same(task, judged):
+    for place in (0, 18, 19, 28, 46):
+        truth, answer, *_ = ANSWERS[place]
+        assert task.score(record(truth), Response(answer)) == judged[place]
+
+
+def test_nothing_was_written(databases, judged):
+    assert judged
+    assert [file.name for file in databases.rglob("*") if file.is_file()] == ["singers.sqlite"]
+    connection = sqlite3.connect(databases / "singers" / "singers.sqlite")
+    assert connection.execute("SELECT count(*), sum(age) FROM singer").fetchone() == (5, 197)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "first"),
+    [
+        (" SELECT 1 \n", "SELECT 1", "SELECT 1"),
+        ("SELECT 1; SELECT 2", "SELECT 1; SELECT 2", "SELECT 1"),
+        ("SELECT a\nFROM t\nWHERE b = 1", "SELECT a\nFROM t\nWHERE b = 1", "SELECT a\nFROM t\nWHERE b = 1"),
+        ("SELECT 'a;\n\nb'", "SELECT 'a;\n\nb'", "SELECT 'a;\n\nb'"),
+        ("SELECT 1 -- a; b\n+ 1; x", "SELECT 1 -- a; b\n+ 1; x", "SELECT 1 -- a; b\n+ 1"),
+        ("SELECT 1\nassistant\nSELECT 1", "SELECT 1\nassistant\nSELECT 1", "SELECT 1"),
+        ("SELECT a FROM user\nWHERE b", "SELECT a FROM user\nWHERE b", "SELECT a FROM user\nWHERE b"),
+        ("```SQLite\nSELECT 1\n```", "SELECT 1", "SELECT 1"),
+        ("```\nSELECT 1", "```\nSELECT 1", "SELECT 1"),
+        ("So:\n```sql\nSELECT 1\n```\nor\n```sql\nSELECT 2\n```", None, "SELECT 1"),
+        ("SELECT 1\n```\nText\n```", None, "SELECT 1"),
+        ("SELECT `a` FROM `t`", "SELECT `a` FROM `t`", "SELECT `a` FROM `t`"),
+        ("```select_x```", "select_x", "select_x"),
+        ("", "", ""),
+        ("```", "```", ""),
+        ("```sql", "```sql", ""),
+    ],
+)
+def test_where_an_answer_begins_and_ends(text, whole, first):
+    assert whole_answer(text) == (text if whole is None else whole)
+    assert first_statement(text) == first
+
+
+@pytest.mark.parametrize(
+    "piece", ["'", '"', "`", "```", "--", "/*", "\n", "\n ", " ", ";", "'x' ", "user\n", "a\nuser "]
+)
+def test_no_answer_takes_long_to_read(piece):
+    text = "SELECT " + piece * (1_000_000 // len(piece)) + "x"
+    started = time.monotonic()
+    whole_answer(text)
+    first_statement(text)
+    assert time.monotonic() - started < 1
+
+
+def test_true_queries_that_fail_are_counted_apart(databases, task):
+    truths = ["SELECT nme FROM singer", "SELECT count(*) FROM singer", "SELECT nme FROM singer"]
+    said = ["SELECT nme FROM singer;", "SELECT 5", "SELECT name FROM singer"]
+    scored = task.score_all([record(truth) for truth in truths], [Response(text) for text in said])
+    assert [each.scores["execution"] for each in scored] == [False, True, False]
+    # Nothing is known but the text.
+    assert [each.scores["exact_text"] for each in scored] == [True, False, False]
+    assert [each.error for each in scored] == [FAILED, None, FAILED]
+    assert scored[0].extracted["gold_failure"] == "other: no such column: nme"
+    assert scored[0].extracted["failure"] is None
+    details = task.details(lines(truths, scored))
+    assert details["gold_failures"] == {"other: no such column: nme": 2}
+    assert details["execution_without_gold_failures"] == 1.0
+    assert details["failures"] == {}
+
+
+def lines(truths, scored):
+    return [
+        json.loads(
+            json.dumps({"truth": truth, "scores": each.scores, "extracted": each.extracted, "error": each.error})
+        )
+        for truth, each in zip(truths, scored, strict=True)
+    ]
+
+
+def test_a_true_query_without_end_is_no_fault_of_the_answer(databases):
+    impatient = SpiderTask(str(databases), time_limit=0.2, memory_limit=512, workers=1)
+    endless = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT max(n) FROM c"
+    try:
+        scored = impatient.score(record(endless), Response("SELECT 1"))
+    finally:
+        impatient.close()
+    assert (scored.error, scored.extracted["gold_failure"]) == (TIMED_OUT, "time: interrupted")
+    assert scored.extracted["failure"] is None
+
+
+def test_details_tell_the_levels_apart(task, judged):
+    truths = [truth for truth, *_ in ANSWERS]
+    details = task.details(lines(truths, judged))
+    assert list(details) == ["by_hardness", "failures", "gold_failures"]
+    assert sum(level["n"] for level in details["by_hardness"].values()) == len(ANSWERS)
+    joined = [error is None for truth, *_, error in ANSWERS if truth in (PAIRS, JOINED)]
+    assert details["by_hardness"]["medium"] == {"n": len(joined), "execution": sum(joined) / len(joined)}
+    assert details["failures"]["denied"] == 4
+    assert details["gold_failures"] == {}
+    assert set(details["failures"]) == {"syntax", "other", "denied", "time", "memory"}
+    unknown = task.details([lines(["(((no query"], judged[:1])[0]])
+    assert unknown["by_hardness"] == {"unknown": {"n": 1, "execution": 1.0}}
+
+
+def test_samples_vote_for_what_they_say_not_for_how_they_write_it(task):
+    texts = ["SELECT T1.name FROM singer AS T1;", "select name from singer", "SELECT nme FROM singer", "", "SELECT 1"]
+    scored = task.score_all([record(NAMES)] * 5, [Response(text) for text in texts])
+    first, second, *failing, other = [task.vote(each, Response(text)) for each, text in zip(scored, texts, strict=True)]
+    assert first == second != other
+    assert failing == [None, None]
+
+
+def test_the_published_rules_find_what_a_shell_would_print(task):
+    assert {SHELL_TRUTH, SHELL_ANSWER} <= set(task.score(record(COUNT), Response(COUNT)).extracted)
+    reference = ReferenceTask(task)
+    verdicts = [
+        reference.score(record(truth), Response(answer)).scores["reference"]
+        for truth, answer in [
+            (NAMES, NAMES),
+            (NAMES, BY_AGE),
+            (NONE, "no query"),
+            (NONE, NAMES),
+            (PAIRS, "SELECT age, name FROM singer WHERE country = 'France'"),
+        ]
+    ]
+    assert verdicts == [True, False, True, False, False]
+
+
+def test_a_worker_that_dies_costs_one_answer(databases, monkeypatch):
+    # More than the process may take, in one value that SQLite allows.
+    tight = SpiderTask(str(databases), time_limit=2, memory_limit=64, workers=1)
+    large = (
+        "SELECT hex(zeroblob(8000000)) UNION ALL SELECT hex(zeroblob(8000000)) UNION ALL SELECT hex(zeroblob(8000000))"
+    )
+    try:
+        scored = tight.score_all([record(COUNT)] * 3, [Response(text) for text in (COUNT, large, COUNT)])
+    finally:
+        tight.close()
+    assert [each.error for each in scored] == [None, TIMED_OUT, None]
+
+
+# What is needed before any answer is there.
+
+
+def test_records_of_spider_are_recognised(databases):
+    records = [record(COUNT), record(NAMES, "other")]
+    assert all(map(SpiderTask.recognises, records))
+    assert not SpiderTask.recognises(
+        parse_record({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "SELECT 1"}]})
+    )
+    assert choose_task("auto", records, TaskOptions(spider_path=str(databases))).name == "spider"
+
+
+def test_without_databases_there_is_no_task(tmp_path):
+    with pytest.raises(UserError, match=r"pass --spider_path DIR.*--task generic"):
+        choose_task("auto", [record(COUNT)])
+    with pytest.raises(UserError, match=r"nowhere: --spider_path: no such folder"):
+        SpiderTask(str(tmp_path / "nowhere"))
+
+
+def test_a_database_that_is_missing_is_named_before_anything_is_generated(databases, task):
+    assert task.truth(record(COUNT)) == COUNT
+    with pytest.raises(UserError, match=r"^test\.jsonl:7: the database 'flights' is not at .*flights\.sqlite; put it"):
+        task.truth(record(COUNT, "flights", line=7))
+    above = SpiderTask(str(databases.parent))
+    (databases.parent / "database").symlink_to(databases)
+    with pytest.raises(UserError, match=rf"pass --spider_path {databases.parent}/database"):
+        above.truth(record(COUNT))
+    with pytest.raises(UserError, match="flights"):
+        task.score(record(COUNT, "flights"), Response(COUNT))
+
+
+def test_records_without_their_database_can_be_left_out(databases, task):
+    lenient = SpiderTask(str(databases), skip_missing=True)
+    assert [lenient.left_out(record(COUNT, name)) for name in ("singers", "flights")] == [None, "no database"]
+    assert task.left_out(record(COUNT, "flights")) is None
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../databases", "/etc/passwd", "a\\b", "a\0b"])
+def test_names_that_lead_out_of_the_folder_are_refused(task, name):
+    with pytest.raises(UserError, match=r"^test\.jsonl:1: .*is no name of a database"):
+        task.truth(record(COUNT, name))
+
+
+def test_a_question_without_database_is_refused(task):
+    messages = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": COUNT}]
+    with pytest.raises(UserError, match=r"^test\.jsonl:3: the question does not begin with 'For db_id:\[name\]'"):
+        task.truth(parse_record({"messages": messages}, "test.jsonl", 3))
+
+
+# Raw rows.
+
+
+def test_a_row_of_the_original_becomes_a_record():
+    row = {"db_id": "singers", "question": "How many?", "query": f"{COUNT}\n", "sql": {}, "query_toks": []}
+    assert convert(row) == {"messages": list(record(COUNT).messages)}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"db_id": None}, "no field 'db_id'"),
+        ({"question": " "}, "'question' is empty"),
+        ({"query": 3}, "'query' is int, not text"),
+    ],
+)
+def test_a_row_that_lacks_something_is_unusable(change, reason):
+    row = {"db_id": "singers", "question": "How many?", "query": COUNT}
+    with pytest.raises(Unusable, match=f"^{reason}$"):
+        convert({**row, **change})
+
+
+# The real files.
+
+
+@pytest.fixture(scope="module")
+def real(shared_data):
+    """The records whose database is there, with their task."""
+    made = SpiderTask(str(shared_data / "spider" / "database"), skip_missing=True, memory_limit=1024)
+    records = [
+        record
+        for name in ("spider_test", "spider_train")
+        for record in read_records(shared_data / "llm_jepa" / f"{name}.jsonl")
+        if made.left_out(record) is None
+    ]
+    assert len(records) == 342 + 1614
+    yield made, records
+    made.close()
+
+
+def sums(folder):
+    return {file: hashlib.sha256(file.read_bytes()).digest() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_records_of_the_published_files_have_the_form_that_rows_are_given(real):
+    for example in real[1]:
+        question = example.messages[1]["content"]
+        name, _, rest = question.removeprefix("For db_id:[").partition("]\n\n")
+        assert convert({"db_id": name, "question": rest, "query": example.answer})["messages"] == list(example.messages)
+
+
+def test_every_true_query_is_right(real, shared_data):
+    task, records = real
+    before = sums(shared_data / "spider")
+    scored = task.score_all(records, [Response(example.answer) for example in records])
+    assert [each.extracted["gold_failure"] for each in scored if each.extracted["gold_failure"]] == []
+    assert all(all(each.scores.values()) and each.error is None for each in scored)
+    assert sums(shared_data / "spider") == before
+
+
+def test_the_true_query_of_another_question_is_mostly_wrong(real):
+    task, records = real
+    records = records[::4]
+    by_database = {}
+    for example in records:
+        by_database.setdefault(example.messages[1]["content"].partition("]")[0], []).append(example)
+    pairs = [
+        (example, other.answer)
+        for group in by_database.values()
+        for example, other in zip(group, group[1:] + group[:1], strict=True)
+        if example.answer != other.answer
+    ]
+    scored = task.score_all([example for example, _ in pairs], [Response(said) for _, said in pairs])
+    counts = Counter(each.error for each in scored)
+    assert len(pairs) > 350
+    # Some are the same question in other words; some find nothing, or the same number, by chance.
+    assert counts[None] < 0.03 * len(pairs)
+    assert counts[WRONG] > 0.97 * len(pairs)
+    assert set(counts) <= {None, WRONG}

@@ -1,0 +1,456 @@
+"""Queries that nobody has vouched for: what they find, what is refused, and that no byte is ever written."""
+
+import hashlib
+import random
+import sqlite3
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from stepjepa.tasks.sql.execution import QueryResult, judge, run_query, same_result
+from stepjepa.workers import Workers
+
+MEMORY = 512
+
+
+def make_database(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(path)
+    connection.executescript(
+        """
+        CREATE TABLE singer (id INTEGER PRIMARY KEY, name TEXT, age INTEGER, country TEXT, pay REAL);
+        INSERT INTO singer VALUES (1, 'Joe', 52, 'Netherlands', 0.1), (2, 'Tim', 32, 'United States', 0.2),
+            (3, 'Rose', 41, 'France', 0.3), (4, 'Tim', 43, 'France', NULL);
+        CREATE INDEX by_age ON singer (age);
+        CREATE TABLE numbers (n INTEGER);
+        INSERT INTO numbers WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < 1000)
+            SELECT n FROM c;
+        CREATE VIEW french AS SELECT name FROM singer WHERE country = 'France';
+        CREATE TABLE latin (word TEXT);
+        INSERT INTO latin VALUES (CAST(x'436166e9' AS TEXT)), (CAST(x'436166ea' AS TEXT));
+        """
+    )
+    connection.commit()
+    connection.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    return make_database(tmp_path_factory.mktemp("databases") / "small.sqlite")
+
+
+def state(folder):
+    """All that is in a folder: names, contents, and times of change, which tell of files that came and went."""
+    return {
+        str(entry.relative_to(folder.parent)): (
+            entry.stat().st_mtime_ns,
+            hashlib.sha256(entry.read_bytes()).hexdigest() if entry.is_file() else None,
+        )
+        for entry in (folder, *sorted(folder.rglob("*")))
+    }
+
+
+def run(database, sql, seconds=5.0, **limits):
+    return run_query(database, sql, seconds=seconds, memory=MEMORY, **limits)
+
+
+@pytest.mark.parametrize(
+    ("sql", "rows"),
+    [
+        ("SELECT name FROM singer WHERE age > 50", [("Joe",)]),
+        ("SELECT name FROM singer WHERE age > 90", []),
+        ("select count(*) from SINGER;", [(4,)]),
+        ("SELECT count(*) FROM singer; -- that is all", [(4,)]),
+        ("SELECT count(*) FROM singer /* all */ ; ;\n", [(4,)]),
+        ("-- how many\nSELECT count(*) FROM singer", [(4,)]),
+        ("VALUES (1, NULL)", [(1, None)]),
+        ('WITH f AS (SELECT * FROM singer WHERE country = "France") SELECT min(age) FROM f', [(41,)]),
+        ("WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < 5) SELECT sum(n) FROM c", [(15,)]),
+        ("SELECT name FROM french ORDER BY name", [("Rose",), ("Tim",)]),
+        ("SELECT country, count(*) FROM singer GROUP BY 1 HAVING count(*) > 1", [("France", 2)]),
+        ("SELECT upper(substr(name, 1, 1)) FROM singer WHERE id = 1", [("J",)]),
+        ("SELECT row_number() OVER (ORDER BY age) FROM singer LIMIT 1", [(1,)]),
+        ("SELECT json_extract('[7]', '$[0]')", [(7,)]),
+        # No number is so wide; it is none.
+        ("SELECT printf('%1000000000d', 1)", [(None,)]),
+        ("SELECT count(*) FROM sqlite_master WHERE type = 'table'", [(3,)]),
+        ("SELECT 'a;b'", [("a;b",)]),
+    ],
+)
+def test_reading_is_allowed(database, sql, rows):
+    assert run(database, sql)[:1] == (rows,)
+
+
+@pytest.mark.parametrize(
+    ("sql", "failure"),
+    [
+        ("DROP TABLE singer", "denied"),
+        ("DELETE FROM singer", "denied"),
+        ("INSERT INTO singer (name) VALUES ('x')", "denied"),
+        ("INSERT INTO singer (name) VALUES ('x') RETURNING name", "denied"),
+        ("REPLACE INTO singer (id) VALUES (1)", "denied"),
+        ("UPDATE singer SET age = 0", "denied"),
+        ("WITH x AS (SELECT 1) DELETE FROM singer", "denied"),
+        ("CREATE TABLE t (a)", "denied"),
+        ("CREATE TEMP TABLE t AS SELECT 1", "denied"),
+        ("CREATE VIRTUAL TABLE t USING fts5(a)", "denied"),
+        ("CREATE INDEX i ON singer (age)", "denied"),
+        ("ALTER TABLE singer RENAME TO x", "denied"),
+        ("ATTACH DATABASE '/tmp/should-not-be-there.sqlite' AS x", "denied"),
+        ("DETACH DATABASE main", "denied"),
+        ("VACUUM INTO '/tmp/should-not-be-there.sqlite'", "denied"),
+        ("PRAGMA table_info(singer)", "denied"),
+        ("PRAGMA journal_mode = WAL", "denied"),
+        ("PRAGMA query_only = 0", "denied"),
+        ("SELECT * FROM pragma_table_info('singer')", "denied"),
+        ("ANALYZE", "denied"),
+        ("REINDEX", "denied"),
+        ("BEGIN", "denied"),
+        ("SAVEPOINT x", "denied"),
+        ("COMMIT", "denied"),
+        ("SELECT load_extension('x')", "denied"),
+        ("SELECT LOAD_EXTENSION('x', 'y') FROM singer", "denied"),
+        ("SELECT fts3_tokenizer('simple')", "denied"),
+        ("SELECT sqlite_log(1, 'x')", "denied"),
+        ("SELECT 1; DROP TABLE singer", "syntax"),
+        ("SELECT 1; SELECT 2", "syntax"),
+        ("SELECT 1; x", "syntax"),
+        ("", "syntax"),
+        (" ;; ", "syntax"),
+        ("-- nothing", "syntax"),
+        ("I do not know", "syntax"),
+        ("SELEC name FROM singer", "syntax"),
+        ("SELECT name FROM", "syntax"),
+        ("SELECT name FROM singer WHERE name = 'Jo", "syntax"),
+        ("SELECT name, FROM singer", "syntax"),
+        (".tables", "syntax"),
+        ("SELECT nme FROM singer", "other"),
+        ("SELECT name FROM singers", "other"),
+        ("SELECT f(name) FROM singer", "other"),
+        ("SELECT ?", "other"),
+        ("SELECT :x", "other"),
+        ("SELECT writefile('x', 'y')", "other"),
+        ("SELECT abs(-9223372036854775808)", "other"),
+        ("SELECT 1 UNION SELECT 1, 2", "other"),
+        ("SELECT '\x00'", "other"),
+        ("SELECT '\ud800'", "other"),
+    ],
+)
+def test_everything_else_fails_with_a_kind_and_words(database, sql, failure):
+    before = state(database.parent)
+    result = run(database, sql)
+    assert (result.rows, result.failure) == (None, failure), result
+    assert result.message
+    result.message.encode()
+    assert state(database.parent) == before
+    assert not Path("/tmp/should-not-be-there.sqlite").exists()
+
+
+BOUNDLESS = [
+    ("WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT count(*) FROM c", "time"),
+    ("WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT n FROM c WHERE n < 0", "time"),
+    ("SELECT count(*) FROM numbers a, numbers b, numbers c, numbers d", "time"),
+    ("SELECT a.n FROM numbers a, numbers b, numbers c ORDER BY a.n + b.n, c.n LIMIT 1", "time"),
+    ("SELECT a.n, b.n FROM numbers a, numbers b, numbers c", "rows"),
+    ("WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT n FROM c", "rows"),
+    ("SELECT zeroblob(1000000000)", "memory"),
+    ("SELECT randomblob(1000000000)", "memory"),
+    ("SELECT hex(zeroblob(10000000))", "memory"),
+    ("SELECT replace(hex(zeroblob(5000000)), '0', '00000000')", "memory"),
+    ("SELECT zeroblob(10000000) FROM numbers", "memory"),
+    ("SELECT group_concat(hex(zeroblob(100000))) FROM numbers", "memory"),
+    ("SELECT * FROM (SELECT zeroblob(10000000 + n) AS b FROM numbers) ORDER BY b", "memory"),
+    ("SELECT count(DISTINCT zeroblob(10000000 + n)) FROM numbers", "memory"),
+    ("SELECT " + "(" * 5000 + "1" + ")" * 5000, "syntax"),
+    ("SELECT " + "NOT " * 5000 + "1", "syntax"),
+    ("SELECT 1" + " + 1" * 5000, "other"),
+    ("SELECT * FROM " + "(SELECT * FROM " * 300 + "singer" + ")" * 300, "syntax"),
+    (" UNION ALL ".join(["SELECT 1"] * 1000), "other"),
+    ("SELECT * FROM " + " JOIN ".join(["numbers"] * 100), "other"),
+    ("SELECT '" + "x" * 1_000_000 + "'", "syntax"),
+    ("SELECT 1 WHERE 'a' LIKE '" + "%a" * 2000 + "'", "other"),
+    ("SELECT " + "ä" * 100_000, "syntax"),
+    ("word " * 200_000, "syntax"),
+]
+
+
+@pytest.mark.parametrize(("sql", "failure"), BOUNDLESS, ids=[sql[:50].strip() for sql, _ in BOUNDLESS])
+def test_work_without_bounds_ends_within_the_limits(database, sql, failure):
+    before = state(database.parent)
+    started = time.monotonic()
+    result = run(database, sql, seconds=1.0 if failure == "time" else 30.0, most_rows=10_000)
+    # A deep query is refused by the parser in some versions of SQLite and by the limit on its depth in others.
+    assert result.failure in ({failure} if failure not in ("syntax", "other") else {"syntax", "other"}), result
+    assert time.monotonic() - started < 15
+    assert state(database.parent) == before
+
+
+def test_a_call_that_cannot_be_interrupted_is_ended_with_its_process(database):
+    # One call of one function that takes long: SQLite does not look at the clock before it is over.
+    slow = f"SELECT hex(zeroblob({{}})) LIKE '%{'0' * 900}1%'"
+    assert run(database, slow.format(200_000), seconds=0.1).failure == "time"
+    calls = [
+        (str(database), "SELECT 1", sql, False, 1.0, 100)
+        for sql in (slow.format(8_000_000), "SELECT count(*) FROM numbers a, numbers b, numbers c", "SELECT 1")
+    ]
+    workers = Workers(judge, seconds=3, memory=400, processes=1)
+    try:
+        first, second, third = workers.map(calls)
+    finally:
+        workers.close()
+    assert first.failure == "time"
+    assert (second.value.right, second.value.failure) == (False, "time")
+    assert third.value.right
+
+
+def test_the_limit_on_rows_is_exact(database):
+    assert len(run(database, "SELECT n FROM numbers", most_rows=1000).rows) == 1000
+    assert run(database, "SELECT n FROM numbers", most_rows=999).failure == "rows"
+
+
+def test_text_that_is_no_utf8_is_read_and_told_apart(database):
+    first, second = (run(database, f"SELECT word FROM latin WHERE rowid = {row}") for row in (1, 2))
+    assert first.failure is None
+    assert not same_result(first, second, ordered=False)
+    assert same_result(first, first, ordered=False)
+    verdict = judge(str(database), "SELECT word FROM latin", "SELECT word FROM latin", False, 5.0, MEMORY)
+    assert verdict.right
+    verdict.output.encode()
+
+
+@pytest.mark.parametrize("name", ["a b", "a?b", "a#b", "a%20b", "a%b", "ä", "mode=rwc", "a&b", "x?mode=rwc", "'q'"])
+def test_names_that_mean_something_in_an_address(tmp_path, name):
+    file = make_database(tmp_path / name / f"{name}.sqlite")
+    assert run(file, "SELECT count(*) FROM singer").rows == [(4,)]
+    assert run(file, "DELETE FROM singer").failure == "denied"
+    assert [entry.name for entry in tmp_path.rglob("*")] == [name, f"{name}.sqlite"]
+
+
+def test_a_missing_file_is_not_made_and_what_is_no_database_fails(tmp_path):
+    (tmp_path / "text.sqlite").write_text("no database, but long enough to have a header " * 10)
+    (tmp_path / "empty.sqlite").touch()
+    before = state(tmp_path)
+    assert run(tmp_path / "none.sqlite", "SELECT 1 FROM singer").failure == "other"
+    assert run(tmp_path, "SELECT 1 FROM singer").failure == "other"
+    assert run(tmp_path / "text.sqlite", "SELECT 1 FROM singer").failure == "other"
+    assert run(tmp_path / "empty.sqlite", "SELECT 1 FROM singer").failure == "other"
+    assert state(tmp_path) == before
+
+
+def test_a_database_with_a_log_of_writes_is_read_without_touching_it(tmp_path):
+    file = make_database(tmp_path / "log.sqlite")
+    writer = sqlite3.connect(file)
+    writer.execute("PRAGMA journal_mode = WAL").fetchone()
+    writer.execute("DELETE FROM singer WHERE id = 1")
+    writer.commit()
+    before = state(tmp_path)
+    assert (tmp_path / "log.sqlite-wal").stat().st_size > 0
+    assert run(file, "SELECT count(*) FROM singer").failure is None
+    assert state(tmp_path) == before
+    writer.close()
+
+
+def test_a_sort_that_is_too_large_for_the_cache_makes_no_file(tmp_path, monkeypatch, database):
+    # Read by SQLite when it is loaded, so it takes a new process.
+    monkeypatch.setenv("SQLITE_TMPDIR", str(tmp_path))
+    before = state(tmp_path)
+    large = "SELECT row_number() OVER (ORDER BY a.n * b.n) AS r FROM numbers a, numbers b WHERE b.n <= 300"
+    workers = Workers(judge, seconds=60, memory=500, processes=1)
+    try:
+        (outcome,) = workers.map([(str(database), f"SELECT max(r) FROM ({large})", None, False, 30.0, 200)])
+    finally:
+        workers.close()
+    assert outcome.value.gold_output == "300000"
+    assert state(tmp_path) == before
+
+
+HARMFUL = ["DROP TABLE singer", "PRAGMA journal_mode = DELETE", "VACUUM", "SELECT 1; DELETE FROM singer"]
+HARMLESS = [
+    "SELECT name, count(*) FROM singer GROUP BY name ORDER BY 2 DESC",
+    "SELECT a.n FROM numbers a, numbers b ORDER BY b.n, a.n LIMIT 3",
+]
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o555])
+def test_64_queries_at_once_never_write_a_byte(tmp_path, mode):
+    file = make_database(tmp_path / "databases" / "small.sqlite")
+    file.chmod(mode & 0o666)
+    file.parent.chmod(mode)
+    before = state(tmp_path)
+    queries = (HARMFUL + HARMLESS) * 11
+    with ThreadPoolExecutor(64) as threads:
+        results = list(threads.map(lambda sql: run(file, sql, seconds=30), queries[:64]))
+    after = state(tmp_path)
+    file.parent.chmod(0o755)
+    assert after == before
+    assert [result.failure is None for result in results] == [sql in HARMLESS for sql in queries[:64]]
+
+
+def test_processes_at_once_never_write_a_byte(tmp_path):
+    file = make_database(tmp_path / "small.sqlite")
+    before = state(tmp_path)
+    queries = [(HARMFUL + HARMLESS)[place % 6] for place in range(64)]
+    workers = Workers(judge, seconds=30, memory=500, processes=4)
+    try:
+        outcomes = workers.map([(str(file), HARMLESS[0], sql, True, 10.0, 100) for sql in queries])
+    finally:
+        workers.close()
+    assert [outcome.value.right for outcome in outcomes] == [sql == HARMLESS[0] for sql in queries]
+    assert state(tmp_path) == before
+
+
+def found(*rows, columns=None):
+    return QueryResult(list(rows), columns or len(rows[0]))
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "unordered", "ordered", "same_columns"),
+    [
+        ([(1, "a"), (2, "b")], [(1, "a"), (2, "b")], True, True, True),
+        ([(1, "a"), (2, "b")], [(2, "b"), (1, "a")], True, False, True),
+        # Columns in another order, the same for all rows.
+        ([(1, "a"), (2, "b")], [("a", 1), ("b", 2)], True, True, False),
+        ([(1, "a"), (2, "b")], [("b", 2), ("a", 1)], True, False, False),
+        ([(1, "a"), (2, "b")], [("b", 1), ("a", 2)], False, False, False),
+        ([(1, 2), (2, 1)], [(1, 1), (2, 2)], False, False, False),
+        ([(1, 2), (3, 4)], [(2, 1), (3, 4)], False, False, False),
+        ([(1, 2), (3, 1)], [(2, 1), (1, 3)], True, True, False),
+        # How often a row occurs.
+        ([(1,), (1,), (2,)], [(1,), (2,), (2,)], False, False, False),
+        ([(1,), (1,)], [(1,)], False, False, False),
+        ([(1,)], [(1, 1)], False, False, False),
+        # What is the same value and what is not.
+        ([(1,)], [(1.0,)], True, True, True),
+        ([(1,)], [("1",)], False, False, False),
+        ([("a",)], [("A",)], False, False, False),
+        ([("a",)], [("a ",)], False, False, False),
+        ([("a",)], [(b"a",)], False, False, False),
+        ([(b"a",)], [(b"a",)], True, True, True),
+        ([(None,)], [(None,)], True, True, True),
+        ([(None,)], [(0,)], False, False, False),
+        ([(None,)], [("",)], False, False, False),
+        ([(None,)], [("None",)], False, False, False),
+        ([(0.1 + 0.2,)], [(0.3,)], True, True, True),
+        ([(0.0,)], [(1e-17,)], True, True, True),
+        ([(-0.0,)], [(0,)], True, True, True),
+        ([(3,)], [(2.9999999999999996,)], True, True, True),
+        ([(1e15 / 3,)], [(1e15 / 3 + 0.125,)], True, True, True),
+        ([(0.33,)], [(0.3333333,)], False, False, False),
+        ([(0.333333333,)], [(1 / 3,)], False, False, False),
+        ([(2.5,)], [(2,)], False, False, False),
+        ([(1e400,)], [(1e400,)], True, True, True),
+        ([(1e400,)], [(-1e400,)], False, False, False),
+        ([(12345678901,)], [(12345678902,)], False, False, False),
+        ([(9007199254740993,)], [(9007199254740992,)], False, False, False),
+        ([(9007199254740993,)], [(9007199254740992.0,)], False, False, False),
+        # Two instants of a Julian date, a second apart.
+        ([(2459580.5000115740,)], [(2459580.5000231480,)], False, False, False),
+        # Floats that are nearly the same must not change which rows belong together.
+        ([(0.1 + 0.2, "a"), (0.3, "b")], [(0.3, "a"), (0.3, "b")], True, True, True),
+        ([(0.1 + 0.2, "a"), (0.3, "b")], [(0.3, "b"), (0.3, "a")], True, False, True),
+    ],
+)
+def test_the_same_result_as_a_person_would_say(gold, answer, unordered, ordered, same_columns):
+    for first, second in [(gold, answer), (answer, gold)]:
+        first, second = found(*first), found(*second)  # noqa: PLW2901
+        assert same_result(first, second, ordered=False) is unordered
+        assert same_result(first, second, ordered=True) is ordered
+        assert same_result(first, second, ordered=False, any_columns=False) is (unordered and same_columns)
+
+
+def test_results_without_rows_are_the_same_only_with_as_many_columns():
+    assert same_result(QueryResult([], 2), QueryResult([], 2), ordered=True)
+    assert not same_result(QueryResult([], 2), QueryResult([], 1), ordered=False)
+    assert not same_result(QueryResult([], 1), found((1,)), ordered=False)
+
+
+def test_a_failure_is_no_result():
+    with pytest.raises(ValueError, match="expected two results, got the failures None and time"):
+        same_result(QueryResult([], 1), QueryResult(None, failure="time"), ordered=False)
+
+
+def test_rearranged_columns_are_found_exactly_where_trying_all_finds_them():
+    chance = random.Random(5)
+    outcomes = Counter()
+    for _ in range(1500):
+        width, height = chance.randint(1, 4), chance.randint(1, 4)
+        gold = [tuple(chance.choice([1, 2, None]) for _ in range(width)) for _ in range(height)]
+        order = chance.sample(range(width), width)
+        answer = [tuple(row[place] for place in order) for row in chance.sample(gold, height)]
+        if chance.random() < 0.6:
+            row, column = chance.randrange(height), chance.randrange(width)
+            other, place = chance.randrange(height), chance.randrange(width)
+            changed = [list(cells) for cells in answer]
+            changed[row][column], changed[other][place] = changed[other][place], changed[row][column]
+            answer = [tuple(cells) for cells in changed]
+        for ordered in (False, True):
+            expected = any(
+                moved == gold if ordered else Counter(moved) == Counter(gold)
+                for moved in (
+                    [tuple(row[place] for place in order) for row in answer] for order in permutations(range(width))
+                )
+            )
+            assert same_result(found(*gold), found(*answer), ordered=ordered) is expected, (gold, answer, ordered)
+            outcomes[ordered, expected] += 1
+    assert all(outcomes[ordered, expected] > 100 for ordered in (False, True) for expected in (False, True)), outcomes
+
+
+def test_many_columns_that_look_alike_take_no_time():
+    width = 60
+    rows = [tuple((column + row) % 2 for column in range(width)) for row in range(50)]
+    halves = [row[::2] + row[1::2] for row in rows]
+    unlike = [tuple(random.Random(row * 60 + column).choice([0, 1]) for column in range(12)) for row in range(40)]
+    started = time.monotonic()
+    assert same_result(found(*rows), found(*halves), ordered=False)
+    assert same_result(found(*unlike), found(*(row[::-1] for row in unlike)), ordered=False)
+    # All columns hold one 1, so that each could be each: a search that only a bound ends.
+    one = [tuple(int(column == row) for column in range(30)) for row in range(30)]
+    two = [(*row[:28], row[29], row[28]) for row in one[:29]] + [tuple([0] * 28 + [1, 1])]
+    assert not same_result(found(*one), found(*two), ordered=False)
+    assert time.monotonic() - started < 15
+
+
+@pytest.mark.parametrize(
+    ("gold", "sql", "right", "failure", "outputs"),
+    [
+        (
+            "SELECT name FROM singer WHERE id < 3",
+            "SELECT name FROM singer WHERE id <= 2",
+            True,
+            None,
+            ("Joe\nTim",) * 2,
+        ),
+        ("SELECT name FROM singer WHERE id > 9", "SELECT nme FROM singer", False, "other", ("", "")),
+        ("SELECT name FROM singer WHERE id > 9", "SELECT name FROM singer", False, None, ("", "more than 0 rows")),
+        ("SELECT pay, 1.0, NULL, x'61' FROM singer WHERE id = 1", None, False, None, ("0.1|1.0||a", "")),
+        ("SELECT name FROM singer", "SELECT 1 UNION SELECT 2", False, None, ("Joe\nTim\nRose\nTim", "1\n2")),
+    ],
+)
+def test_a_verdict_says_what_was_found(database, gold, sql, right, failure, outputs):
+    verdict = judge(str(database), gold, sql, False, 5.0, MEMORY)
+    assert (verdict.right, verdict.failure, verdict.gold_failure) == (right, failure, None)
+    assert (verdict.gold_output, verdict.output) == outputs
+
+
+def test_a_true_query_that_fails_says_so_and_nothing_else(database):
+    verdict = judge(str(database), "SELECT nme FROM singer", "SELECT nme FROM singer", False, 5.0, MEMORY)
+    assert verdict.gold_failure == "other: no such column: nme"
+    assert (verdict.right, verdict.failure) == (False, None)
+
+
+def test_long_outputs_are_shortened_but_told_apart(database):
+    queries = [
+        "SELECT n FROM numbers",
+        "SELECT CASE n WHEN 1000 THEN 0 ELSE n END FROM numbers",
+        "SELECT n + 0 FROM numbers",
+    ]
+    outputs = [judge(str(database), sql, None, False, 5.0, MEMORY).gold_output for sql in queries]
+    assert outputs[0] == outputs[2] != outputs[1]
+    assert all(len(output) < 400 for output in outputs)
+    assert outputs[0].startswith("1\n2\n3\n")
+    assert "(3892 bytes, sha256 " in outputs[0]
