@@ -1,0 +1,201 @@
+"""What the embeddings of two views come to in numbers: similarity, ranks, their difference, the map between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepjepa.analysis.representations import ViewEmbeddings
+from stepjepa.monitors import COLLAPSE_SIMILARITY
+from stepjepa.similarity import QUANTILES, pair_cosines, similarity_quantiles, similarity_totals, unit_rows
+
+TOP = 100
+"""How many of the largest singular values are averaged, as in the LLM-JEPA paper (arXiv 2509.14252)."""
+
+CROSSED = 2000
+"""Most pairs that are crossed with each other for the quantiles of shuffled pairs."""
+
+Matrix = NDArray[np.float32] | NDArray[np.float64]
+
+
+def analyse(embeddings: ViewEmbeddings, *, seed: int = 0) -> dict[str, Any]:
+    """All numbers of one model.
+
+    Args:
+        embeddings: at least one pair.
+        seed: of the halves of the linear map, and of the sample behind the quantiles of many shuffled pairs.
+
+    Returns:
+        Values that JSON can hold: ``pairs``, ``records``, ``dimensions``; ``matched`` and ``shuffled`` cosines (see
+        ``similarity.similarity_quantiles``; both means are over all pairs); effective ranks and ``retrieval_top1``
+        (see ``monitors``; missing for a single pair); ``difference`` and ``unit_difference`` (see
+        :func:`singular_values`) of source minus target as they are and scaled to length 1; ``linear_map`` (see
+        :func:`linear_map`); ``notes``, sentences about what these numbers can't say.
+    """
+    totals = similarity_totals(embeddings)
+    matched, crossed = similarity_quantiles(pair_cosines(embeddings)), _crossed_cosines(embeddings, seed)
+    shuffled = similarity_quantiles(crossed)
+    matched["mean"] = totals.pop("matched_similarity")
+    if "shuffled_similarity" in totals:
+        shuffled["mean"] = totals.pop("shuffled_similarity")
+    source, target = embeddings.source, embeddings.target
+    numbers: dict[str, Any] = {
+        **totals,
+        "pairs": len(embeddings),
+        "records": len(np.unique(embeddings.record)),
+        "dimensions": source.shape[1],
+        "matched": matched,
+        "shuffled": shuffled,
+        "difference": singular_values(source - target),
+        "unit_difference": singular_values(unit_rows(source) - unit_rows(target)),
+        "linear_map": linear_map(embeddings, seed=seed),
+    }
+    return {**numbers, "notes": _notes(numbers)}
+
+
+def _crossed_cosines(embeddings: ViewEmbeddings, seed: int) -> NDArray[np.float64]:
+    """Cosines of sources with the targets of others: of all pairs, or of a sample of them."""
+    chosen = np.arange(len(embeddings))
+    if len(chosen) > CROSSED:
+        chosen = np.random.default_rng(seed).choice(chosen, CROSSED, replace=False)
+    cosines = unit_rows(embeddings.source[chosen]) @ unit_rows(embeddings.target[chosen]).T
+    return cosines[~np.eye(len(chosen), dtype=np.bool_)]
+
+
+def singular_values(matrix: Matrix) -> dict[str, Any]:
+    """The singular values of a matrix, not centred.
+
+    Args:
+        matrix: ``[P, D]``.
+
+    Returns:
+        ``values``, all ``min(P, D)``, the largest first; ``top``, how many of them are averaged; ``top_mean``.
+    """
+    values = np.linalg.svd(matrix.astype(np.float64), compute_uv=False)
+    top = min(TOP, len(values))
+    return {"values": values.tolist(), "top": top, "top_mean": float(values[:top].mean())}
+
+
+def linear_map(embeddings: ViewEmbeddings, *, seed: int = 0) -> dict[str, Any]:
+    """How near the targets are to a linear map of the sources.
+
+    Args:
+        embeddings: sources X and targets Y.
+        seed: of the halves.
+
+    Returns:
+        ``error``: the smallest ``||X W - Y||`` (Frobenius), as in the LLM-JEPA paper; zero by itself where there are
+        no more pairs than dimensions. ``relative``: the square of the same for maps with an intercept, over
+        ``||Y - mean of Y||^2``: between 0 and 1. ``held_out``: that ratio on pairs that the map was not fitted on: the
+        records are halved, and each half is tested with the map and the mean of the other; 1 is no better than the
+        mean, and there is no upper end. ``fitted_pairs``: of the smaller half. A ratio is None where it can't be
+        formed.
+    """
+    source, target = embeddings.source.astype(np.float64), embeddings.target.astype(np.float64)
+    everything = np.ones(len(source), np.bool_)
+    first = _first_half(embeddings.record, seed)
+    halves = [(first, ~first), (~first, first)] if 0 < first.sum() < len(first) else []
+    return {
+        "error": float(np.linalg.norm(source @ _fit(source, target) - target)),
+        "relative": _unexplained(source, target, [(everything, everything)]),
+        "held_out": _unexplained(source, target, halves),
+        "fitted_pairs": min(int(first.sum()), int((~first).sum())),
+    }
+
+
+def _unexplained(
+    source: NDArray[np.float64],
+    target: NDArray[np.float64],
+    splits: Sequence[tuple[NDArray[np.bool_], NDArray[np.bool_]]],
+) -> float | None:
+    """Share of the targets' spread that maps with an intercept miss; each split is what to fit on and what to test."""
+    missed = spread = 0.0
+    for fitted, tested in splits:
+        middle, mean = source[fitted].mean(0), target[fitted].mean(0)
+        weights = _fit(source[fitted] - middle, target[fitted] - mean)
+        wanted = target[tested] - mean
+        missed += float((((source[tested] - middle) @ weights - wanted) ** 2).sum())
+        spread += float((wanted**2).sum())
+    return missed / spread if spread > 0 else None
+
+
+def _first_half(records: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
+    """Half of the records, so that pairs of one record are never on both sides."""
+    different = np.unique(records)
+    return np.isin(records, np.random.default_rng(seed).permutation(different)[: len(different) // 2])
+
+
+def _fit(source: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
+    # Directions below the rounding of the float32 embeddings are noise, which an exact solution would blow up.
+    cutoff = float(np.finfo(np.float32).eps) * max(source.shape)
+    return np.asarray(np.linalg.lstsq(source, target, rcond=cutoff)[0], np.float64)
+
+
+def _notes(numbers: Mapping[str, Any]) -> list[str]:
+    pairs, dimensions, fitted = numbers["pairs"], numbers["dimensions"], numbers["linear_map"]["fitted_pairs"]
+    notes = []
+    if numbers["shuffled"].get("mean", 0.0) > COLLAPSE_SIMILARITY:
+        notes.append("unrelated pairs are as alike as related ones: the embeddings are one direction")
+    if pairs <= dimensions:
+        notes.append(
+            f"{pairs} pairs in {dimensions} dimensions: some linear map fits them without error, whatever they are; "
+            "take more records"
+        )
+    if fitted < 2 * dimensions:
+        notes.append(
+            f"the held-out map was fitted on {fitted} pairs in {dimensions} dimensions, too few to find a linear map "
+            f"that may be there; take {4 * dimensions} pairs or more"
+        )
+    return notes
+
+
+def as_markdown(names: Sequence[str], models: Sequence[Mapping[str, Any]]) -> str:
+    """The numbers of some models as a Markdown table that also reads well in a terminal, one column for each.
+
+    Args:
+        names: of the models.
+        models: from :func:`analyse`; with ``groups`` of paraphrases (``tasks.paraphrase.within_and_between``) also
+            those.
+    """
+    columns = [_cells(numbers) for numbers in models]
+    named = [what for what, _ in columns[0]]
+    rows = [["", *names]]
+    rows += [[what, *(column[place][1] for column in columns)] for place, what in enumerate(named)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    lines = [
+        "| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
+
+
+def _cells(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What each row is about, and what stands in it."""
+    mapping, shares = numbers["linear_map"], " ".join(f"{q:.1f}"[1:] for q in QUANTILES)
+    cells = [("pairs", f"{numbers['pairs']:,}"), ("dimensions", f"{numbers['dimensions']:,}")]
+    for kind in ("matched", "shuffled"):
+        quantiles = numbers[kind].get("quantiles", {}).values()
+        cells.append((f"cosine, {kind}", _number(numbers[kind].get("mean"))))
+        cells.append((f"  quantiles {shares}", " ".join(map(_number, quantiles)) or _number(None)))
+    for view in ("source", "target"):
+        ranks = (numbers.get(f"{view}_rank"), numbers.get(f"{view}_rank_centred"))
+        cells.append((f"effective rank, {view} / centred", " / ".join(_number(rank, 1) for rank in ranks)))
+    groups = numbers.get("groups", {})
+    for kind in ("within", "between") if groups else ():
+        cells.append((f"cosine {kind} groups ({groups['groups']:,} groups)", _number(groups[kind])))
+    top = f"mean of the {numbers['difference']['top']} largest"
+    return [
+        *cells,
+        ("retrieval, nearest target is the right one", _number(numbers.get("retrieval_top1"))),
+        ("singular values of source - target", f"{_number(numbers['difference']['top_mean'])} ({top})"),
+        ("  of the same, scaled to length 1", f"{_number(numbers['unit_difference']['top_mean'])} ({top})"),
+        ("linear map W of source to target, norm of error", _number(mapping["error"])),
+        ("  share of the spread of Y that it misses", _number(mapping["relative"])),
+        ("  the same, held out", _number(mapping["held_out"])),
+    ]
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"

@@ -1,0 +1,276 @@
+"""The pictures of an analysis: points in the plane, and singular values. Drawn from kept data alone."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepjepa.analysis.files import FORMATS, REST, Analysis, ModelAnalysis
+from stepjepa.analysis.points import BOTH_VIEWS
+from stepjepa.drawing import drawable
+from stepjepa.files import atomic_write
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FONT = "DejaVu Sans"
+
+# Of Okabe and Ito: told apart also by the colour-blind. The yellow of their set is too faint on white.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
+REST_COLOUR = "#BBBBBB"
+LINES = ("-", "--", "-.", ":")
+MARKERS = ("o", "^")  # source, target
+
+COLOURED_BY = {
+    "in_n_out": "by view",
+    "paraphrase": "by group of paraphrases",
+    "rotten_tomatoes": "by answer",
+    "steps": "by number of the step",
+    "answers": "by whether the model's own answer is right",
+}
+PLANE_NAMES = {"pca": "PC", "tsne": "t-SNE", "umap": "UMAP"}
+
+LONGEST_LABEL = 24
+"""Characters of a label in a legend."""
+
+VECTORS = 5000
+"""More points than this become one image inside the SVG, which would be slow to open otherwise."""
+
+
+def write_figures(analysis: Analysis, folder: str | os.PathLike[str]) -> list[Path]:
+    """Draw ``projection`` and ``singular_values`` as PNG and SVG; what is there is replaced.
+
+    The same data gives the same bytes.
+
+    Args:
+        analysis: from ``analysis.run.analyze`` or ``analysis.files.load``.
+        folder: of the analysis.
+
+    Returns:
+        The files.
+    """
+    from matplotlib import rc_context
+
+    written = []
+    for name, draw in (("projection", draw_projection), ("singular_values", draw_singular_values)):
+        figure = draw(analysis)
+        for kind in FORMATS:
+            file = Path(folder) / f"{name}.{kind}"
+            metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {}
+            with rc_context({"svg.hashsalt": "stepjepa"}), atomic_write(file, "wb") as stream:
+                figure.savefig(stream, format=kind, dpi=150, metadata=metadata)
+            written.append(file)
+    return written
+
+
+def draw_projection(analysis: Analysis) -> Figure:
+    """One row of axes for each projection, one column for each model; of a single model all in one row."""
+    from matplotlib.figure import Figure
+
+    names, models = list(analysis.models[0].planes), analysis.models
+    rows, columns = (1, len(names)) if len(models) == 1 else (len(names), len(models))
+    figure = Figure(figsize=(max(_COLUMN * columns, 5.5) + 2.2, 4.1 * rows + 1.5), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    if len(models) == 1:
+        grid = grid.T
+        title = f"{_title(analysis)}\n{_heading(models[0], analysis, ' · ')}"
+        figure.suptitle(_fitted(title, figure.get_figwidth(), 11), fontsize=11, parse_math=False)
+    else:
+        figure.suptitle(_fitted(_title(analysis), figure.get_figwidth(), 12), fontsize=12, parse_math=False)
+        for axes, model in zip(grid[0], models, strict=True):
+            axes.set_title(_fitted(_heading(model, analysis), _COLUMN, 10), fontsize=10, parse_math=False)
+    for line, name in zip(grid, names, strict=True):
+        for axes, model in zip(line, models, strict=True):
+            _scatter(axes, model, name, analysis)
+    legend = figure.legend(handles=_legend(analysis), loc="outside right center", fontsize=9, frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    return figure
+
+
+def _colours(analysis: Analysis) -> list[Any]:
+    """One for each class; steps, which have an order, go from dark to light."""
+    if analysis.settings["t_sne_type"] == "steps":
+        from matplotlib import colormaps
+
+        return [colormaps["viridis"](place) for place in np.linspace(0.0, 0.92, max(len(analysis.classes), 2))]
+    return list(PALETTE)
+
+
+def _scatter(axes: Any, model: ModelAnalysis, name: str, analysis: Analysis) -> None:
+    from matplotlib.colors import to_rgba
+
+    classes, colours = analysis.classes, _colours(analysis)
+    # Of a model that was trained the other way round, what the legend calls by its view is read as the other one.
+    swapped = analysis.settings["t_sne_type"] == "in_n_out" and model.views != analysis.models[0].views
+    plane, of_class, is_target = model.planes[name], model.arrays["classes"], model.arrays["is_target"]
+    rgba = np.asarray([to_rgba(colour) for colour in (*colours[: len(classes)], REST_COLOUR)])
+    # In an order that has nothing to do with the classes, so that none hides the others; only the grey ones lie below.
+    order = np.random.default_rng(0).permutation(len(plane))
+    order = order[np.argsort(of_class[order] != REST, kind="stable")]
+    for target, marker in enumerate(MARKERS[::-1] if swapped else MARKERS):
+        chosen = order[is_target[order] == target]
+        if len(chosen):
+            axes.scatter(
+                *plane[chosen].T,
+                c=rgba[of_class[chosen]],  # REST is -1: the last one
+                marker=marker,
+                s=float(np.clip(9000 / len(plane), 6, 30)),
+                alpha=0.65,
+                linewidths=0,
+                rasterized=len(plane) > VECTORS,
+            )
+    axes.set_aspect("equal", adjustable="datalim")
+    caption = model.captions[name]
+    if not caption:
+        axes.text(0.5, 0.58, "all points are one point", transform=axes.transAxes, ha="center", fontsize=9)
+    labels = [f"{PLANE_NAMES[name]} {number}" for number in (1, 2)]
+    if "variance" in caption:
+        labels = [
+            f"{label} ({share:.1%} of variance)" for label, share in zip(labels, caption["variance"], strict=True)
+        ]
+    else:
+        # Neither places nor distances have a unit here.
+        axes.set_xticks([])
+        axes.set_yticks([])
+        labels[0] += "".join(f" ({what} {value:.3g})" for what, value in caption.items())
+    axes.set_xlabel(labels[0], fontsize=9)
+    axes.set_ylabel(labels[1], fontsize=9)
+    axes.tick_params(labelsize=7)
+
+
+_COLUMN = 4.3
+"""Inches of a column of axes."""
+
+
+def _fitted(text: str, width: float, size: int) -> str:
+    """Lines broken so that they fit into a width in inches, at a font size in points."""
+    # On average a character is 0.6 times as wide as the font is high; capitals are wider.
+    most = int(width * 72 / (0.65 * size))
+    return "\n".join(textwrap.fill(line, most, break_on_hyphens=False) for line in text.split("\n"))
+
+
+def _heading(model: ModelAnalysis, analysis: Analysis, between: str = "\n") -> str:
+    """Name, number of pairs and cosines of a model."""
+    pairs, points = model.numbers["pairs"], len(model.arrays["classes"])
+    drawn = points // 2 if analysis.settings["t_sne_type"] in BOTH_VIEWS else points
+    few = f" ({drawn:,} drawn)" if drawn < pairs else ""
+    cosines = [
+        f"{kind} {model.numbers[kind]['mean']:.3f}" for kind in ("matched", "shuffled") if model.numbers[kind]["n"]
+    ]
+    return between.join([drawable(model.name, FONT), f"{_pairs(pairs)}{few}", f"cosine {', '.join(cosines)}"])
+
+
+def _pairs(count: int) -> str:
+    return f"{count:,} pair" + "s" * (count != 1)
+
+
+def _title(analysis: Analysis) -> str:
+    settings, views = analysis.settings, analysis.models[0].views
+    kind = settings["t_sne_type"]
+    shown = " and ".join(f"Enc({view})" for view in views)
+    if kind not in BOTH_VIEWS:
+        shown = f"Enc({views[1] if views[1] == 'text' else views[0]})"
+    return (
+        f"{shown} of {drawable(Path(analysis.test_file).name, FONT)}, coloured {COLOURED_BY[kind]}\n{_where(settings)}"
+    )
+
+
+def _where(settings: dict[str, Any]) -> str:
+    layer = "last layer" if settings["layer"] == -1 else f"layer {settings['layer']}"
+    return f"{layer}, {'mean of tokens' if settings['pooling'] == 'mean' else 'last token'}"
+
+
+def _legend(analysis: Analysis) -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    def mark(colour: Any, marker: str, label: str) -> Line2D:
+        return Line2D([], [], color=colour, marker=marker, linestyle="none", markersize=7, label=_label(label))
+
+    kind, views = analysis.settings["t_sne_type"], analysis.models[0].views
+    colours = _colours(analysis)
+    if kind == "in_n_out":
+        return [
+            mark(colour, MARKERS[views.index(label)], f"Enc({label})")
+            for label, colour in zip(analysis.classes, colours, strict=False)
+        ]
+    entries = [mark(colour, "s", label) for label, colour in zip(_short(analysis.classes), colours, strict=False)]
+    if any((model.arrays["classes"] == REST).any() for model in analysis.models):
+        entries.append(mark(REST_COLOUR, "s", "later steps" if kind == "steps" else "all others"))
+    if kind in BOTH_VIEWS:
+        meanings = ("read as source", "read as target")
+        entries += [mark("#555555", marker, text) for marker, text in zip(MARKERS, meanings, strict=True)]
+    return entries
+
+
+def _short(labels: Sequence[str]) -> list[str]:
+    """Labels that are not too long for a legend, and still different."""
+    seen: Counter[str] = Counter()
+    short = []
+    for label in labels:
+        text = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
+        seen[text] += 1
+        short.append(text if seen[text] == 1 else f"{text} ({seen[text]})")
+    return short
+
+
+def _label(text: str) -> str:
+    """A text for a legend, from which Matplotlib leaves out what begins with an underscore."""
+    shown = drawable(text, FONT)
+    return f" {shown}" if shown.startswith("_") else shown
+
+
+def draw_singular_values(analysis: Analysis) -> Figure:
+    """The singular values of source minus target, of all models: as they are, and of vectors scaled to length 1."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(11.5, 5.0 + 0.18 * len(analysis.models)), layout="constrained")
+    first, second = (f"Enc({view})" for view in analysis.models[0].views)
+    kinds = {"difference": f"{first} - {second}", "unit_difference": "the same, each vector scaled to length 1"}
+    for axes, (kind, title) in zip(figure.subplots(1, 2), kinds.items(), strict=True):
+        highest = max(model.numbers[kind]["values"][0] for model in analysis.models)
+        for place, model in enumerate(analysis.models):
+            found = model.numbers[kind]
+            values = np.asarray(found["values"])
+            # Below that is rounding of float32, which would stretch the axis over nothing.
+            values = values[values > 1e-6 * highest]
+            if not len(values):
+                axes.text(0.5, 0.5, "all differences are zero", transform=axes.transAxes, ha="center")
+                continue
+            axes.plot(
+                np.arange(1, len(values) + 1),
+                values,
+                color=PALETTE[place % len(PALETTE)],
+                linestyle=LINES[place % len(LINES)],
+                marker="o" if len(values) < 3 else None,
+                label=_fitted(
+                    _label(f"{model.name} (mean of the {found['top']} largest: {found['top_mean']:.3g})"), 5.0, 8
+                ),
+            )
+        axes.set_yscale("log")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
+        axes.set_title(title, fontsize=11, parse_math=False)
+        axes.set_xlabel("number, the largest first", fontsize=9)
+        axes.set_ylabel("singular value", fontsize=9)
+        axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
+        axes.tick_params(labelsize=8)
+        if axes.lines:
+            # Below the axes, where it hides nothing.
+            legend = axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+            for text in legend.get_texts():
+                text.set_parse_math(False)
+    pairs, dimensions = (sorted({model.numbers[what] for model in analysis.models}) for what in ("pairs", "dimensions"))
+    counts = " or ".join([*(f"{count:,}" for count in pairs[:-1]), _pairs(pairs[-1])])
+    title = (
+        f"Singular values of the difference of views, {drawable(Path(analysis.test_file).name, FONT)}\n"
+        f"{counts} in {' or '.join(f'{count:,}' for count in dimensions)} dimensions, {_where(analysis.settings)}"
+    )
+    figure.suptitle(_fitted(title, figure.get_figwidth(), 12), fontsize=12, parse_math=False)
+    return figure

@@ -1,0 +1,209 @@
+"""Which embeddings become points of a picture, and what colours them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepjepa.errors import UserError
+from stepjepa.files import read_jsonl
+from stepjepa.records import Record
+
+if TYPE_CHECKING:
+    from stepjepa.analysis.representations import ViewEmbeddings
+
+COLOURINGS = ("in_n_out", "paraphrase", "rotten_tomatoes", "steps", "answers")
+BOTH_VIEWS = ("in_n_out", "steps")
+"""Colourings of both views; the others are of the text alone, whose partner often says the label outright."""
+
+MOST_CLASSES = 7
+"""Labels that have a colour of their own: more can't be told apart."""
+
+GROUP_FIELD = "group"
+NEXT_STEP = "next step"
+
+
+@dataclass(frozen=True)
+class Points:
+    """Embeddings to be drawn.
+
+    Attributes:
+        vectors: ``[M, D]``.
+        is_target: ``[M]``, whether a point is the target view of its pair.
+        labels: ``[M]``, what colours it.
+    """
+
+    vectors: NDArray[np.float32]
+    is_target: NDArray[np.bool_]
+    labels: tuple[str, ...]
+
+
+def choose_points(
+    embeddings: ViewEmbeddings,
+    colouring: str,
+    records: Sequence[Record],
+    *,
+    views: tuple[str, str],
+    right: Mapping[int, bool] | None = None,
+    most: int = 1000,
+    seed: int = 0,
+) -> Points:
+    """The points of one model.
+
+    Args:
+        embeddings: of the records.
+        colouring: one of :data:`COLOURINGS`.
+        records: those that were embedded.
+        views: names of source and target, see :func:`view_names`.
+        right: for ``answers``: whether the answer to a record is right, by its index.
+        most: pairs at most; of more a sample is taken, the same one for the same number of pairs and seed.
+        seed: of that sample.
+
+    Raises:
+        UserError: a record lacks what colours it.
+    """
+    pairs = np.arange(len(embeddings))
+    if len(pairs) > most:
+        pairs = np.sort(np.random.default_rng(seed).choice(pairs, most, replace=False))
+    if colouring in BOTH_VIEWS:
+        chosen, is_target = np.concatenate([pairs, pairs]), np.arange(2 * len(pairs)) >= len(pairs)
+    else:
+        chosen, is_target = pairs, np.full(len(pairs), views[1] == "text")
+    vectors = np.where(is_target[:, None], embeddings.target[chosen], embeddings.source[chosen])
+    labels = []
+    for pair, target in zip(chosen.tolist(), is_target.tolist(), strict=True):
+        index, number = int(embeddings.record[pair]), int(embeddings.pair[pair])
+        if colouring == "in_n_out":
+            labels.append(views[int(target)])
+        elif colouring == "steps":
+            labels.append(f"step {number + (views[int(target)] == NEXT_STEP)}")
+        elif colouring == "answers":
+            labels.append("right" if (right or {})[index] else "wrong")
+        elif colouring == "paraphrase":
+            labels.append(f"group {group_of(records[index])}")
+        else:
+            # Whole, however long: answers that begin alike are different ones.
+            labels.append(" ".join(records[index].answer.split()))
+    return Points(vectors, is_target, tuple(labels))
+
+
+def view_names(mode: str, reverse_pred: bool) -> tuple[str, str]:
+    """What source and target are called.
+
+    Args:
+        mode: ``llm-jepa`` or ``step-jepa``.
+        reverse_pred: the second view predicts the first.
+    """
+    names = ("text", "code") if mode == "llm-jepa" else ("step", NEXT_STEP)
+    return (names[1], names[0]) if reverse_pred else names
+
+
+def group_of(record: Record) -> str:
+    """The group of paraphrases that a record belongs to.
+
+    Raises:
+        UserError: it says none.
+    """
+    value = record.extra.get(GROUP_FIELD)
+    if value is None or isinstance(value, (list, dict, bool)):
+        raise UserError(
+            f"no field '{GROUP_FIELD}' with a name or a number, which --t_sne_type paraphrase needs; "
+            "'stepjepa prepare paraphrase' writes it",
+            path=record.path,
+            line=record.line,
+        )
+    return str(value)
+
+
+def choose_classes(labels: Sequence[str], colouring: str) -> list[str]:
+    """The labels that get a colour of their own, in the order of the legend.
+
+    Args:
+        labels: of all points of all models.
+        colouring: one of :data:`COLOURINGS`.
+    """
+    counts = Counter(labels)
+    if colouring == "steps":
+        return sorted(counts, key=lambda label: int(label.split()[-1]))[:MOST_CLASSES]
+    if colouring == "in_n_out":
+        return list(counts)
+    if colouring == "answers":
+        return ["right", "wrong"]
+    chosen = [label for label, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_CLASSES]]
+    return sorted(chosen, key=_in_natural_order)
+
+
+def _in_natural_order(label: str) -> list[str | int]:
+    """``group 2`` before ``group 10``; text and numbers take turns."""
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]{1,18})", label))]
+
+
+def read_verdicts(
+    predictions: str | os.PathLike[str],
+    score: str | None,
+    test_fingerprint: str,
+    needed: Sequence[int],
+) -> dict[int, bool]:
+    """Which answers are right, by the output of ``stepjepa evaluate`` or ``stepjepa score``.
+
+    Args:
+        predictions: lines with ``index`` and ``scores``; a summary beside them names the headline score.
+        score: the score that decides; None for the headline.
+        test_fingerprint: SHA-256 of the test file whose records are meant.
+        needed: indices of records in the test file.
+
+    Returns:
+        For each index whether its score is more than one half; several samples count by their mean.
+
+    Raises:
+        UserError: the file is wrong, lacks a line, or belongs to another test file.
+    """
+    path = Path(predictions)
+    summary_file = path.with_suffix(".summary.json")
+    summary: dict[str, Any] = {}
+    if summary_file.is_file():
+        summary = _read_summary(summary_file)
+        if summary.get("test_fingerprint", test_fingerprint) != test_fingerprint:
+            raise UserError("holds answers to another test file; name those to --test_file", path=path)
+    score = score or summary.get("headline")
+    if score is None:
+        raise UserError(f"there is no {summary_file.name} that names the score that counts; pass --score", path=path)
+    found: dict[int, bool] = {}
+    for line, values in read_jsonl(path, "file of predictions"):
+        index, scores = values.get("index"), values.get("scores")
+        if not isinstance(index, int) or not isinstance(scores, dict):
+            raise UserError("expected 'index' and 'scores', as 'stepjepa evaluate' writes them", path=path, line=line)
+        if score not in scores:
+            known = ", ".join(scores)
+            raise UserError(f"no score '{score}'; pass --score with one of {known}", path=path, line=line)
+        if not isinstance(scores[score], int | float):
+            kind = type(scores[score]).__name__
+            raise UserError(f"the score '{score}' is {kind}, expected true, false or a number", path=path, line=line)
+        found[index] = scores[score] > 0.5
+    missing = [index for index in needed if index not in found]
+    if missing:
+        raise UserError(
+            f"no line with index {missing[0]}, nor for {len(missing) - 1} other records; evaluate the whole file, or "
+            "lower --max_examples",
+            path=path,
+        )
+    return {index: found[index] for index in needed}
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"not valid JSON ({error}); evaluate or score again", path=path) from None
+    if not isinstance(summary, dict):
+        raise UserError("no summary of 'stepjepa evaluate'; evaluate or score again", path=path)
+    return summary

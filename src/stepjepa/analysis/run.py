@@ -1,0 +1,316 @@
+"""Look at the representations of trained models: embed, compute, keep, draw. Free of torch until a model is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepjepa.analysis.files import REST, Analysis, ModelAnalysis, check_folder, load, save
+from stepjepa.analysis.plots import write_figures
+from stepjepa.analysis.points import (
+    COLOURINGS,
+    Points,
+    choose_classes,
+    choose_points,
+    group_of,
+    read_verdicts,
+    view_names,
+)
+from stepjepa.analysis.projections import PROJECTIONS, check_projections, project
+from stepjepa.errors import UserError
+from stepjepa.evaluation.prompts import training_system_prompt, with_system_prompt
+from stepjepa.files import fingerprint
+from stepjepa.records import Record, read_records
+
+if TYPE_CHECKING:
+    from stepjepa.analysis.representations import ViewEmbeddings
+    from stepjepa.config import JepaConfig
+
+# What must be the same for all models, so that all are shown the same pairs.
+_COMMON = ("pairs", "step_separator", "max_length")
+
+
+@dataclass(frozen=True)
+class AnalysisSettings:
+    """What is looked at and how.
+
+    Attributes:
+        model_paths: run folders, checkpoint folders, adapter folders or hub ids.
+        test_file: JSON lines with ``messages``.
+        output_dir: see ``analysis.files``.
+        labels: names of the models; by default those of their folders.
+        views: ``llm-jepa`` or ``step-jepa``; by default those that the models were trained on.
+        pairs: ``first`` or ``all`` of each record; by default as trained, and all when steps are coloured.
+        step_separator: by default as trained.
+        max_length: tokens of a record beyond which it is left out; by default as trained.
+        no_predictors: read the source at the end of its own view, Enc(text) itself, not behind its predictor tokens.
+        use_test_prompts: the test file's own system prompt, not that of training.
+        layer: see ``analysis.representations.Reading``.
+        pooling: the same.
+        projections: some of ``analysis.projections.PROJECTIONS``.
+        t_sne_type: what colours the points, one of ``analysis.points.COLOURINGS``.
+        predictions: for ``answers``: output files of ``stepjepa evaluate``, one for each model.
+        score: the score in them that decides; by default their headline.
+        max_examples: a random sample of so many records.
+        max_points: pairs in a picture at most; the numbers are of all.
+        batch_size: records per batch.
+        dtype: of the weights, see ``config.DTYPES``.
+        seed: of samples, halves and projections.
+        trust_remote_code: run code that comes with a model.
+        overwrite: replace the files of an earlier analysis.
+
+    Raises:
+        UserError: a number is out of range, or settings contradict each other.
+    """
+
+    model_paths: tuple[str, ...]
+    test_file: str | os.PathLike[str]
+    output_dir: str | os.PathLike[str]
+    labels: tuple[str, ...] = ()
+    views: str | None = None
+    pairs: str | None = None
+    step_separator: str | None = None
+    max_length: int | None = None
+    no_predictors: bool = False
+    use_test_prompts: bool = False
+    layer: int = -1
+    pooling: str = "last"
+    projections: tuple[str, ...] = ("pca", "tsne")
+    t_sne_type: str = "in_n_out"
+    predictions: tuple[str, ...] = ()
+    score: str | None = None
+    max_examples: int | None = None
+    max_points: int = 1000
+    batch_size: int = 16
+    dtype: str = "auto"
+    seed: int = 42
+    trust_remote_code: bool = False
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_examples", 1), ("max_points", 1), ("batch_size", 1), ("max_length", 2), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"--{name}: expected {least} or more, got {value}")
+        if not self.model_paths:
+            raise UserError("--model_path: name at least one model")
+        if self.labels and len(self.labels) != len(self.model_paths):
+            raise UserError(f"--labels: expected {len(self.model_paths)} names, got {len(self.labels)}")
+        _refuse_same(self.labels)
+        unknown = set(self.projections) - set(PROJECTIONS)
+        if unknown or not self.projections:
+            raise UserError(
+                f"--projections: expected some of {', '.join(PROJECTIONS)}, got '{' '.join(sorted(unknown))}'"
+            )
+        if self.t_sne_type not in COLOURINGS:
+            raise UserError(f"--t_sne_type: expected one of {', '.join(COLOURINGS)}, got '{self.t_sne_type}'")
+        if self.t_sne_type == "answers" and len(self.predictions) != len(self.model_paths):
+            raise UserError(
+                f"--t_sne_type answers needs the output of 'stepjepa evaluate' for each model: expected "
+                f"{len(self.model_paths)} files after --predictions, got {len(self.predictions)}"
+            )
+        for name in ("predictions", "score"):
+            if getattr(self, name) and self.t_sne_type != "answers":
+                raise UserError(f"--{name} does nothing without --t_sne_type answers; leave it out")
+        check_projections(self.projections)
+
+
+def analyze(settings: AnalysisSettings) -> Analysis:
+    """Embed the test records with each model, write numbers, data and pictures.
+
+    Returns:
+        What was written to ``settings.output_dir``.
+
+    Raises:
+        UserError: a file, a model or a setting is wrong.
+    """
+    check_folder(settings.output_dir, settings.overwrite)
+    records = read_records(settings.test_file)
+    chosen = _sample(len(records), settings)
+    read = fingerprint(settings.test_file)
+    verdicts = [read_verdicts(file, settings.score, read, chosen) for file in settings.predictions]
+    if settings.t_sne_type == "paraphrase":
+        for index in chosen:
+            group_of(records[index])
+    configs = choose_configs(settings)
+    models, points = [], []
+    for place, (path, name) in enumerate(zip(settings.model_paths, model_names(settings), strict=True)):
+        config = configs[place]
+        shown = records
+        prompt = None if settings.use_test_prompts else training_system_prompt(path)
+        if prompt is not None:
+            shown = with_system_prompt(records, prompt)
+        embeddings = _embed(path, [shown[index] for index in chosen], np.asarray(chosen), config, settings)
+        views = view_names(config.mode, config.reverse_pred)
+        some = choose_points(
+            embeddings,
+            settings.t_sne_type,
+            records,
+            views=views,
+            right=verdicts[place] if verdicts else None,
+            most=settings.max_points,
+            seed=settings.seed,
+        )
+        drawn = {each: project(each, some.vectors, settings.seed) for each in settings.projections}
+        planes = {each: plane for each, (plane, _) in drawn.items()}
+        captions = {each: caption for each, (_, caption) in drawn.items()}
+        arrays = {each: getattr(embeddings, each) for each in ("source", "target", "record", "pair")}
+        arrays["is_target"] = some.is_target
+        numbers = _numbers(embeddings, views, records, settings)
+        points.append(some)
+        models.append(ModelAnalysis(name, path, views, config.to_dict(), numbers, captions, arrays, planes))
+    classes = choose_classes([label for some in points for label in some.labels], settings.t_sne_type)
+    models = [
+        replace(model, arrays=_with_classes(model, some, classes)) for model, some in zip(models, points, strict=True)
+    ]
+    described = {name: value for name, value in asdict(settings).items() if name not in ("output_dir", "overwrite")}
+    analysis = Analysis(
+        str(settings.test_file),
+        read,
+        {**described, "test_file": str(settings.test_file)},
+        tuple(classes),
+        tuple(models),
+    )
+    save(analysis, settings.output_dir)
+    write_figures(analysis, settings.output_dir)
+    return analysis
+
+
+def redraw(folder: str | os.PathLike[str], labels: Sequence[str] = ()) -> list[Path]:
+    """Draw the pictures of an analysis again, from the data that it kept.
+
+    Args:
+        folder: its output folder, whose pictures are replaced.
+        labels: other names for the models.
+
+    Returns:
+        The pictures.
+
+    Raises:
+        UserError: the folder holds no analysis, or the number of labels is wrong.
+    """
+    analysis = load(folder)
+    if labels:
+        if len(labels) != len(analysis.models):
+            raise UserError(f"--labels: expected {len(analysis.models)} names, got {len(labels)}")
+        _refuse_same(labels)
+        renamed = (replace(model, name=name) for model, name in zip(analysis.models, labels, strict=True))
+        analysis = replace(analysis, models=tuple(renamed))
+    return write_figures(analysis, folder)
+
+
+def _refuse_same(labels: Sequence[str]) -> None:
+    if len(set(labels)) < len(labels):
+        raise UserError("--labels: the names must be different")
+
+
+def notes(analysis: Analysis) -> list[str]:
+    """What a reader of the numbers must know, as sentences."""
+    found = [f"{model.name}: {note}" for model in analysis.models for note in model.numbers["notes"]]
+    first = analysis.models[0]
+    for model in analysis.models[1:]:
+        if not all(np.array_equal(model.arrays[name], first.arrays[name]) for name in ("record", "pair")):
+            found.append(
+                f"{first.name} and {model.name} were read on different pairs (their tokenizers leave out different "
+                "records); raise --max_length"
+            )
+    return found
+
+
+def _sample(count: int, settings: AnalysisSettings) -> list[int]:
+    """Indices of the records that are embedded, in file order."""
+    if settings.max_examples is None or settings.max_examples >= count:
+        return list(range(count))
+    drawn = np.random.default_rng(settings.seed).choice(count, settings.max_examples, replace=False)
+    return [int(index) for index in np.sort(drawn)]
+
+
+def model_names(settings: AnalysisSettings) -> list[str]:
+    """The labels, or the shortest ends of the paths that tell the models apart."""
+    if settings.labels:
+        return list(settings.labels)
+    paths = [Path(path).parts for path in settings.model_paths]
+    if len(set(paths)) < len(paths):
+        raise UserError("--model_path names a model twice; leave one out, or tell them apart by --labels")
+    for length in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(path[-length:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
+    """How the views are read from each model: all on the same pairs, each where it was trained to be read.
+
+    Raises:
+        UserError: the models were trained on different views or pairs, and no flag decides.
+    """
+    from stepjepa.similarity import reading_config, trained_objective
+
+    trained = [trained_objective(path) for path in settings.model_paths]
+    views = settings.views
+    if views is None:
+        modes = sorted({each["mode"] for each in trained if each is not None} - {"regular"})
+        if len(modes) > 1:
+            raise UserError(f"the models were trained on different views ({', '.join(modes)}); pass --views")
+        views = modes[0] if modes else "llm-jepa"
+    if settings.t_sne_type == "steps" and views != "step-jepa":
+        raise UserError(f"--t_sne_type steps colours the views of step-jepa, not of {views}; pass --views step-jepa")
+    known = [each for each in trained if each is not None]
+    changes: dict[str, Any] = {"predictors": 0, "front_pred": False} if settings.no_predictors else {}
+    for name in _COMMON:
+        asked = getattr(settings, name)
+        if asked is None and name == "pairs" and settings.t_sne_type == "steps":
+            asked = "all"
+        if asked is None:
+            same = [each for each in known if each["mode"] == views]
+            # Only who was trained on these views has had a choice of pairs and separators.
+            asked = _agreed(name, same or (known if name == "max_length" else []))
+        if asked is not None:
+            changes[name] = asked
+    return [replace(reading_config(each, views), **changes) for each in trained]
+
+
+def _agreed(name: str, trained: Sequence[Mapping[str, Any]]) -> Any:
+    """The value that all trained models share; None for no model."""
+    values = sorted({each[name] for each in trained})
+    if len(values) > 1:
+        raise UserError(f"the models were trained with different {name} ({', '.join(map(str, values))}); pass --{name}")
+    return values[0] if values else None
+
+
+def _embed(
+    path: str, records: list[Record], indices: np.ndarray, config: JepaConfig, settings: AnalysisSettings
+) -> ViewEmbeddings:
+    """The embeddings of one model, which is let go of again; records are counted as in the test file."""
+    from stepjepa.analysis.representations import Reading, embed_views
+    from stepjepa.model import load_for_inference
+
+    model, tokenizer = load_for_inference(path, dtype=settings.dtype, trust_remote_code=settings.trust_remote_code)
+    reading = Reading(settings.layer, settings.pooling)
+    embeddings = embed_views(model, tokenizer, records, config, reading, batch_size=settings.batch_size)
+    return replace(embeddings, record=indices[embeddings.record])
+
+
+def _numbers(
+    embeddings: ViewEmbeddings, views: tuple[str, str], records: Sequence[Record], settings: AnalysisSettings
+) -> dict[str, Any]:
+    from stepjepa.analysis.numbers import analyse
+
+    numbers = analyse(embeddings, seed=settings.seed)
+    if settings.t_sne_type == "paraphrase":
+        from stepjepa.tasks.paraphrase import within_and_between
+
+        texts = embeddings.target if views[1] == "text" else embeddings.source
+        numbers["groups"] = within_and_between(texts, [group_of(records[index]) for index in embeddings.record])
+    return numbers
+
+
+def _with_classes(model: ModelAnalysis, points: Points, classes: Sequence[str]) -> dict[str, Any]:
+    place = {label: number for number, label in enumerate(classes)}
+    return {**model.arrays, "classes": np.asarray([place.get(label, REST) for label in points.labels])}

@@ -1,0 +1,195 @@
+"""The numbers of an analysis against slow, obvious computations and against views whose relation is known."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepjepa.analysis import numbers
+from stepjepa.analysis.numbers import analyse, as_markdown, linear_map, singular_values
+from stepjepa.analysis.representations import ViewEmbeddings
+
+
+def views(source: Any, target: Any, record: Any = None) -> ViewEmbeddings:
+    count = len(source)
+    record = np.arange(count) if record is None else np.asarray(record)
+    return ViewEmbeddings(
+        np.asarray(source, np.float32), np.asarray(target, np.float32), record, np.ones(count, np.int64)
+    )
+
+
+def random_views(count: int, size: int, seed: int = 0, noise: float = 1.0) -> ViewEmbeddings:
+    """Targets that are a linear map of the sources, and some noise."""
+    generator = np.random.default_rng(seed)
+    source = generator.normal(size=(count, size))
+    return views(source, source @ generator.normal(size=(size, size)) + noise * generator.normal(size=(count, size)))
+
+
+def cosine(first: Any, second: Any) -> float:
+    dot = sum(float(a) * float(b) for a, b in zip(first, second, strict=True))
+    return dot / math.sqrt(sum(float(a) ** 2 for a in first) * sum(float(b) ** 2 for b in second))
+
+
+def test_cosines_are_those_of_a_slow_loop() -> None:
+    embeddings = random_views(13, 5)
+    numbers = analyse(embeddings)
+    table = [[cosine(a, b) for b in embeddings.target] for a in embeddings.source]
+    matched = [table[i][i] for i in range(13)]
+    shuffled = [table[i][j] for i, j in itertools.permutations(range(13), 2)]
+    for kind, values in (("matched", matched), ("shuffled", shuffled)):
+        assert numbers[kind]["n"] == len(values)
+        assert numbers[kind]["mean"] == pytest.approx(np.mean(values), abs=1e-6)
+        assert numbers[kind]["std"] == pytest.approx(np.std(values), abs=1e-6)
+        for share in (0.1, 0.2, 0.5, 0.8, 0.9):
+            assert numbers[kind]["quantiles"][str(share)] == pytest.approx(np.quantile(values, share), abs=1e-6)
+    nearest = [max(range(13), key=lambda j: row[j]) for row in table]
+    assert numbers["retrieval_top1"] == pytest.approx(np.mean([i == j for i, j in enumerate(nearest)]))
+    assert (numbers["pairs"], numbers["records"], numbers["dimensions"]) == (13, 13, 5)
+
+
+def test_of_many_pairs_the_mean_is_over_all_and_the_quantiles_over_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    embeddings = random_views(60, 5)
+    whole = analyse(embeddings)["shuffled"]
+    monkeypatch.setattr(numbers, "CROSSED", 20)
+    some, other = (analyse(embeddings, seed=seed)["shuffled"] for seed in (0, 1))
+    assert (whole["n"], some["n"]) == (60 * 59, 20 * 19)
+    assert some["mean"] == other["mean"] == whole["mean"]
+    assert some["quantiles"] != other["quantiles"]
+    assert some["quantiles"]["0.5"] == pytest.approx(whole["quantiles"]["0.5"], abs=0.15)
+
+
+@pytest.mark.parametrize(("count", "size"), [(40, 7), (5, 9)])
+def test_singular_values_are_roots_of_the_eigenvalues_of_the_gram_matrix(count: int, size: int) -> None:
+    embeddings = random_views(count, size)
+    numbers = analyse(embeddings)
+    raw = embeddings.source.astype(np.float64) - embeddings.target
+    first, second = (
+        matrix / np.sqrt((matrix.astype(np.float64) ** 2).sum(1))[:, None]
+        for matrix in (embeddings.source, embeddings.target)
+    )
+    for kind, matrix in (("difference", raw), ("unit_difference", first - second)):
+        expected = np.sqrt(np.maximum(np.linalg.eigvalsh(matrix.T @ matrix)[::-1], 0))[: min(count, size)]
+        assert numbers[kind]["values"] == pytest.approx(expected, rel=1e-4)
+        assert numbers[kind]["top"] == min(count, size)
+        assert numbers[kind]["top_mean"] == pytest.approx(expected.mean(), rel=1e-4)
+
+
+def test_only_the_largest_hundred_are_averaged() -> None:
+    found = singular_values(np.diag(np.arange(1.0, 131.0)))
+    assert (found["top"], len(found["values"]), found["values"][0]) == (100, 130, pytest.approx(130))
+    assert found["top_mean"] == pytest.approx(np.mean(np.arange(31, 131)))
+
+
+def test_a_linear_map_is_found() -> None:
+    numbers = linear_map(random_views(100, 6, noise=0.0))
+    assert numbers["error"] < 1e-3
+    assert numbers["relative"] < 1e-9
+    assert numbers["held_out"] < 1e-9
+    assert numbers["fitted_pairs"] == 50
+
+
+def test_the_error_of_the_map_is_that_of_the_normal_equations() -> None:
+    embeddings = random_views(50, 4, noise=2.0)
+    x, y = embeddings.source.astype(np.float64), embeddings.target.astype(np.float64)
+    numbers = linear_map(embeddings)
+    weights = np.linalg.inv(x.T @ x) @ x.T @ y
+    assert numbers["error"] == pytest.approx(np.linalg.norm(x @ weights - y), rel=1e-6)
+    with_one = np.column_stack([x, np.ones(50)])
+    weights = np.linalg.inv(with_one.T @ with_one) @ with_one.T @ y
+    missed = ((with_one @ weights - y) ** 2).sum() / ((y - y.mean(0)) ** 2).sum()
+    assert numbers["relative"] == pytest.approx(missed, rel=1e-6)
+    assert numbers["relative"] < numbers["held_out"] < 1
+
+
+def test_an_intercept_is_no_error() -> None:
+    embeddings = random_views(200, 4, noise=0.0)
+    moved = views(embeddings.source, embeddings.target + 50)
+    numbers = linear_map(moved)
+    assert numbers["error"] > 100
+    assert numbers["relative"] < 1e-6
+    assert numbers["held_out"] < 1e-6
+
+
+def test_unrelated_views_are_told_from_too_few_of_them() -> None:
+    generator = np.random.default_rng(3)
+    many, few = (views(*generator.normal(size=(2, count, 20))) for count in (2000, 18))
+    numbers = analyse(many)
+    assert numbers["linear_map"]["relative"] == pytest.approx(1 - 21 / 2000, abs=0.01)
+    assert numbers["linear_map"]["held_out"] == pytest.approx(1 + 20 / 1000, abs=0.02)
+    assert numbers["notes"] == []
+    numbers = analyse(few)
+    assert numbers["linear_map"]["error"] < 1e-3
+    assert numbers["linear_map"]["relative"] < 1e-9
+    assert numbers["linear_map"]["held_out"] > 1
+    assert [note.partition(":")[0] for note in numbers["notes"]] == [
+        "18 pairs in 20 dimensions",
+        "the held-out map was fitted on 9 pairs in 20 dimensions, too few to find a linear map that may be there; "
+        "take 80 pairs or more",
+    ]
+
+
+def test_pairs_of_one_record_are_never_on_both_sides() -> None:
+    # Every record has a target of its own, given away by the source to whoever has seen another pair of the record.
+    generator = np.random.default_rng(0)
+    records = np.repeat(np.arange(20), 10)
+    source = np.eye(20)[records] + 1e-3 * generator.normal(size=(200, 20))
+    target = generator.normal(size=(20, 20))[records]
+    assert linear_map(views(source, target))["held_out"] < 0.1  # as if each pair were a record of its own
+    assert linear_map(views(source, target, records))["held_out"] > 0.9
+    assert linear_map(views(source, target, records))["fitted_pairs"] == 100
+
+
+def test_what_can_not_be_measured_is_none() -> None:
+    numbers = analyse(views([[1.0, 2.0]], [[2.0, 1.0]]))
+    assert numbers["shuffled"] == {"n": 0}
+    assert numbers["matched"]["mean"] == pytest.approx(0.8)
+    assert numbers["linear_map"] == {
+        "error": pytest.approx(0, abs=1e-6),
+        "relative": None,
+        "held_out": None,
+        "fitted_pairs": 0,
+    }
+    assert "source_rank" not in numbers
+    same = analyse(views(np.random.default_rng(0).normal(size=(9, 2)), np.ones((9, 2))))
+    assert (same["linear_map"]["relative"], same["linear_map"]["held_out"]) == (None, None)
+    for column in (numbers, same):
+        assert "–" in as_markdown(["m"], [column])
+
+
+def test_rounding_is_no_direction() -> None:
+    # Two directions in a hundred dimensions, the others no more than rounding, which a map must not be fitted to.
+    generator = np.random.default_rng(0)
+    inner = generator.normal(size=(220, 2))
+    source = inner @ generator.normal(size=(2, 100)) + 1e-7 * generator.normal(size=(220, 100))
+    target = inner @ generator.normal(size=(2, 100)) + generator.normal(size=(220, 100))
+    numbers = linear_map(views(source, target))
+    assert numbers["relative"] == pytest.approx(1 / 3, abs=0.08)
+    assert numbers["held_out"] == pytest.approx(1 / 3, abs=0.08)
+    assert linear_map(views(np.ones((400, 3)), generator.normal(size=(400, 3))))["held_out"] == pytest.approx(1)
+
+
+def test_a_collapse_is_said() -> None:
+    generator = np.random.default_rng(0)
+    near = 1 + 1e-3 * generator.normal(size=(2, 400, 4))
+    numbers = analyse(views(*near))
+    assert numbers["notes"] == ["unrelated pairs are as alike as related ones: the embeddings are one direction"]
+    assert numbers["source_rank"] < 1.1
+
+
+def test_table_has_a_column_for_each_model() -> None:
+    numbers = [analyse(random_views(30, 4, seed)) for seed in (0, 1)]
+    lines = as_markdown(["first", "second model"], numbers).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0] == ["", "first", "second model"]
+    assert len({len(line) for line in lines}) == 1
+    assert {len(row) for row in cells} == {3}
+    table = {row[0]: row[1:] for row in cells}
+    assert table["pairs"] == ["30", "30"]
+    assert table["cosine, matched"] == [f"{each['matched']['mean']:.3f}" for each in numbers]
+    assert table["share of the spread of Y that it misses"] == [f"{n['linear_map']['relative']:.3f}" for n in numbers]
+    grouped = [{**each, "groups": {"within": 0.5, "between": None, "groups": 1200}} for each in numbers]
+    text = as_markdown(["a", "b"], grouped)
+    assert "| cosine within groups (1,200 groups) " in text
+    assert "cosine within" not in "\n".join(lines)

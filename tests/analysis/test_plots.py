@@ -1,0 +1,332 @@
+"""The pictures show what the data holds and say what they show; the folder keeps all that they are drawn from."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgba
+
+from stepjepa.analysis.files import DATA_FILE, JSON_FILE, REST, Analysis, ModelAnalysis, check_folder, load, save
+from stepjepa.analysis.plots import PALETTE, REST_COLOUR, draw_projection, draw_singular_values, write_figures
+from stepjepa.errors import UserError
+
+PAIRS = 20
+
+
+def make_model(name: str, classes: Any, both: bool, seed: int = 0, **numbers: Any) -> ModelAnalysis:
+    generator = np.random.default_rng(seed)
+    count = len(classes)
+    values = np.sort(generator.uniform(1, 50, 6))[::-1].tolist()
+    return ModelAnalysis(
+        name,
+        f"/runs/{name}",
+        ("text", "code"),
+        {"mode": "llm-jepa", "predictors": 1},
+        {
+            "pairs": PAIRS,
+            "dimensions": 6,
+            "matched": {"n": PAIRS, "mean": 0.75},
+            "shuffled": {"n": 380, "mean": 0.125},
+            "difference": {"values": values, "top": 6, "top_mean": float(np.mean(values))},
+            "unit_difference": {"values": [1.0, 1e-9], "top": 2, "top_mean": 0.5},
+            **numbers,
+        },
+        {"pca": {"variance": [0.5, 0.25]}, "tsne": {"perplexity": 13 / 3}},
+        {
+            "source": generator.normal(size=(PAIRS, 6)).astype(np.float32),
+            "target": generator.normal(size=(PAIRS, 6)).astype(np.float32),
+            "record": np.arange(PAIRS),
+            "pair": np.ones(PAIRS, np.int64),
+            "is_target": np.arange(count) >= (count // 2 if both else count),
+            "classes": np.asarray(classes),
+        },
+        {name: generator.normal(size=(count, 2)) for name in ("pca", "tsne")},
+    )
+
+
+def make_analysis(kind: str = "in_n_out", names: tuple[str, ...] = ("regular", "llm-jepa"), **changes: Any) -> Analysis:
+    both = kind in ("in_n_out", "steps")
+    classes = {
+        "in_n_out": ([0] * PAIRS + [1] * PAIRS, ("text", "code")),
+        "paraphrase": ([REST, 0, 1, 2] * (PAIRS // 4), ("group a", "_group b", "group $c_2$ 日")),
+        "steps": ([0, 1] * (PAIRS // 2) + [1, REST] * (PAIRS // 2), ("step 1", "step 2")),
+        "answers": ([0, 1] * (PAIRS // 2), ("right", "wrong")),
+    }[kind]
+    settings = {"t_sne_type": kind, "layer": -1, "pooling": "last"}
+    models = tuple(make_model(name, classes[0], both, seed) for seed, name in enumerate(names))
+    return replace(Analysis("data/synth_test.jsonl", "f", settings, classes[1], models), **changes)
+
+
+def points_of(axes: Any) -> dict[tuple[float, float], tuple[Any, int]]:
+    """Colour and collection of every point that is drawn."""
+    return {
+        (float(x), float(y)): (tuple(np.round(colour[:3], 4)), number)
+        for number, collection in enumerate(axes.collections)
+        for (x, y), colour in zip(collection.get_offsets(), collection.get_facecolors(), strict=True)
+    }
+
+
+@pytest.mark.parametrize("kind", ["in_n_out", "paraphrase", "steps", "answers"])
+def test_every_point_is_drawn_in_the_colour_that_the_legend_gives_its_label(kind: str) -> None:
+    analysis = make_analysis(kind)
+    figure = draw_projection(analysis)
+    (legend,) = figure.legends
+    texts = [text.get_text().strip() for text in legend.get_texts()]
+    shown = {
+        text: tuple(np.round(to_rgba(handle.get_color())[:3], 4))
+        for text, handle in zip(texts, legend.legend_handles, strict=True)
+    }
+    rest = tuple(np.round(to_rgba(REST_COLOUR)[:3], 4))
+    assert len(figure.axes) == 4
+    for row, name in enumerate(("pca", "tsne")):
+        for column, model in enumerate(analysis.models):
+            drawn = points_of(figure.axes[2 * row + column])
+            plane = model.planes[name]
+            assert len(drawn) == len(plane) == len(model.arrays["classes"])
+            for point, of_class, target in zip(
+                plane.tolist(), model.arrays["classes"], model.arrays["is_target"], strict=True
+            ):
+                colour, collection = drawn[point[0], point[1]]
+                label = "the rest" if of_class == REST else analysis.classes[of_class]
+                wanted = (
+                    rest
+                    if of_class == REST
+                    else shown[f"Enc({label})" if kind == "in_n_out" else label.replace("日", "▯")]
+                )
+                assert colour == wanted
+                assert collection == int(target)
+    extra = {"steps": ["later steps", "read as source", "read as target"], "paraphrase": ["all others"]}
+    assert len(texts) == len(analysis.classes) + len(extra.get(kind, []))
+    assert texts[len(analysis.classes) :] == extra.get(kind, [])
+    assert len(set(shown.values())) >= len(analysis.classes)
+
+
+def test_titles_say_what_is_shown() -> None:
+    figure = draw_projection(make_analysis())
+    assert (
+        figure.get_suptitle() == "Enc(text) and Enc(code) of synth_test.jsonl, coloured by view\nlast layer, last token"
+    )
+    first, second, *below = figure.axes
+    assert first.get_title() == "regular\n20 pairs\ncosine matched 0.750, shuffled 0.125"
+    assert second.get_title().startswith("llm-jepa\n")
+    assert (first.get_xlabel(), first.get_ylabel()) == ("PC 1 (50.0% of variance)", "PC 2 (25.0% of variance)")
+    assert (below[0].get_xlabel(), below[0].get_ylabel()) == ("t-SNE 1 (perplexity 4.33)", "t-SNE 2")
+    assert not list(below[0].get_xticks())
+    alone = make_analysis("answers", ("one",), settings={"t_sne_type": "answers", "layer": 2, "pooling": "mean"})
+    figure = draw_projection(alone)
+    assert figure.get_suptitle() == (
+        "Enc(text) of synth_test.jsonl, coloured by whether the model's own answer is right\nlayer 2, mean of tokens\n"
+        "one · 20 pairs · cosine matched 0.750, shuffled 0.125"
+    )
+    assert [axes.get_xlabel()[:4] for axes in figure.axes] == ["PC 1", "t-SN"]
+    assert draw_projection(make_analysis("steps")).get_suptitle().startswith("Enc(text) and Enc(code)")
+
+
+def test_long_titles_stay_inside_the_picture() -> None:
+    words = " ".join(["long"] * 40)
+    analysis = make_analysis(names=(f"a {words}", f"b {words}"), test_file=f"{words}.jsonl")
+    alone = replace(analysis, models=analysis.models[:1])
+    for figure in (draw_projection(analysis), draw_projection(alone), draw_singular_values(analysis)):
+        figure.draw_without_rendering()
+        assert figure._suptitle is not None  # type: ignore[attr-defined]
+        extent = figure._suptitle.get_window_extent()  # type: ignore[attr-defined]
+        assert extent.x0 >= 0
+        assert extent.x1 <= figure.bbox.width
+    figure = draw_projection(analysis)
+    figure.draw_without_rendering()
+    first, second = (axes.title.get_window_extent() for axes in figure.axes[:2])
+    assert first.x1 <= second.x0
+
+
+def test_the_legend_of_singular_values_hides_no_line() -> None:
+    figure = draw_singular_values(make_analysis(names=tuple(f"{name} with a long name" for name in "abcde")))
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        assert legend is not None
+        assert legend.get_window_extent().y1 <= axes.bbox.y0
+        assert all(float(tick).is_integer() for tick in axes.get_xticks())
+
+
+def test_different_dimensions_are_all_named() -> None:
+    one, other = make_analysis().models
+    other = replace(other, numbers={**other.numbers, "dimensions": 4, "pairs": 1})
+    title = draw_singular_values(make_analysis(models=(one, other))).get_suptitle()
+    assert "1 or 20 pairs in 4 or 6 dimensions" in title
+    assert "1 pair in 4 dimensions" in draw_singular_values(make_analysis(models=(other,))).get_suptitle()
+
+
+def test_answers_that_begin_alike_stay_apart_in_the_legend() -> None:
+    analysis = make_analysis("answers", settings={"t_sne_type": "rotten_tomatoes", "layer": -1, "pooling": "last"})
+    (legend,) = draw_projection(replace(analysis, classes=("x" * 40, "x" * 50))).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["x" * 23 + "…", "x" * 23 + "… (2)"]
+
+
+def test_a_view_keeps_its_mark_where_a_model_was_trained_the_other_way_round() -> None:
+    one, other = make_analysis().models
+    # Of the other model the code is read first, as the source.
+    arrays = {**other.arrays, "classes": 1 - other.arrays["classes"]}
+    other = replace(other, views=("code", "text"), arrays=arrays)
+    figure = draw_projection(make_analysis(models=(one, other)))
+    shapes = [
+        {tuple(np.round(part.get_facecolors()[0], 3)): len(part.get_paths()[0].vertices) for part in axes.collections}
+        for axes in figure.axes[:2]
+    ]
+    assert shapes[0] == shapes[1]
+    assert len(set(shapes[0].values())) == 2
+
+
+def test_a_sample_is_called_one() -> None:
+    model = make_model("a", [0] * 5 + [1] * 5, both=True)
+    figure = draw_projection(make_analysis(models=(model, model)))
+    assert "20 pairs (5 drawn)" in figure.axes[0].get_title()
+
+
+def test_one_point_is_said_to_be_one() -> None:
+    model = make_analysis().models[0]
+    model = replace(model, planes={"pca": np.zeros((40, 2))}, captions={"pca": {}})
+    figure = draw_projection(make_analysis(models=(model,)))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["all points are one point"]
+    assert figure.axes[0].get_xlabel() == "PC 1"
+
+
+def test_singular_values_are_drawn_down_to_rounding() -> None:
+    analysis = make_analysis()
+    figure = draw_singular_values(analysis)
+    for axes, kind, count in zip(figure.axes, ("difference", "unit_difference"), (6, 1), strict=True):
+        assert axes.get_yscale() == "log"
+        for line, model in zip(axes.lines, analysis.models, strict=True):
+            assert line.get_ydata().tolist() == model.numbers[kind]["values"][:count]
+            assert line.get_xdata().tolist() == list(range(1, count + 1))
+            assert line.get_label().startswith(f"{model.name} (mean of the {model.numbers[kind]['top']} largest: ")
+        assert len({line.get_color() for line in axes.lines}) == 2
+        assert axes.get_xlabel()
+        assert axes.get_ylabel()
+    assert figure.axes[0].get_title() == "Enc(text) - Enc(code)"
+    assert "20 pairs in 6 dimensions, last layer, last token" in figure.get_suptitle()
+
+
+def test_no_difference_at_all_is_said() -> None:
+    model = make_analysis().models[0]
+    zero = {"values": [0.0, 0.0], "top": 2, "top_mean": 0.0}
+    model = replace(model, numbers={**model.numbers, "difference": zero, "unit_difference": zero})
+    figure = draw_singular_values(make_analysis(models=(model,)))
+    assert [axes.texts[0].get_text() for axes in figure.axes] == ["all differences are zero"] * 2
+
+
+def test_files_are_whole_and_the_same_for_the_same_data(tmp_path: Path) -> None:
+    # Names that a font lacks, that Matplotlib would read as formulas, that would drop out of a legend.
+    analysis = make_analysis("paraphrase", ("_run", "日本 $x_1$", *map(str, range(7))), test_file="数据.jsonl")
+    files = write_figures(analysis, tmp_path)
+    assert [file.name for file in files] == [
+        "projection.png",
+        "projection.svg",
+        "singular_values.png",
+        "singular_values.svg",
+    ]
+    before = [file.read_bytes() for file in files]
+    assert before[0].startswith(b"\x89PNG")
+    assert ElementTree.fromstring(before[1]).tag.endswith("svg")
+    write_figures(analysis, tmp_path)
+    assert [file.read_bytes() for file in files] == before
+    assert len(list(tmp_path.iterdir())) == 4
+    axes = draw_singular_values(analysis).axes[0]
+    (legend,) = [axes.get_legend()]
+    assert len(legend.get_texts()) == 9
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 9
+    assert legend.get_texts()[1].get_text().startswith("▯▯ $x_1$ (mean")
+
+
+def test_the_palette_is_told_apart_by_the_colour_blind() -> None:
+    """Through the usual linear model of missing red or green receptors."""
+    rgb = np.asarray([to_rgba(colour)[:3] for colour in PALETTE]) ** 2.2
+    to_lms = np.asarray([[17.8824, 43.5161, 4.11935], [3.45565, 27.1554, 3.86714], [0.0299566, 0.184309, 1.46709]])
+    seen = {
+        "protan": [[0, 2.02344, -2.52581], [0, 1, 0], [0, 0, 1]],
+        "deutan": [[1, 0, 0], [0.494207, 0, 1.24827], [0, 0, 1]],
+    }
+    for matrix in seen.values():
+        simulated = rgb @ (np.linalg.inv(to_lms) @ np.asarray(matrix) @ to_lms).T
+        simulated = np.clip(simulated, 0, 1) ** (1 / 2.2)
+        distance = np.linalg.norm(simulated[:, None] - simulated[None], axis=2) + 9 * np.eye(len(PALETTE))
+        assert distance.min() > 0.1
+
+
+def test_what_is_kept_is_what_was_drawn(tmp_path: Path) -> None:
+    analysis = make_analysis("steps")
+    save(analysis, tmp_path)
+    found = load(tmp_path)
+    assert found.classes == analysis.classes
+    assert (found.test_file, found.settings) == (analysis.test_file, analysis.settings)
+    for kept, model in zip(found.models, analysis.models, strict=True):
+        assert (kept.name, kept.views, kept.numbers, kept.captions) == (
+            model.name,
+            model.views,
+            model.numbers,
+            model.captions,
+        )
+        for name, array in {**model.arrays, **model.planes}.items():
+            other = {**kept.arrays, **kept.planes}[name]
+            assert other.dtype == array.dtype
+            assert np.array_equal(other, array)
+    write_figures(analysis, tmp_path / "one")
+    write_figures(found, tmp_path / "two")
+    for file in (tmp_path / "one").iterdir():
+        assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
+
+
+def test_a_folder_that_holds_no_whole_analysis_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no analysis"):
+        load(tmp_path)
+    save(make_analysis(), tmp_path)
+    described = json.loads((tmp_path / JSON_FILE).read_text())
+    # Cut short between the two files, by a kill while an earlier analysis was replaced.
+    kept = (tmp_path / JSON_FILE).read_bytes()
+    save(make_analysis("steps"), tmp_path)
+    (tmp_path / JSON_FILE).write_bytes(kept)
+    with pytest.raises(UserError, match=r"not the data that analysis\.json was written with"):
+        load(tmp_path)
+    save(make_analysis(), tmp_path)
+    for changed, message in (({"version": 0}, "version 0"), ({"classes": None}, "can't be read as an analysis")):
+        (tmp_path / JSON_FILE).write_text(json.dumps({**described, **changed}))
+        with pytest.raises(UserError, match=message):
+            load(tmp_path)
+    (tmp_path / JSON_FILE).write_text("{")
+    with pytest.raises(UserError, match="can't be read"):
+        load(tmp_path)
+    (tmp_path / DATA_FILE).unlink()
+    with pytest.raises(UserError, match="no such data file"):
+        load(tmp_path)
+
+
+def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
+    check_folder(tmp_path / "new", overwrite=False)
+    (tmp_path / "notes.txt").write_text("mine")
+    check_folder(tmp_path, overwrite=False)
+    (tmp_path / "projection.svg").write_text("an earlier picture")
+    with pytest.raises(UserError, match=r"projection.svg: is there already; name another --output_dir"):
+        check_folder(tmp_path, overwrite=False)
+    check_folder(tmp_path, overwrite=True)
+    for below in ("notes.txt", "notes.txt/new/deep"):
+        with pytest.raises(UserError, match=r"notes\.txt: is a file where a folder is needed"):
+            check_folder(tmp_path / below, overwrite=True)
+
+
+def test_a_folder_that_can_not_be_written_is_refused_at_once(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    for folder in (tmp_path, tmp_path / "new" / "deep"):
+        with pytest.raises(UserError, match="can't be written to; name another --output_dir"):
+            check_folder(folder, overwrite=True)
+
+
+def test_no_picture_outlives_its_data(tmp_path: Path) -> None:
+    save(make_analysis(), tmp_path)
+    write_figures(make_analysis(), tmp_path)
+    save(make_analysis("steps"), tmp_path)
+    # A kill at this moment leaves nothing that shows other data.
+    assert sorted(file.name for file in tmp_path.iterdir()) == [JSON_FILE, DATA_FILE]

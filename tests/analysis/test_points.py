@@ -1,0 +1,154 @@
+"""Which points are drawn, what colours them, and which answers were right."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tiny
+from stepjepa.analysis.points import (
+    MOST_CLASSES,
+    Points,
+    choose_classes,
+    choose_points,
+    read_verdicts,
+    view_names,
+)
+from stepjepa.analysis.representations import ViewEmbeddings
+from stepjepa.errors import UserError
+from stepjepa.files import write_json, write_jsonl
+
+# Three pairs of record 1, one of record 0 and one of record 2; the numbers in the vectors say which is which.
+RECORD = np.asarray([0, 1, 1, 1, 2])
+PAIR = np.asarray([1, 1, 2, 3, 1])
+EMBEDDINGS = ViewEmbeddings(
+    (10 * RECORD + PAIR)[:, None].astype(np.float32), -(10 * RECORD + PAIR)[:, None].astype(np.float32), RECORD, PAIR
+)
+RECORDS = [
+    tiny.make_record("", "q", answer, group=group)
+    for answer, group in (("Good", 3), (" Bad\nfilm ", "b"), ("x" * 50, 3))
+]
+
+
+def points(colouring: str, views: tuple[str, str] = ("text", "code"), **options: Any) -> Points:
+    return choose_points(EMBEDDINGS, colouring, RECORDS, views=views, **options)
+
+
+def drawn(found: Points) -> list[tuple[float, str]]:
+    return [(float(vector[0]), label) for vector, label in zip(found.vectors, found.labels, strict=True)]
+
+
+def test_views_are_both_drawn() -> None:
+    found = points("in_n_out")
+    sources = [(value, "text") for value in (1, 11, 12, 13, 21)]
+    assert drawn(found) == sources + [(-value, "code") for value, _ in sources]
+    assert found.is_target.tolist() == [False] * 5 + [True] * 5
+    assert drawn(points("in_n_out", ("code", "text")))[0] == (1, "code")
+
+
+def test_labels_of_the_record_colour_the_text_alone() -> None:
+    # Whole: answers that only begin alike are different ones.
+    long = "x" * 50
+    answers = [(1, "Good"), (11, "Bad film"), (12, "Bad film"), (13, "Bad film"), (21, long)]
+    assert drawn(points("rotten_tomatoes")) == answers
+    groups = [(1, "group 3"), (11, "group b"), (12, "group b"), (13, "group b"), (21, "group 3")]
+    assert drawn(points("paraphrase")) == groups
+    right = {0: True, 1: False, 2: True}
+    assert [label for _, label in drawn(points("answers", right=right))] == ["right", *["wrong"] * 3, "right"]
+    # Where the code predicts the text, the text is the target.
+    reverse = points("rotten_tomatoes", view_names("llm-jepa", True))
+    assert drawn(reverse) == [(-value, label) for value, label in answers]
+    assert reverse.is_target.all()
+
+
+def test_a_target_is_the_step_after_its_source() -> None:
+    steps = dict(drawn(points("steps", view_names("step-jepa", False))))
+    assert (steps[11], steps[12], steps[-11], steps[-12], steps[-13]) == (
+        "step 1",
+        "step 2",
+        "step 2",
+        "step 3",
+        "step 4",
+    )
+    steps = dict(drawn(points("steps", view_names("step-jepa", True))))
+    assert (steps[11], steps[12], steps[-11], steps[-12]) == ("step 2", "step 3", "step 1", "step 2")
+
+
+def test_a_sample_of_pairs_keeps_them_together() -> None:
+    found = points("in_n_out", most=2, seed=1)
+    assert len(found.labels) == 4
+    assert (found.vectors[:2] == -found.vectors[2:]).all()
+    assert drawn(points("in_n_out", most=2, seed=1)) == drawn(found)
+    assert {tuple(drawn(points("in_n_out", most=2, seed=seed))) != tuple(drawn(found)) for seed in range(9)} == {
+        True,
+        False,
+    }
+
+
+@pytest.mark.parametrize("group", [None, True, [1], {"a": 1}])
+def test_a_record_without_a_group_is_named(group: Any) -> None:
+    records = [*RECORDS[:2], tiny.make_record("", "q", "a", line=7, **({} if group is None else {"group": group}))]
+    with pytest.raises(UserError, match=r"memory.jsonl:7: no field 'group'.*prepare paraphrase"):
+        choose_points(EMBEDDINGS, "paraphrase", records, views=("text", "code"))
+
+
+def test_the_largest_classes_have_a_colour() -> None:
+    labels = [f"group {letter}" for number, letter in enumerate("ihgfedcba") for _ in range(9 - number)]
+    assert choose_classes(labels, "paraphrase") == [f"group {letter}" for letter in "cdefghi"]
+    assert len(choose_classes(labels, "paraphrase")) == MOST_CLASSES
+    numbered = [f"group {number}" for number in (10, 2, 1, 11)]
+    assert choose_classes(numbered, "paraphrase") == [f"group {number}" for number in (1, 2, 10, 11)]
+    assert choose_classes(["Good", "Bad", "Good"], "rotten_tomatoes") == ["Bad", "Good"]
+    assert choose_classes(["text", "code"], "in_n_out") == ["text", "code"]
+    # Also where all are wrong, wrong has its own colour.
+    assert choose_classes(["wrong"], "answers") == ["right", "wrong"]
+    steps = [f"step {number}" for number in (10, 9, 2, 1, 3, 4, 5, 6, 7) for _ in range(number)]
+    assert choose_classes(steps, "steps") == [f"step {number}" for number in range(1, 8)]
+
+
+def test_view_names() -> None:
+    assert view_names("llm-jepa", False) == ("text", "code")
+    assert view_names("llm-jepa", True) == ("code", "text")
+    assert view_names("step-jepa", False) == ("step", "next step")
+
+
+@pytest.fixture
+def predictions(tmp_path: Path) -> Path:
+    path = tmp_path / "answers.jsonl"
+    shares = [(True, 0.0), (False, 0.25), (True, 0.5), (False, 0.75)]
+    write_jsonl(path, ({"index": i, "scores": {"exact": a, "share": b}} for i, (a, b) in enumerate(shares)))
+    return path
+
+
+def test_verdicts_by_name_or_headline(predictions: Path) -> None:
+    assert read_verdicts(predictions, "exact", "x", [0, 1, 3]) == {0: True, 1: False, 3: False}
+    assert read_verdicts(predictions, "share", "x", [1, 2, 3]) == {1: False, 2: False, 3: True}
+    with pytest.raises(UserError, match=r"no answers.summary.json that names the score that counts; pass --score"):
+        read_verdicts(predictions, None, "x", [0])
+    write_json(predictions.with_suffix(".summary.json"), {"headline": "exact", "test_fingerprint": "x"})
+    assert read_verdicts(predictions, None, "x", [0, 1]) == {0: True, 1: False}
+    with pytest.raises(UserError, match="answers to another test file"):
+        read_verdicts(predictions, None, "y", [0])
+    for broken, message in (("{", "not valid JSON"), ("[]", "no summary of 'stepjepa evaluate'")):
+        predictions.with_suffix(".summary.json").write_text(broken)
+        with pytest.raises(UserError, match=rf"answers.summary.json: {message}"):
+            read_verdicts(predictions, "exact", "x", [0])
+
+
+@pytest.mark.parametrize(
+    ("line", "needed", "message"),
+    [
+        ({"index": 4, "scores": {"share": 1.0}}, [0], r"answers.jsonl:5: no score 'exact'; .* one of share"),
+        ({"scores": {"exact": 1.0}}, [0], r"answers.jsonl:5: expected 'index' and 'scores'"),
+        ({"index": 4, "scores": 1.0}, [0], r"answers.jsonl:5: expected 'index' and 'scores'"),
+        ({"index": 4, "scores": {"exact": None}}, [0], r"answers.jsonl:5: the score 'exact' is NoneType"),
+        ({"index": 7, "scores": {"exact": True}}, [0, 4, 5], r"no line with index 4, nor for 1 other records"),
+    ],
+)
+def test_what_is_no_file_of_answers(line: Any, needed: list[int], message: str, predictions: Path) -> None:
+    with predictions.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(line) + "\n")
+    with pytest.raises(UserError, match=message):
+        read_verdicts(predictions, "exact", "x", needed)

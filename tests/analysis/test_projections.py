@@ -1,0 +1,99 @@
+"""From many dimensions to two."""
+
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.decomposition import PCA
+
+from stepjepa.analysis.projections import check_projections, project
+from stepjepa.errors import UserError
+
+
+def clusters(count: int = 30, size: int = 11) -> tuple[np.ndarray, np.ndarray]:
+    """Three far groups of points, and which point is in which."""
+    generator = np.random.default_rng(0)
+    label = np.arange(3 * count) % 3
+    centres = 30 * generator.normal(size=(3, size))
+    return (centres[label] + generator.normal(size=(3 * count, size))).astype(np.float32), label
+
+
+@pytest.mark.parametrize("shape", [(40, 7), (5, 9), (2, 3), (6, 2)])
+def test_pca_is_that_of_scikit_learn_but_for_signs(shape: tuple[int, int]) -> None:
+    vectors = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    plane, caption = project("pca", vectors, 0)
+    slow = PCA(n_components=2)
+    expected = slow.fit_transform(vectors.astype(np.float64))
+    assert np.abs(plane) == pytest.approx(np.abs(expected), abs=1e-6)
+    assert caption["variance"] == pytest.approx(slow.explained_variance_ratio_, abs=1e-6)
+    # Mirrored data gives the mirrored picture, the same data the same.
+    assert np.array_equal(project("pca", vectors, 5)[0], plane)
+
+
+def test_one_dimension_is_a_line() -> None:
+    plane, caption = project("pca", np.arange(5, dtype=np.float32)[:, None], 0)
+    assert np.ptp(plane, axis=0) == pytest.approx([4, 0])
+    assert caption["variance"] == [1, 0]
+
+
+@pytest.mark.parametrize("name", ["pca", "tsne"])
+def test_groups_stay_together(name: str) -> None:
+    vectors, label = clusters()
+    plane, _ = project(name, vectors, 3)
+    assert plane.shape == (90, 2)
+    distances = np.linalg.norm(plane[:, None] - plane[None], axis=2) + 1e9 * np.eye(90)
+    assert (label[distances.argmin(1)] == label).all()
+
+
+def test_tsne_depends_on_the_seed_alone() -> None:
+    vectors, _ = clusters(10)
+    first, caption = project("tsne", vectors, 3)
+    assert np.array_equal(first, project("tsne", vectors, 3)[0])
+    assert caption == {"perplexity": 29 / 3}
+    assert project("tsne", clusters(40)[0], 3)[1] == {"perplexity": 30}
+    few, caption = project("tsne", vectors[:4], 3)
+    assert np.isfinite(few).all()
+    assert caption == {"perplexity": 1}
+
+
+@pytest.mark.parametrize("name", ["pca", "tsne"])
+def test_rounding_is_not_blown_up_to_a_picture(name: str) -> None:
+    generator = np.random.default_rng(0)
+    vectors = (7 + 1e-6 * generator.normal(size=(50, 8))).astype(np.float32)
+    plane, caption = project(name, vectors, 0)
+    assert not plane.any()
+    assert caption == {}
+    # A collapse that is more than rounding is drawn as it is.
+    assert project(name, (7 + 1e-2 * generator.normal(size=(50, 8))).astype(np.float32), 0)[0].any()
+
+
+@pytest.mark.parametrize(("name", "count"), [("pca", 1), ("tsne", 3), ("umap", 4)])
+def test_too_few_points(name: str, count: int) -> None:
+    with pytest.raises(UserError, match=f"{name} needs {count + 1} points or more, and there are {count}; take more"):
+        project(name, np.eye(5, dtype=np.float32)[:count], 0)
+
+
+def test_umap_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fake:
+        def __init__(self, n_components: int, n_neighbors: int, random_state: int) -> None:
+            self.given = (n_components, n_neighbors, random_state)
+
+        def fit_transform(self, vectors: np.ndarray) -> Any:
+            assert self.given == (2, 15, 4)
+            return vectors[:, :2].astype(np.float32)
+
+    vectors, _ = clusters()
+    monkeypatch.setitem(sys.modules, "umap", types.SimpleNamespace(UMAP=Fake))
+    plane, caption = project("umap", vectors, 4)
+    assert np.array_equal(plane, vectors[:, :2])
+    assert caption == {"neighbours": 15}
+
+
+def test_umap_is_missed_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "umap", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    check_projections(["pca", "tsne"])
+    with pytest.raises(UserError, match="--projections umap needs umap-learn, which is not installed"):
+        check_projections(["pca", "umap"])

@@ -1,0 +1,244 @@
+"""Embeddings of views: where training reads them, and at any layer what separate plain passes give."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tiny
+from stepjepa.analysis.representations import Reading, ViewEmbeddings, embed_views
+from stepjepa.attention import enable_forest
+from stepjepa.collate import ForestCollator
+from stepjepa.config import JepaConfig
+from stepjepa.embeddings import forward
+from stepjepa.errors import UserError
+from stepjepa.predictors import predictor_ids
+from stepjepa.records import Record
+from stepjepa.segments import ForestBuilder
+
+STEPS = {"mode": "step-jepa", "pairs": "all"}
+
+
+def embed(model: Any, tokenizer: Any, config: JepaConfig, *reading: Any, batch_size: int = 16) -> ViewEmbeddings:
+    return embed_views(model, tokenizer, tiny.records(), config, Reading(*reading), batch_size=batch_size)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3_window", "mistral_window"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mode": "llm-jepa", "predictors": 2},
+        {"mode": "llm-jepa", "layout": "branched", "predictors": 1},
+        {**STEPS, "predictors": 3},
+        {**STEPS, "predictors": 0},
+    ],
+)
+def test_the_default_reading_is_that_of_training(
+    architecture: str, settings: dict[str, Any], tiny_model: Any, trained_tokenizer: Any
+) -> None:
+    config = JepaConfig(**settings)
+    found = embed(tiny_model(architecture), trained_tokenizer, config)
+    model = tiny_model(architecture)
+    forests = ForestBuilder(trained_tokenizer, config).build(tiny.records())
+    enable_forest(model)
+    with torch.no_grad():
+        outputs = forward(model, ForestCollator(0)(forests))
+    assert len(found) == len(outputs.source) > 2
+    tiny.assert_same(torch.from_numpy(found.source), outputs.source)
+    tiny.assert_same(torch.from_numpy(found.target), outputs.target)
+
+
+@pytest.mark.parametrize("architecture", tiny.RECURRENT)
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_models_that_need_rows_of_their_own_give_what_separate_passes_give(
+    architecture: str, pooling: str, tiny_model: Any, trained_tokenizer: Any
+) -> None:
+    compare_with_separate_passes(
+        tiny_model(architecture), trained_tokenizer, JepaConfig(**STEPS, predictors=2), (-1, pooling), 5e-5
+    )
+
+
+def character_tokens(offsets: list[tuple[int, int]], start: int, end: int) -> tuple[int, int]:
+    """First and one past the last of the tokens that begin inside a range of characters."""
+    inside = [index for index, (first, _) in enumerate(offsets) if start <= first < end]
+    return inside[0], inside[-1] + 1
+
+
+class Slow:
+    """One plain pass for each view, with every hidden state; views found by the characters of the rendered chat."""
+
+    def __init__(self, model: Any, tokenizer: Any, config: JepaConfig, layer: int, pooling: str) -> None:
+        self.model, self.tokenizer, self.config = model, tokenizer, config
+        self.layer, self.pooling = layer, pooling
+        assert config.predictors is not None
+        self.predictors = predictor_ids(tokenizer, config.predictors)
+
+    def tokens(self, chat: list[dict[str, str]]) -> tuple[str, list[int], list[tuple[int, int]]]:
+        text = self.tokenizer.apply_chat_template(chat, tokenize=False)
+        both = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return text, both["input_ids"], both["offset_mapping"]
+
+    def in_chat(self, record: Record, message: int, start: int, end: int, source: bool) -> np.ndarray:
+        """A part of a message, after all that precedes it in the chat."""
+        text, ids, offsets = self.tokens(list(record.messages))
+        content = text.rindex(record.messages[message]["content"])
+        first, last = character_tokens(offsets, content + start, content + end)
+        if not source:
+            return self.pool(ids[:last], first)
+        if self.config.front_pred:
+            return self.pool([*ids[:first], *self.predictors, *ids[first:last]], first)
+        return self.pool([*ids[:last], *self.predictors], first)
+
+    def alone(self, record: Record, message: int, start: int, end: int, source: bool) -> np.ndarray:
+        """A part of a message, the tokens it has in the chat, by itself."""
+        text, ids, offsets = self.tokens(list(record.messages))
+        content = text.rindex(record.messages[message]["content"])
+        first, last = character_tokens(offsets, content + start, content + end)
+        return self.pool([*ids[first:last], *(self.predictors if source else [])], 0)
+
+    def message(self, role: str, content: str, source: bool) -> np.ndarray:
+        """A message by itself in the template."""
+        text, ids, offsets = self.tokens([{"role": role, "content": content}])
+        _, last = character_tokens(offsets, text.index(content), text.index(content) + len(content))
+        return self.pool([*ids[:last], *(self.predictors if source else [])], 0)
+
+    def pool(self, ids: list[int], first: int) -> np.ndarray:
+        with torch.no_grad():
+            states = self.model(input_ids=torch.tensor([ids]), output_hidden_states=True, use_cache=False).hidden_states
+        rows = states[self.layer][0].numpy()
+        return rows[-1] if self.pooling == "last" else rows[first:].mean(0)
+
+    def pairs(self, record: Record) -> list[tuple[np.ndarray, np.ndarray]]:
+        last, config = len(record.messages) - 1, self.config
+        if config.mode == "llm-jepa":
+            user, assistant = record.messages[-2]["content"], record.messages[-1]["content"]
+            if config.layout == "branched":
+                source = self.in_chat(record, last - 1, 0, len(user), source=True)
+            else:
+                source = self.message("user", user, source=True)
+            return [(source, self.message("assistant", assistant, source=False))]
+        places, beginning = [], 0
+        for step in record.answer.split("\n\n"):
+            end = min(beginning + len(step) + 2, len(record.answer))
+            places.append((beginning, end))
+            beginning = end
+        if config.reverse_pred:
+            return [
+                (self.alone(record, last, *later, source=True), self.in_chat(record, last, *earlier, source=False))
+                for earlier, later in pairwise(places)
+            ]
+        return [
+            (self.in_chat(record, last, *earlier, source=True), self.alone(record, last, *later, source=False))
+            for earlier, later in pairwise(places)
+        ]
+
+
+def compare_with_separate_passes(
+    model: Any, tokenizer: Any, config: JepaConfig, reading: tuple[int, str], tolerance: float = 2e-5
+) -> None:
+    slow = Slow(model, tokenizer, config, *reading)
+    expected = [pair for record in tiny.records() for pair in slow.pairs(record)]
+    found = embed(model, tokenizer, config, *reading)
+    assert len(found) == len(expected) > 2
+    for number, (source, target) in enumerate(expected):
+        tiny.assert_same(
+            torch.from_numpy(found.source[number]), torch.from_numpy(source), tolerance, f"source {number}"
+        )
+        tiny.assert_same(
+            torch.from_numpy(found.target[number]), torch.from_numpy(target), tolerance, f"target {number}"
+        )
+
+
+@pytest.mark.parametrize("reading", [(0, "last"), (1, "last"), (-2, "mean"), (-1, "mean"), (2, "last"), (-3, "mean")])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mode": "llm-jepa", "predictors": 2},
+        {"mode": "llm-jepa", "layout": "branched", "predictors": 1},
+        {"mode": "llm-jepa", "layout": "branched", "predictors": 2, "front_pred": True},
+        {**STEPS, "predictors": 2},
+        {**STEPS, "predictors": 0},
+        {**STEPS, "predictors": 1, "front_pred": True},
+        {**STEPS, "predictors": 1, "reverse_pred": True},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_any_layer_and_pooling_is_that_of_separate_passes(
+    settings: dict[str, Any], reading: tuple[int, str], tiny_model: Any, trained_tokenizer: Any
+) -> None:
+    compare_with_separate_passes(tiny_model("llama"), trained_tokenizer, JepaConfig(**settings), reading)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "qwen3", "gemma3_window"])
+def test_layers_of_other_architectures(architecture: str, tiny_model: Any, trained_tokenizer: Any) -> None:
+    config = JepaConfig(mode="llm-jepa", predictors=2)
+    for reading in ((0, "mean"), (1, "mean"), (-1, "mean")):
+        compare_with_separate_passes(tiny_model(architecture), trained_tokenizer, config, reading)
+
+
+def test_layers_and_poolings_are_told_apart(tiny_model: Any, trained_tokenizer: Any) -> None:
+    model, config = tiny_model("llama"), JepaConfig(mode="llm-jepa", predictors=2)
+    found = {
+        (layer, pooling): embed(model, trained_tokenizer, config, layer, pooling).source
+        for layer in (0, 1, 2)
+        for pooling in ("last", "mean")
+    }
+    assert np.array_equal(found[2, "last"], embed(model, trained_tokenizer, config).source)
+    values = list(found.values())
+    assert all(np.abs(a - b).max() > 1e-2 for i, a in enumerate(values) for b in values[:i])
+    # At the embedding layer the last predictor token is the same for every source.
+    assert np.ptp(found[0, "last"], axis=0).max() == 0
+
+
+def test_batches_make_no_difference(tiny_model: Any, trained_tokenizer: Any) -> None:
+    model, config = tiny_model("llama"), JepaConfig(**STEPS, predictors=2)
+    one, many = (embed(model, trained_tokenizer, config, -1, "mean", batch_size=size) for size in (1, 16))
+    tiny.assert_same(torch.from_numpy(one.source), torch.from_numpy(many.source))
+    assert one.record.tolist() == many.record.tolist() == [0, 0, 0, 1]
+    assert one.pair.tolist() == [1, 2, 3, 1]
+
+
+def test_records_without_embeddings_leave_the_others_where_they_are(tiny_model: Any, trained_tokenizer: Any) -> None:
+    model, config = tiny_model("llama"), JepaConfig(**STEPS, over_length="skip", max_length=80)
+    first, second, single = tiny.records()
+    long = tiny.make_record("Add.", "x " * 200, "a\n\nb", line=1)
+    # All of one line number: nothing but the order tells them apart.
+    records = [long, single, second, long, first, single]
+    found = embed_views(model, trained_tokenizer, records, config)
+    assert found.record.tolist() == [2, 4, 4, 4]
+    alone = embed_views(model, trained_tokenizer, [second], config)
+    tiny.assert_same(torch.from_numpy(found.source[:1]), torch.from_numpy(alone.source))
+
+
+def test_several_turns_are_several_pairs(tiny_model: Any, trained_tokenizer: Any) -> None:
+    record = tiny.make_record("Add.", "1+1", "It is 2", "And 2+2?", "It is 4")
+    for layout in ("separate", "branched"):
+        config = JepaConfig(mode="llm-jepa", layout=layout, pairs="all", predictors=1)  # type: ignore[arg-type]
+        found = embed_views(tiny_model("llama"), trained_tokenizer, [record], config, Reading(-1, "mean"))
+        assert found.pair.tolist() == [1, 2]
+        assert np.abs(found.source[0] - found.source[1]).max() > 1e-2
+
+
+def test_what_can_not_be_embedded(tiny_model: Any, trained_tokenizer: Any) -> None:
+    model, records = tiny_model("llama"), tiny.records()
+    config = JepaConfig(mode="llm-jepa", predictors=1)
+    for layer in (3, -4):
+        with pytest.raises(UserError, match=rf"--layer {layer}: the model has 2 layers; choose 0 .* to 2 .* -3 to -1"):
+            embed_views(model, trained_tokenizer, records, config, Reading(layer))
+    with pytest.raises(
+        UserError, match=r"memory.jsonl: none of the 1 records has a pair of step-jepa views; check step"
+    ):
+        embed_views(model, trained_tokenizer, records[2:], JepaConfig(**STEPS))
+    with pytest.raises(ValueError, match="pooling: expected last or mean, got 'cls'"):
+        Reading(-1, "cls")
+    for mode, layout in (("regular", None), ("step-jepa", "inplace")):
+        with pytest.raises(ValueError, match="expected views in branched or separate layout"):
+            embed_views(model, trained_tokenizer, records, JepaConfig(mode=mode, layout=layout))  # type: ignore[arg-type]
+    deep = JepaConfig(mode="llm-jepa", layout="branched", predictors=1, last_token=-12)
+    with pytest.raises(UserError, match="--pooling mean: the readout stands outside its view"):
+        embed_views(model, trained_tokenizer, [tiny.make_record("Add.", "3", "4" * 30)], deep, Reading(-1, "mean"))
+    model.get_input_embeddings().weight.data[:] = float("nan")
+    with pytest.raises(UserError, match=r"not finite.*--dtype float32"):
+        embed_views(model, trained_tokenizer, records, config)
