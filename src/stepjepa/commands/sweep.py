@@ -1,0 +1,234 @@
+"""``stepjepa sweep``: train and evaluate every combination of a grid."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from stepjepa.arguments import add_objective_group
+from stepjepa.cli import Parser, refuse_unknown
+from stepjepa.errors import UserError
+from stepjepa.files import existing_file
+
+if TYPE_CHECKING:
+    from stepjepa.experiments.grid import Flags, Grid, Trial
+    from stepjepa.experiments.sweep import Outcome
+    from stepjepa.experiments.sweep_folder import SweepFolder
+
+SUMMARY = "train and evaluate every combination of a grid, over several seeds"
+
+EPILOG = """\
+The file is YAML:
+
+  train: {train_file: train.jsonl, model_name: preset:tiny}   flags of 'stepjepa train' for all
+  evaluate: {test_file: test.jsonl}                           flags of 'stepjepa evaluate' for all
+  arms:                                                       what is compared; own flags win, null takes one away
+    regular: {regular: true}
+    step-jepa: {step_jepa: true, lbd: [0.1, 0.5], predictors: [1, 2]}   a list stands for each of its values
+  seeds: [82, 23, 37, 84, 4]
+  baseline: regular                                           always among the arms; added if it is this one
+
+Without a file, every other flag is one of train or evaluate, and several values of it make a grid:
+
+  stepjepa sweep --output_dir sweeps/a --train_file train.jsonl --test_file test.jsonl --model_name preset:tiny \\
+    --step_jepa --lbd 0.1 0.5 --predictors 0 1 2
+
+Each trial has a run folder, DIR/ARM_lbd0.5_predictors1/seed82, with a log beside it. Stop it at any moment and start it
+again: what is finished is skipped, what was interrupted goes on, what failed is kept until --retry_failed."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--config", metavar="FILE", help="YAML file with the grid")
+    parser.add_argument("--output_dir", required=True, metavar="DIR", help="folder of all run folders")
+    parser.add_argument("--seeds", type=int, nargs="+", metavar="N", help="instead of those of the file")
+    parser.add_argument("--jobs", type=int, metavar="N", help="trials at a time (1, or one for each GPU)")
+    parser.add_argument("--only", metavar="NAME,...", help="arms, combinations, trials or seeds: 'regular,82' is one")
+    parser.add_argument("--retry_failed", action="store_true", help="try those again that failed")
+    parser.add_argument("--dry_run", action="store_true", help="show what would be run, and write nothing")
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Ours to ``args``; without a file, the rest to ``args.flags``, by name."""
+    args, rest = parser.parse_known_args(arguments)
+    if args.config is not None and rest:
+        refuse_unknown(parser, rest)
+    if args.config is None and not rest:
+        parser.error("name a grid with --config, or the flags of train and evaluate")
+    args.flags = _flags(parser, rest)
+    return args
+
+
+def _flags(parser: argparse.ArgumentParser, rest: Sequence[str]) -> Flags:
+    """Flags of other commands: None of its values is True, several are a list."""
+    flags: dict[str, list[str]] = {}
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        if re.fullmatch(r"--[A-Za-z]\w*", name):
+            if name[2:] in flags:
+                parser.error(f"{name} is there twice; name it once, with all its values")
+            flags[name[2:]] = [value] if equals else []
+        elif flags:
+            flags[next(reversed(flags))].append(argument)
+        else:
+            refuse_unknown(parser, rest)
+    return {name: True if not values else values[0] if len(values) == 1 else values for name, values in flags.items()}
+
+
+class _Strict(Parser):
+    """A parser of another command, whose errors are for this one to report."""
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise UserError((message or "").partition("error: ")[2].strip() or "is no flag of a grid; leave it out")
+
+
+def _train_settings(arguments: list[str]) -> dict[str, Any]:
+    """What arguments of ``stepjepa train`` mean, however they were written.
+
+    Raises:
+        UserError: one is unknown or wrong, they contradict each other, or a file is missing.
+    """
+    from stepjepa.commands import train
+
+    parser = _Strict()
+    train.add_arguments(parser)
+    args = train.parse(parser, [*arguments, "--output_dir=."])
+    # What it notes is in the log of the trial too.
+    with contextlib.redirect_stderr(io.StringIO()):
+        config = train.check(args)
+    for name in ("train_file", "eval_file", "data_file", "chat_template"):
+        if getattr(args, name) is not None:
+            existing_file(getattr(args, name), f"--{name}")
+    objective = {action.dest for action in add_objective_group(argparse.ArgumentParser())._group_actions}
+    rest = {name: value for name, value in vars(args).items() if name not in objective}
+    return {**rest, "jepa": config.to_dict()}
+
+
+def _evaluate_settings(arguments: list[str]) -> dict[str, Any]:
+    """The same for ``stepjepa evaluate``."""
+    parser = _evaluate_parser()
+    args, unknown = parser.parse_known_args([*arguments, "--model_path=.", "--output_file=."])
+    if unknown:
+        refuse_unknown(parser, unknown)
+    existing_file(args.test_file, "--test_file")
+    return vars(args)
+
+
+def _evaluate_parser() -> argparse.ArgumentParser:
+    from stepjepa.commands import evaluate
+
+    parser = _Strict(allow_abbrev=False)
+    evaluate.add_arguments(parser)
+    return parser
+
+
+def _names(parser: argparse.ArgumentParser) -> set[str]:
+    return {option[2:] for action in parser._actions for option in action.option_strings}
+
+
+def _grid_of_flags(flags: Flags, seeds: Sequence[int] | None) -> Grid:
+    """A grid of two arms: what the flags say, and the baseline with as many of them as mean anything to it."""
+    from stepjepa.commands import train
+    from stepjepa.experiments.grid import BASELINE, make_grid
+
+    parser = _Strict()
+    train.add_arguments(parser)
+    evaluating = _names(_evaluate_parser()) - _names(parser)
+    grid: dict[str, Flags] = {"train": {}, "evaluate": {}}
+    name = "step-jepa" if "step_jepa" in flags else "llm-jepa"
+    own: Flags = {}
+    baseline: Flags = {"regular": True}
+    for flag, value in flags.items():
+        if flag in evaluating:
+            grid["evaluate"][flag] = value
+        elif not _changes_regular(flag, value):
+            own[flag] = value
+        elif isinstance(value, list):
+            own[flag] = baseline[flag] = value
+        else:
+            grid["train"][flag] = value
+    return make_grid({**grid, "arms": {BASELINE: baseline, name: own}}, seeds)
+
+
+def _changes_regular(flag: str, value: Any) -> bool:
+    """Whether plain fine-tuning can be told a flag, and is another with it."""
+    regular = ["--regular", "--model_name="]
+    plain = _train_settings(regular)
+    for choice in value if isinstance(value, list) else [value]:
+        try:
+            if _train_settings([*regular, f"--{flag}={choice}"]) != plain:
+                return True
+        except UserError:
+            return False
+    return False
+
+
+def run(args: argparse.Namespace) -> int:
+    """Expand, check, run what is left, and show the table."""
+    from stepjepa.experiments.grid import expand, read_grid, select
+    from stepjepa.experiments.processes import visible_gpus
+    from stepjepa.experiments.sweep import sweep
+    from stepjepa.experiments.sweep_folder import SweepFolder
+
+    if args.jobs is not None and args.jobs < 1:
+        raise UserError(f"--jobs: expected 1 or more, got {args.jobs}")
+    grid = read_grid(args.config, args.seeds) if args.config else _grid_of_flags(args.flags, args.seeds)
+    trials = expand(grid, _train_settings, _evaluate_settings)
+    chosen = select(trials, args.only)
+    path = Path(args.output_dir)
+    if path.exists() and not path.is_dir():
+        raise UserError("is a file; --output_dir needs a folder", path=path)
+    folder = SweepFolder(path, trials, grid.to_dict())
+    states = folder.states(chosen)
+    gpus = visible_gpus()
+    jobs = args.jobs or max(1, len(gpus))
+    _announce(grid, trials, states, jobs, gpus)
+    if args.dry_run:
+        for trial in chosen:
+            print(f"\n{trial.name} ({states[trial.name]})")
+            for stage in ("train", "evaluate"):
+                print(f"  $ {shlex.join(folder.command(trial, stage))}")
+        return 0
+    outcome = sweep(folder, chosen, jobs=jobs, gpus=gpus, retry_failed=args.retry_failed)
+    return _conclude(folder, grid, outcome, len(chosen))
+
+
+def _announce(grid: Grid, trials: Sequence[Trial], states: dict[str, str], jobs: int, gpus: Sequence[str]) -> None:
+    """What is about to be run."""
+    if grid.baseline_added:
+        print(f"baseline: the arm '{grid.baseline}' (regular: true) was added")
+    labels = len({trial.label for trial in trials})
+    narrowed = f", {len(states)} of them chosen" if len(states) < len(trials) else ""
+    there = ", ".join(f"{list(states.values()).count(state)} {state}" for state in dict.fromkeys(states.values()))
+    print(f"sweep: {len(trials)} trials ({labels} combinations, {len(grid.seeds)} seeds){narrowed}: {there}")
+    where = f"{len(gpus)} GPUs" if gpus else "no GPU"
+    print(f"at a time: {jobs} ({where})", flush=True)
+
+
+def _conclude(folder: SweepFolder, grid: Grid, outcome: Outcome, count: int) -> int:
+    """The table, what failed, what to do next; returns the exit code."""
+    if outcome.finished:
+        print(f"\n{folder.table(outcome.finished)}")
+    for name, reason in outcome.failed.items():
+        print(f"failed: {name}: {reason}")
+    if outcome.failed:
+        print(f"{len(outcome.failed)} of {count} trials failed; their logs are beside them; --retry_failed tries again")
+    if outcome.stopped:
+        left = count - len(outcome.finished) - len(outcome.failed)
+        print(f"stopped with {left} of {count} trials left; the same command goes on")
+        return 128 + outcome.stopped
+    labels = list(dict.fromkeys(trial.label for trial in outcome.finished))
+    baselines = {trial.label for trial in outcome.finished if trial.arm == grid.baseline}
+    if len(labels) > 1 and len(baselines) == 1:
+        runs = [str(folder.run_folder(trial)) for trial in outcome.finished]
+        line = ["stepjepa", "compare", *runs, "--names", ",".join(labels), "--baseline", *baselines]
+        print(f"compare: {shlex.join(line)}")
+    return 1 if outcome.failed else 0

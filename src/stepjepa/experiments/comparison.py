@@ -1,0 +1,342 @@
+"""Runs put together into arms, one for each method, and every arm compared with the baseline."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stepjepa.errors import UserError
+from stepjepa.experiments.evaluated_run import MEASURES, EvaluatedRun, read_evaluated_run, refuse_different
+from stepjepa.experiments.statistics import ExampleTest, PairedT, Spread, holm, mcnemar, paired_t, sign_flip, spread
+
+TAILS = {"one": "p_greater", "two": "p_two_sided"}
+"""Which p a correction is made of, to the name that it has in the tests."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method: runs that differ in nothing but their seeds.
+
+    Attributes:
+        name: tells it from the others.
+        settings: of all its runs.
+        runs: in the order of their seeds.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    runs: tuple[EvaluatedRun, ...]
+
+    def spread(self, what: str) -> Spread | None:
+        """Mean and standard deviation over all seeds of one of ``MEASURES`` or ``FIGURES``; None if one is unknown."""
+        values = [run.mean(what) if what in MEASURES else run.figures[what] for run in self.runs]
+        known = [value for value in values if value is not None]
+        return spread(known) if len(known) == len(values) else None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An arm against the baseline, over the seeds that both have.
+
+    Attributes:
+        seeds: those.
+        measures: for each of ``MEASURES`` the test over seeds; None if it is unknown, or no seed is shared.
+        holm: the p of the headline over seeds, corrected for the number of arms; None without a test.
+        by_seed: McNemar's test for each of the seeds; empty where the headline is not right or wrong.
+        by_example: the test over examples; None where ``by_seed`` is empty.
+        by_example_holm: its p, corrected.
+        known: of the examples gained, those that the baseline had right by the lenient score; None where that is not
+            right or wrong.
+        tokens: the arm's mean tokens of training to those of the baseline, over the shared seeds.
+    """
+
+    seeds: tuple[str, ...]
+    measures: dict[str, PairedT | None]
+    holm: float | None
+    by_seed: dict[str, ExampleTest]
+    by_example: ExampleTest | None
+    by_example_holm: float | None
+    known: int | None
+    tokens: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is known of some arms.
+
+    Attributes:
+        scores: the names of headline and lenient score.
+        test: task, test file, number of examples.
+        arms: the baseline first, the others in the order in which their runs were named.
+        differences: by name, of all arms but the baseline.
+        tails: ``one`` or ``two``, of the p that are corrected.
+        notes: what a reader must know, one sentence each.
+    """
+
+    scores: dict[str, str]
+    test: dict[str, Any]
+    arms: tuple[Arm, ...]
+    differences: dict[str, Difference]
+    tails: str
+    notes: tuple[str, ...]
+
+    @property
+    def baseline(self) -> Arm:
+        """What the others are compared with."""
+        return self.arms[0]
+
+
+def compare(
+    folders: Sequence[str | os.PathLike[str]],
+    *,
+    evaluation: str | None = None,
+    names: Sequence[str] = (),
+    baseline: str | None = None,
+    tails: str = "one",
+) -> Comparison:
+    """Compare evaluated runs.
+
+    Args:
+        folders: of the runs, in any order.
+        evaluation: which one to take of each run; needed only where there are several.
+        names: of the arms, in the order in which ``folders`` first names a run of each; by default they are named by
+            what differs between them.
+        baseline: name of the arm to compare with; by default the regular one.
+        tails: key of ``TAILS``.
+
+    Raises:
+        UserError: a folder is no evaluated run, the runs can't be compared, an arm has a seed twice, there is only one
+            arm, or none or several of them may be the baseline.
+    """
+    runs = [read_evaluated_run(folder, evaluation) for folder in folders]
+    refuse_different(runs)
+    arms = _arms(runs, names)
+    first = _baseline(arms, baseline)
+    ordered = (first, *(arm for arm in arms if arm is not first))
+    differences = _corrected({arm.name: _difference(arm, first) for arm in ordered[1:]}, tails)
+    protocol = runs[0].protocol
+    return Comparison(
+        {name: protocol[name] for name in ("headline", "lenient")},
+        {
+            "task": protocol["task"],
+            "sha256": protocol["test file (sha256)"],
+            "examples": protocol["number of examples"],
+            "evaluation": ", ".join(sorted({run.evaluation for run in runs})),
+        },
+        ordered,
+        differences,
+        tails,
+        tuple(_notes(ordered, differences)),
+    )
+
+
+def _arms(runs: Sequence[EvaluatedRun], names: Sequence[str]) -> list[Arm]:
+    groups: dict[str, list[EvaluatedRun]] = {}
+    for run in runs:
+        group = groups.setdefault(_text(run.settings), [])
+        for other in group:
+            if other.seed == run.seed:
+                raise UserError(
+                    f"is of the same arm and seed ({run.seed}) as {other.folder}; leave one out", path=run.folder
+                )
+        group.append(run)
+    settings = [group[0].settings for group in groups.values()]
+    if len(settings) < 2:
+        raise UserError("the runs differ in nothing but their seeds; add those of another arm to compare with")
+    found = arm_names(settings)
+    if names and len(names) != len(found):
+        raise UserError(f"--names: {len(names)} for {len(found)} arms, which are in this order: {'; '.join(found)}")
+    if len(set(names)) < len(names) or not all(names):
+        raise UserError(f"--names: every arm needs a name of its own, got {', '.join(map(repr, names))}")
+    return [
+        Arm(name, group[0].settings, tuple(sorted(group, key=lambda run: _numbers(run.seed))))
+        for name, group in zip(names or found, groups.values(), strict=True)
+    ]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _numbers(seed: str) -> tuple[int, ...]:
+    return tuple(map(int, seed.split("/")))
+
+
+# What is plain without its name, and what has a shorter one.
+_BARE = ("mode", "layout", "jepa_loss_type")
+_SHORT = {"predictors": "K"}
+_FIRST = ("mode", "layout", "predictors", "lbd", "jepa_loss_type", "lora", "lora_rank")
+
+
+def arm_names(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Short names: the mode, and what differs between arms that have it.
+
+    Args:
+        settings: of arms, no two of them equal.
+
+    Returns:
+        One name each, no two of them equal.
+    """
+    order = dict.fromkeys([*_FIRST, *(key for each in settings for key in each)])
+    values = {key: {_text(each[key]) for each in settings if key in each} for key in order}
+    differing = [key for key in order if key == "mode" or len(values[key]) > 1]
+    names = [" ".join(filter(None, (_part(key, each[key]) for key in differing if key in each))) for each in settings]
+    for place, name in enumerate(names):
+        if names.count(name) > 1:
+            # Of two such arms one lacks a setting, as those of an older version may.
+            rare = [key for key in order if not all(key in each for each in settings) and key in settings[place]]
+            names[place] = " ".join([name, *(f"{key}={_text(settings[place][key])}" for key in rare)])
+    return names
+
+
+def _part(key: str, value: Any) -> str:
+    if value is False:
+        return ""
+    if value is True:
+        return key
+    if key == "model":
+        value = Path(value).name
+    shown = f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else _text(value)
+    if not shown.strip() or shown != " ".join(shown.split()):
+        shown = _text(shown)
+    return shown if key in _BARE else f"{_SHORT.get(key, key)}={shown}"
+
+
+def _baseline(arms: Sequence[Arm], name: str | None) -> Arm:
+    listed = "; ".join(arm.name for arm in arms)
+    if name is not None:
+        for arm in arms:
+            if arm.name == name:
+                return arm
+        raise UserError(f"--baseline: no arm '{name}'; choose one of {listed}")
+    regular = [arm for arm in arms if arm.settings["mode"] == "regular"]
+    if len(regular) == 1:
+        return regular[0]
+    found = "none of the arms is regular" if not regular else f"{len(regular)} arms are regular"
+    raise UserError(f"{found}, so there is no telling what to compare with; pass --baseline with one of {listed}")
+
+
+def _difference(arm: Arm, baseline: Arm) -> Difference:
+    theirs = {run.seed: run for run in baseline.runs}
+    pairs = [(run, theirs[run.seed]) for run in arm.runs if run.seed in theirs]
+    measures: dict[str, PairedT | None] = {}
+    for measure in MEASURES:
+        means = [(ours.mean(measure), other.mean(measure)) for ours, other in pairs]
+        both = [(one, two) for one, two in means if one is not None and two is not None]
+        complete = both and len(both) == len(pairs)
+        measures[measure] = paired_t([one for one, _ in both], [two for _, two in both]) if complete else None
+    verdicts = [(ours.verdicts("headline"), other.verdicts("headline")) for ours, other in pairs]
+    judged = [(one, two) for one, two in verdicts if one is not None and two is not None]
+    binary = bool(judged) and len(judged) == len(pairs)
+    lenient = [other.verdicts("lenient") for _, other in pairs]
+    spent = [sum(run.figures["tokens"] or 0 for run in side) for side in zip(*pairs, strict=True)]
+    return Difference(
+        tuple(run.seed for run, _ in pairs),
+        measures,
+        None,
+        {run.seed: mcnemar(*pair) for (run, _), pair in zip(pairs, judged, strict=True)} if binary else {},
+        sign_flip(judged) if binary else None,
+        None,
+        _known(judged, lenient) if binary else None,
+        spent[0] / spent[1] if spent and spent[1] else None,
+    )
+
+
+def _known(pairs: Sequence[tuple[list[bool], list[bool]]], lenient: Sequence[list[bool] | None]) -> int | None:
+    """How many of the examples gained the baseline had right by the lenient score."""
+    count = 0
+    for (ours, theirs), forgiving in zip(pairs, lenient, strict=True):
+        if forgiving is None:
+            return None
+        count += sum(one and not two and easy for one, two, easy in zip(ours, theirs, forgiving, strict=True))
+    return count
+
+
+def _corrected(differences: dict[str, Difference], tails: str) -> dict[str, Difference]:
+    """Both tests with Holm's correction over the arms.
+
+    An arm whose differences don't vary has no p but counts as one of those tested, with a p of 1: whether it has one
+    depends on the data, and the size of a family must not. An arm with one seed is not tested at all.
+    """
+    p_name = TAILS[tails]
+    over_seeds, over_examples = {}, {}
+    for name, found in differences.items():
+        headline = found.measures["headline"]
+        if headline is not None and headline.n > 1:
+            over_seeds[name] = getattr(headline, p_name)
+        if found.by_example is not None:
+            over_examples[name] = getattr(found.by_example, p_name)
+    by_seed = dict(zip(over_seeds, holm([1.0 if p is None else p for p in over_seeds.values()]), strict=True))
+    by_example = dict(zip(over_examples, holm(list(over_examples.values())), strict=True))
+    return {
+        name: replace(
+            found,
+            holm=None if over_seeds.get(name) is None else by_seed[name],
+            by_example_holm=by_example.get(name),
+        )
+        for name, found in differences.items()
+    }
+
+
+def _notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[str]:
+    yield _spent(arms)
+    baseline = arms[0]
+    for arm in arms[1:]:
+        found = differences[arm.name]
+        for one, other in ((arm, baseline), (baseline, arm)):
+            alone = [run.seed for run in one.runs if run.seed not in found.seeds]
+            if alone:
+                yield (
+                    f"{one.name}: {_seeds(alone)} without a run of {other.name}, left out of the differences between "
+                    "them and of the tests"
+                )
+        test = found.measures["headline"]
+        if test is None:
+            yield f"{arm.name}: no seed in common with {baseline.name}, so nothing is tested"
+        elif test.n == 1:
+            yield f"{arm.name}: one seed in common with {baseline.name}, so there is no t-test, only that by example"
+        elif test.t is None:
+            yield (
+                f"{arm.name}: its differences from {baseline.name} are equal for all seeds, so there is no t-test; "
+                "with scores this coarse, equal differences are no evidence"
+            )
+    yield from _doubts([run for arm in arms for run in arm.runs])
+
+
+def _seeds(seeds: Sequence[str]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
+
+
+def _spent(arms: Sequence[Arm]) -> str:
+    """On what footing the arms stand."""
+    steps = {arm.name: sorted({run.steps for run in arm.runs}) for arm in arms}
+    counts = sorted({count for found in steps.values() for count in found})
+    nothing = "FLOPs are not in the run folders, so nothing is said at equal compute"
+    if len(counts) == 1:
+        return f"compared at equal steps ({counts[0]:,}); tokens of training differ as the table says; {nothing}"
+    said = "; ".join(f"{name} {' or '.join(f'{count:,}' for count in found)}" for name, found in steps.items())
+    return f"not compared at equal steps: {said}; {nothing}"
+
+
+def _doubts(runs: Sequence[EvaluatedRun]) -> Iterator[str]:
+    for package in dict.fromkeys(name for run in runs for name in run.versions if name != "platform"):
+        found = sorted({run.versions.get(package, "unknown") for run in runs})
+        if len(found) > 1:
+            yield f"the runs were made with different versions of {package}: {', '.join(found)}"
+    models: dict[str, EvaluatedRun] = {}
+    for run in runs:
+        if run.model is not None:
+            other = models.setdefault(run.model, run)
+            if other is not run:
+                yield f"the very same model was evaluated in {other.folder} and in {run.folder}; is that intended?"
+    views = sorted({run.views for run in runs if run.views is not None})
+    if len(views) > 1:
+        yield f"matched and shuffled are of different views ({', '.join(views)}), so they can't be compared"
+    if any(run.verdicts("headline") is None for run in runs):
+        yield "the headline is not right or wrong for every example, so there is no test by example"
+    if any(run.examples["stopped"] is None for run in runs):
+        yield "whether answers stopped by themselves is not known of all runs"

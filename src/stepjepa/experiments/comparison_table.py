@@ -1,0 +1,320 @@
+"""A comparison written down: tables for people, for papers and for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stepjepa.experiments.comparison import Comparison, Difference
+from stepjepa.experiments.evaluated_run import FIGURES, MEASURES
+from stepjepa.experiments.statistics import ExampleTest, PairedT, Spread
+
+NOTHING = "–"
+"""Stands for what is not known or not tested."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of text.
+
+    Attributes:
+        title: what it shows.
+        columns: their heads.
+        rows: as many cells each as there are columns; the first one names the row.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def measure_names(comparison: Comparison) -> dict[str, str]:
+    """What to call each of ``MEASURES``; what is another under the same name, or unknown everywhere, is left out."""
+    names = {**comparison.scores, "stopped": "stop rate"}
+    if names["lenient"] == names["headline"]:
+        del names["lenient"]
+    return {key: name for key, name in names.items() if any(arm.spread(key) is not None for arm in comparison.arms)}
+
+
+def tables(comparison: Comparison) -> list[Table]:
+    """All tables: what the arms came to, their differences from the baseline over seeds and over examples, the runs."""
+    return [_arms(comparison), _over_seeds(comparison), _over_examples(comparison), _runs(comparison)]
+
+
+def _arms(comparison: Comparison) -> Table:
+    names = measure_names(comparison)
+    rows = []
+    for arm in comparison.arms:
+        cells = [arm.name, str(len(arm.runs)), *(_percent(arm.spread(name)) for name in names)]
+        cells += [_number(arm.spread(name), "{:.3f}") for name in FIGURES[:3]]
+        cells += [_number(arm.spread(name), "{:,.0f}") for name in FIGURES[3:]]
+        rows.append(tuple(cells))
+    heads = ("arm", "seeds", *names.values(), "LM loss", "matched", "shuffled", "tokens", "seconds")
+    return Table("Mean ± standard deviation over seeds", heads, tuple(rows))
+
+
+def _over_seeds(comparison: Comparison) -> Table:
+    names, rows = measure_names(comparison), []
+    for name, found in comparison.differences.items():
+        test = found.measures["headline"]
+        p_values = (None, None) if test is None else (test.p_greater, test.p_two_sided)
+        cells = [name, str(len(found.seeds)), *(_points(found.measures[measure]) for measure in names)]
+        rows.append((*cells, *map(p_text, (*p_values, found.holm)), _times(found.tokens)))
+    heads = ("arm", "pairs", *(f"Δ {name}" for name in names.values()), "p, one-tailed", "p, two-tailed")
+    return Table(
+        f"Against {comparison.baseline.name}, paired by seed: percentage points [95 % interval], t-test of "
+        f"{comparison.scores['headline']}, Holm's correction over arms of the {comparison.tails}-tailed p",
+        (*heads, "Holm", "tokens"),
+        tuple(rows),
+    )
+
+
+def _over_examples(comparison: Comparison) -> Table:
+    known, rows = "lenient" in measure_names(comparison), []
+    for name, found in comparison.differences.items():
+        test = found.by_example
+        counts = [NOTHING] * 2 if test is None else [str(test.gained), str(test.lost)]
+        if known:
+            counts.insert(1, NOTHING if found.known is None else str(found.known))
+        p_values = (None, None) if test is None else (test.p_greater, test.p_two_sided)
+        rows.append((name, *counts, *map(p_text, (*p_values, found.by_example_holm))))
+    before = (f"of them {comparison.scores['lenient']} before",) if known else ()
+    return Table(
+        f"Against {comparison.baseline.name}, paired by example: {comparison.scores['headline']} where the baseline "
+        "was wrong and the other way round, all seeds; exact test whose units are examples (one seed: McNemar's)",
+        ("arm", "gained", *before, "lost", "p, one-tailed", "p, two-tailed", "Holm"),
+        tuple(rows),
+    )
+
+
+def _runs(comparison: Comparison) -> Table:
+    names, rows = measure_names(comparison), []
+    # Sweeps give folders of different arms the same last name.
+    parent = os.path.commonpath([run.folder.resolve().parent for arm in comparison.arms for run in arm.runs])
+    for arm in comparison.arms:
+        found = comparison.differences.get(arm.name)
+        for run in arm.runs:
+            test = found.by_seed.get(run.seed) if found else None
+            counts = (NOTHING, NOTHING) if test is None else (str(test.gained), str(test.lost))
+            means = [run.mean(name) for name in names]
+            cells = [arm.name, run.seed, *(NOTHING if mean is None else f"{mean:.2%}" for mean in means)]
+            cells += [*counts, p_text(None if test is None else test.p_two_sided)]
+            rows.append((*cells, str(run.folder.resolve().relative_to(parent))))
+    heads = ("arm", "seed", *names.values(), "gained", "lost", "McNemar p, two-tailed", "folder")
+    return Table("Runs, each against the baseline of its seed", heads, tuple(rows))
+
+
+def _percent(found: Spread | None) -> str:
+    if found is None:
+        return NOTHING
+    return f"{found.mean:.2%}" + ("" if found.std is None else f" ± {100 * found.std:.2f}")
+
+
+def _number(found: Spread | None, form: str) -> str:
+    return NOTHING if found is None else form.format(found.mean)
+
+
+def _points(found: PairedT | None) -> str:
+    if found is None:
+        return NOTHING
+    ends = "" if found.low is None or found.high is None else f" [{100 * found.low:+.2f}, {100 * found.high:+.2f}]"
+    return f"{100 * found.mean:+.2f}{ends}"
+
+
+def _times(ratio: float | None) -> str:
+    return NOTHING if ratio is None else f"× {ratio:.2f}"
+
+
+def p_text(value: float | None) -> str:
+    """A p for people: four places."""
+    return NOTHING if value is None else "< 0.0001" if value < 0.0001 else f"{value:.4f}"
+
+
+def _heading(comparison: Comparison) -> str:
+    test = comparison.test
+    return (
+        f"{len(comparison.arms)} arms, {sum(len(arm.runs) for arm in comparison.arms)} runs, baseline "
+        f"{comparison.baseline.name}; evaluation {test['evaluation']}: task {test['task']}, {test['examples']:,} "
+        f"examples, test file {test['sha256'][:12]}"
+    )
+
+
+def as_text(comparison: Comparison) -> str:
+    """For a terminal."""
+    blocks = [_heading(comparison)]
+    for table in tables(comparison):
+        lines = [table.columns, *table.rows]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(table.columns))]
+        shown = [
+            "  ".join(
+                cell.rjust(width) if place else cell.ljust(width)
+                for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        ]
+        rule = "  ".join("-" * width for width in widths)
+        blocks.append("\n".join([table.title, "", shown[0], rule, *shown[1:]]))
+    blocks.append("\n".join(f"note: {note}" for note in comparison.notes))
+    return "\n\n".join(blocks) + "\n"
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """For a README or an issue."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(_markdown(cell) for cell in cells) + " |"
+
+    blocks = [_markdown(_heading(comparison))]
+    for table in tables(comparison):
+        rule = "|---|" + "---:|" * (len(table.columns) - 1)
+        blocks.append(
+            "\n".join([f"**{_markdown(table.title)}**", "", line(table.columns), rule, *map(line, table.rows)])
+        )
+    blocks.append("\n".join(f"- {_markdown(note)}" for note in comparison.notes))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _markdown(text: str) -> str:
+    return re.sub(r"([\\`*_|<>])", r"\\\1", text)
+
+
+_LATEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
+    "<": "$<$",
+    ">": "$>$",
+    '"': "''",
+    "±": r"$\pm$",
+    "Δ": r"$\Delta$",
+    "×": r"$\times$",
+    "–": "--",
+}
+
+
+def latex_escape(text: str) -> str:
+    """A text that LaTeX prints as it is; a minus before a digit becomes one."""
+    pieces = re.split(r"((?<![\w.])-(?=\d))", text)
+    return "".join("$-$" if piece == "-" else "".join(_LATEX.get(sign, sign) for sign in piece) for piece in pieces)
+
+
+def as_latex(comparison: Comparison) -> str:
+    """For a paper; needs the package booktabs."""
+    blocks = [r"% needs \usepackage{booktabs}"]
+    for table in tables(comparison):
+        lines = [" & ".join(map(latex_escape, cells)) + r" \\" for cells in (table.columns, *table.rows)]
+        blocks.append(
+            "\n".join(
+                [
+                    r"\begin{table}",
+                    r"\centering",
+                    rf"\caption{{{latex_escape(table.title)}}}",
+                    rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}",
+                    *[r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}", r"\end{table}"],
+                ]
+            )
+        )
+    # A line break would end a comment, and names are the user's.
+    blocks.append("\n".join(f"% {' '.join(note.split())}" for note in comparison.notes))
+    return "\n\n".join(blocks) + "\n"
+
+
+def as_dict(comparison: Comparison) -> dict[str, Any]:
+    """Every number, for programs; what is not known is None."""
+    arms = []
+    for arm in comparison.arms:
+        found = comparison.differences.get(arm.name)
+        runs = [
+            {
+                "folder": str(run.folder),
+                "seed": run.seed,
+                "steps": run.steps,
+                **{name: run.mean(name) for name in MEASURES},
+                **run.figures,
+                "mcnemar": _fields(found.by_seed.get(run.seed)) if found else None,
+            }
+            for run in arm.runs
+        ]
+        arms.append(
+            {
+                "name": arm.name,
+                "settings": arm.settings,
+                "seeds": [run.seed for run in arm.runs],
+                **{name: _fields(arm.spread(name)) for name in (*MEASURES, *FIGURES)},
+                "difference": None if found is None else _difference(found),
+                "runs": runs,
+            }
+        )
+    return {
+        "test": comparison.test,
+        "scores": comparison.scores,
+        "baseline": comparison.baseline.name,
+        "corrected": f"{comparison.tails}-tailed p, Holm",
+        "arms": arms,
+        "notes": list(comparison.notes),
+    }
+
+
+def _difference(found: Difference) -> dict[str, Any]:
+    return {
+        "seeds": list(found.seeds),
+        **{name: _fields(test) for name, test in found.measures.items()},
+        "holm": found.holm,
+        "by_example": _fields(found.by_example),
+        "by_example_holm": found.by_example_holm,
+        "gained_lenient_before": found.known,
+        "token_ratio": found.tokens,
+    }
+
+
+def _fields(found: Spread | PairedT | ExampleTest | None) -> dict[str, Any] | None:
+    return None if found is None else found._asdict()
+
+
+def as_json(comparison: Comparison) -> str:
+    """:func:`as_dict` as text."""
+    return json.dumps(as_dict(comparison), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def as_csv(comparison: Comparison) -> str:
+    """One line for each arm, shares as numbers between 0 and 1; an empty cell for what is not known."""
+    rows: list[dict[str, Any]] = []
+    for arm in as_dict(comparison)["arms"]:
+        row: dict[str, Any] = {"arm": arm["name"], "seeds": " ".join(arm["seeds"])}
+        for name in (*MEASURES, *FIGURES):
+            row |= {f"{name}_{part}": (arm[name] or {}).get(part) for part in ("mean", "std")}
+        found = arm["difference"] or {}
+        row["paired_seeds"] = " ".join(found.get("seeds", []))
+        for name in MEASURES:
+            test = found.get(name) or {}
+            row |= {f"{name}_difference_{part}": test.get(part) for part in PairedT._fields if part != "n"}
+        row["headline_difference_holm"] = found.get("holm")
+        test = found.get("by_example") or {}
+        row |= {f"example_{part}": test.get(part) for part in ExampleTest._fields}
+        row |= {
+            "example_holm": found.get("by_example_holm"),
+            "gained_lenient_before": found.get("gained_lenient_before"),
+        }
+        rows.append(row | {"token_ratio": found.get("token_ratio")})
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, rows[0].keys(), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+FORMATS: dict[str, Callable[[Comparison], str]] = {
+    "text": as_text,
+    "markdown": as_markdown,
+    "csv": as_csv,
+    "latex": as_latex,
+    "json": as_json,
+}
+"""What a comparison can be written as."""

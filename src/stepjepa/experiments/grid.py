@@ -1,0 +1,335 @@
+"""From a grid, in a YAML file or on the command line, to the list of its trials. Nothing is run or written here.
+
+A trial is one training and its evaluation, as two lists of flags, in a run folder whose name says what is particular
+to it: ``<arm>_lbd0.5_predictors1/seed82``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stepjepa.errors import UserError
+from stepjepa.files import existing_file
+
+SEEDS = (82, 23, 37, 84, 4)
+"""Those of the published experiments."""
+
+BASELINE = "regular"
+
+# Where the sweep puts each trial, and what makes it go on, is not for the grid to say.
+OURS = {
+    "train": ("output_dir", "finetune_seed", "seed", "resume_from_checkpoint", "config", "help_all"),
+    "evaluate": ("model_path", "model_name", "output_file", "overwrite"),
+}
+INSTEAD = {"finetune_seed": "; write 'seeds'", "seed": "; write 'seeds'"}
+
+KEYS = ("train", "evaluate", "arms", "seeds", "baseline")
+
+Flags = dict[str, Any]
+Check = Callable[[list[str]], Any]
+"""Takes the arguments of a command, raises UserError if they are wrong, and returns what they mean, comparable."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is to be compared.
+
+    Attributes:
+        train: flags of ``stepjepa train`` that all trials share.
+        evaluate: flags of ``stepjepa evaluate``.
+        arms: for each arm its own flags, which win over the shared ones; None takes a shared one away, a list stands
+            for each of its values. The baseline is the first.
+        seeds: every combination is trained with each.
+        baseline: the arm that the others are compared with.
+        baseline_added: the grid did not have it.
+        source: the file that it is from.
+        lines: of the keys in that file, by their path.
+    """
+
+    train: Flags
+    evaluate: Flags
+    arms: dict[str, Flags]
+    seeds: tuple[int, ...]
+    baseline: str = BASELINE
+    baseline_added: bool = False
+    source: Path | None = None
+    lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+
+    def error(self, message: str, *keys: str) -> UserError:
+        """An error that names the file, the line and the path of a key."""
+        where = f"{'.'.join(keys)}: " if keys else ""
+        known = next((self.lines[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in self.lines), None)
+        return UserError(f"{where}{message}", path=self.source, line=known if self.source else None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was asked for, in the form of the file."""
+        return {name: getattr(self, name) for name in KEYS}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training and its evaluation.
+
+    Attributes:
+        name: the run folder inside that of the sweep, ``<label>/seed<seed>``; says all that is particular to it.
+        arm: the arm that it belongs to.
+        label: the arm and what was chosen of its lists.
+        seed: of the training.
+        train: arguments of ``stepjepa train`` but for the run folder.
+        evaluate: arguments of ``stepjepa evaluate`` but for the model and the output file.
+    """
+
+    name: str
+    arm: str
+    label: str
+    seed: int
+    train: tuple[str, ...]
+    evaluate: tuple[str, ...]
+
+
+def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) -> Grid:
+    """The grid that a YAML file describes.
+
+    Args:
+        path: of a mapping with ``train``, ``evaluate``, ``arms``, ``seeds`` and ``baseline``.
+        seeds: instead of those of the file.
+
+    Raises:
+        UserError: the file is missing, is not YAML, names a key twice, or a key or value is not one of a grid.
+    """
+    import yaml
+
+    found = existing_file(path, "grid")
+    try:
+        text = found.read_text(encoding="utf-8-sig")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except UnicodeDecodeError:
+        raise UserError("not UTF-8 text; convert the file to UTF-8", path=found) from None
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        raise UserError(
+            "not valid YAML; check indentation and quotes", path=found, line=mark and mark.line + 1
+        ) from None
+    lines: dict[tuple[str, ...], int] = {}
+    _note_lines(node, (), lines, found)
+    if not isinstance(values, dict):
+        what = "nothing" if values is None else f"a {type(values).__name__}"
+        raise UserError(f"holds {what}; expected the keys {', '.join(KEYS)}", path=found)
+    return make_grid(values, seeds, source=found, lines=lines)
+
+
+def _note_lines(node: Any, keys: tuple[str, ...], lines: dict[tuple[str, ...], int], path: Path) -> None:
+    """The line of every key; YAML itself would let the later of two equal ones win without a word."""
+    import yaml
+
+    if not isinstance(node, yaml.MappingNode) or len(keys) > 2:
+        return
+    for key, value in node.value:
+        place, line = (*keys, str(key.value)), key.start_mark.line + 1
+        if place in lines:
+            raise UserError(f"{'.'.join(place)}: is there twice, first in line {lines[place]}", path=path, line=line)
+        lines[place] = line
+        if keys != ("arms",):
+            lines[(*keys, place[-1].replace("-", "_"))] = line
+        _note_lines(value, place, lines, path)
+
+
+def make_grid(
+    values: Mapping[str, Any],
+    seeds: Sequence[int] | None = None,
+    *,
+    source: Path | None = None,
+    lines: Mapping[tuple[str, ...], int] | None = None,
+) -> Grid:
+    """A grid from a mapping of the form of the YAML file; see :func:`read_grid`."""
+    place = Grid({}, {}, {}, (), source=source, lines=lines or {})
+    for key in values:
+        if key not in KEYS:
+            near = difflib.get_close_matches(str(key), KEYS, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"expected {', '.join(KEYS)}"
+            raise place.error(f"unknown key; {hint}", str(key))
+    train = _flags(place, "train", values.get("train"), ("train",))
+    evaluate = _flags(place, "evaluate", values.get("evaluate"), ("evaluate",))
+    arms = values.get("arms")
+    if not isinstance(arms, dict) or not arms:
+        raise place.error("expected a mapping from the names of arms to their flags", "arms")
+    for name in arms:
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9._+-]{0,63}", name):
+            raise place.error(
+                "an arm's name begins with a letter and has nothing but letters, digits and '._+-'", "arms"
+            )
+    own = {name: _flags(place, "train", flags, ("arms", name)) for name, flags in arms.items()}
+    baseline = values.get("baseline", BASELINE)
+    added = baseline == BASELINE and BASELINE not in own
+    if added:
+        own[BASELINE] = {"regular": True}
+    if not isinstance(baseline, str) or baseline not in own:
+        raise place.error(f"there is no arm '{baseline}'; name one of {', '.join(own)}", "baseline")
+    own = {baseline: own[baseline], **own}
+    numbers = _seeds(place, values.get("seeds", SEEDS) if seeds is None else seeds)
+    return Grid(train, evaluate, own, numbers, baseline, added, source, lines or {})
+
+
+def _flags(place: Grid, command: str, values: Any, keys: tuple[str, ...]) -> Flags:
+    """Flags by their names with underscores."""
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise place.error(f"holds a {type(values).__name__}; expected 'flag: value' lines", *keys)
+    flags: Flags = {}
+    for key, value in values.items():
+        name = str(key).replace("-", "_")
+        if name in OURS[command]:
+            raise place.error(f"is set by the sweep itself; leave it out{INSTEAD.get(name, '')}", *keys, str(key))
+        if name in flags:
+            raise place.error("is there twice", *keys, str(key))
+        flags[name] = value
+    return flags
+
+
+def _seeds(place: Grid, values: Any) -> tuple[int, ...]:
+    whole = isinstance(values, list | tuple) and all(type(value) is int and value >= 0 for value in values)
+    if not whole or not values or len(set(values)) < len(values):
+        raise place.error(
+            f"expected different whole numbers, 0 or more, got {json.dumps(values, default=str)}", "seeds"
+        )
+    return tuple(values)
+
+
+def as_arguments(flags: Mapping[str, Any]) -> list[str]:
+    """Flags as command line arguments; those of value None are left out."""
+    result: list[str] = []
+    for name, value in flags.items():
+        if isinstance(value, list):
+            result.extend([f"--{name}", *map(str, value)])
+        elif value is not None:
+            # One word, so that a value that begins with a dash is not taken for a flag.
+            result.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+    return result
+
+
+def expand(grid: Grid, check_train: Check, check_evaluate: Check) -> list[Trial]:
+    """All trials, the baseline's first.
+
+    Args:
+        grid: what is to be compared.
+        check_train: of the arguments of ``stepjepa train``, without a run folder.
+        check_evaluate: of those of ``stepjepa evaluate``, without model and output file.
+
+    Raises:
+        UserError: a flag is unknown or its value wrong (file, line and key are named), or two trials would be equal.
+    """
+    evaluate = as_arguments(grid.evaluate)
+    with _blaming(grid, [(("evaluate",), grid.evaluate)]):
+        check_evaluate(evaluate)
+    trials: list[Trial] = []
+    meanings: list[tuple[str, Any]] = []
+    for arm, own in grid.arms.items():
+        for label, chosen in _choices(grid, arm, own):
+            train = as_arguments({**grid.train, **chosen})
+            with _blaming(grid, [(("arms", arm), own), (("train",), grid.train)]):
+                meaning = check_train(train)
+            same = next((earlier for earlier, known in meanings if known == meaning), None)
+            if same is not None:
+                raise grid.error(f"'{label}' would train the same as '{same}'; leave one out", "arms", arm)
+            if any(label.casefold() == earlier.casefold() for earlier, _ in meanings):
+                raise grid.error(f"two combinations would be called '{label}'; rename the arm", "arms", arm)
+            meanings.append((label, meaning))
+            for seed in grid.seeds:
+                arguments = (*train, f"--finetune_seed={seed}")
+                trials.append(Trial(f"{label}/seed{seed}", arm, label, seed, arguments, tuple(evaluate)))
+    return trials
+
+
+@contextmanager
+def _blaming(grid: Grid, places: list[tuple[tuple[str, ...], Flags]]) -> Iterator[None]:
+    """Errors about a flag get the place of the key that it is from; others the first place."""
+    try:
+        yield
+    except UserError as error:
+        message = str(error)
+        for name in [*re.findall(r"--(\w+)", message), *re.findall(r"\w+", message)]:
+            for keys, flags in places:
+                if name in flags:
+                    raise grid.error(message, *keys, name) from None
+        raise grid.error(message, *places[0][0]) from None
+
+
+def _choices(grid: Grid, arm: str, own: Flags) -> Iterator[tuple[str, Flags]]:
+    """Every combination of the values of an arm's lists, with the name that says which it is."""
+    axes = {name: values for name, values in own.items() if isinstance(values, list)}
+    for name, values in axes.items():
+        if not values:
+            raise grid.error("an empty list leaves nothing to train", "arms", arm, name)
+    for combination in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, combination, strict=True))
+        label = "_".join([arm, *(_part(name, value) for name, value in chosen.items())])
+        yield label if len(label) <= _LONGEST_LABEL else f"{label[:_LONGEST_LABEL]}-{_digest(label)}", {**own, **chosen}
+
+
+# Beyond this a name says no more to a reader; a file name has at most 255 bytes.
+_LONGEST_PART, _LONGEST_LABEL = 40, 150
+
+
+def _part(name: str, value: Any) -> str:
+    """What a name says of one chosen value: ``lbd0.5``, ``labels-all``."""
+    text = json.dumps(value) if isinstance(value, dict | list | bool | None) else str(value)
+    clean = re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-.") if not _is_number(text) else text
+    if clean != text or len(clean) > _LONGEST_PART:
+        # What was left out still tells two values apart.
+        clean = f"{clean[:_LONGEST_PART]}-{_digest(text)}"
+    return f"{name}{clean}" if _is_number(text) else f"{name}-{clean}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?", text) is not None
+
+
+def select(trials: Sequence[Trial], only: str | None) -> list[Trial]:
+    """The trials that ``--only`` names.
+
+    Args:
+        trials: all of them.
+        only: names divided by commas: of arms, of combinations (``jepa_lbd0.5``), of trials, or seeds. Several of one
+            kind widen the choice, an arm and a seed together narrow it; None takes all.
+
+    Raises:
+        UserError: a name is that of none.
+    """
+    if only is None:
+        return list(trials)
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    seeds = {str(trial.seed) for trial in trials}
+    kinds = [seeds, {t.arm for t in trials} | {t.label for t in trials}, {t.name for t in trials}]
+    known = set().union(*kinds)
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            there = ", ".join([*sorted(kinds[1]), *sorted(seeds)])
+            hint = f"did you mean {near[0]}?" if near else f"there are {there}"
+            raise UserError(f"--only: no arm, seed or trial is called '{name}'; {hint}")
+    if not names:
+        raise UserError("--only: name arms, seeds or trials, divided by commas")
+    of_seed, of_arm = ([name for name in names if name in kind] for kind in kinds[:2])
+
+    def chosen(trial: Trial) -> bool:
+        by_seed = not of_seed or str(trial.seed) in of_seed
+        by_arm = not of_arm or trial.arm in of_arm or trial.label in of_arm
+        return trial.name in names or (bool(of_seed or of_arm) and by_seed and by_arm)
+
+    return [trial for trial in trials if chosen(trial)]

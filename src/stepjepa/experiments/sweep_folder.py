@@ -1,0 +1,199 @@
+"""The folder of a sweep: what is there of each trial, how it goes on, what it came to.
+
+sweep.json                     the grid, all its trials, versions
+sweep.lock                     held while a sweep is at work
+<label>/seed82/                run folder, with the evaluation in test.jsonl
+<label>/seed82.trial.json      the flags, and what became of the trial
+<label>/seed82.log             what its processes said
+<label>/seed82.interrupted-1/  what a training left that was stopped before its first checkpoint
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stepjepa.errors import UserError
+from stepjepa.experiments.grid import Trial
+from stepjepa.files import write_json
+from stepjepa.report import as_markdown, report
+from stepjepa.run_folder import RUN_FILE, is_checkpoint, versions
+
+LAUNCHER = (sys.executable, "-m", "stepjepa")
+
+NEW, FINISHED, FAILED, RESUMED, RESTARTED, EVALUATED = (
+    "new",
+    "finished",
+    "failed",
+    "resumed",
+    "begun again",
+    "evaluated",
+)
+"""What there is of a trial, or how it goes on: see :meth:`SweepFolder.state`."""
+
+# Bytes at the end of a log in which its last line is looked for.
+_LOOKED_AT = 65536
+
+
+class SweepFolder:
+    """The trials of a grid in one folder.
+
+    Args:
+        path: where the run folders are, or will be.
+        trials: all of them.
+        grid: what is written into ``sweep.json`` beside the trials.
+        launcher: program and first arguments that ``train ...`` and ``evaluate ...`` follow.
+    """
+
+    def __init__(
+        self, path: Path, trials: Sequence[Trial], grid: dict[str, Any], launcher: Sequence[str] = LAUNCHER
+    ) -> None:
+        self.path, self.trials, self.grid, self.launcher = path, list(trials), grid, tuple(launcher)
+
+    def run_folder(self, trial: Trial) -> Path:
+        """Where a trial's model and answers are."""
+        return self.path / trial.name
+
+    def log_file(self, trial: Trial) -> Path:
+        """What the processes of a trial said."""
+        return self._beside(trial, ".log")
+
+    def _beside(self, trial: Trial, ending: str) -> Path:
+        run = self.run_folder(trial)
+        return run.with_name(run.name + ending)
+
+    def _output(self, trial: Trial) -> Path:
+        return self.run_folder(trial) / "test.jsonl"
+
+    def _summary(self, trial: Trial) -> dict[str, Any] | None:
+        return _read(self._output(trial).with_suffix(".summary.json"))
+
+    def command(self, trial: Trial, stage: str, *more: str) -> list[str]:
+        """The command line of a stage.
+
+        Args:
+            trial: whose.
+            stage: ``train`` or ``evaluate``.
+            more: arguments that follow.
+        """
+        run = str(self.run_folder(trial))
+        if stage == "train":
+            own = [*trial.train, "--output_dir", run]
+        else:
+            own = [*trial.evaluate, "--model_path", run, "--output_file", str(self._output(trial))]
+        return [*self.launcher, stage, *own, *more]
+
+    def states(self, trials: Sequence[Trial]) -> dict[str, str]:
+        """The state of each trial, by its name; see :meth:`state`."""
+        return {trial.name: self.state(trial) for trial in trials}
+
+    def state(self, trial: Trial) -> str:
+        """What there is of a trial.
+
+        Returns:
+            ``finished``; ``failed``, and kept as it is; or what :meth:`way_on` returns.
+
+        Raises:
+            UserError: what is there was made with other flags, or not by a sweep.
+        """
+        run, record = self.run_folder(trial), self._record(trial)
+        if not record:
+            if run.exists() and (not run.is_dir() or any(run.iterdir())):
+                raise UserError(
+                    "is there already, and no sweep made it; move it or name another --output_dir", path=run
+                )
+            return NEW
+        for stage in ("train", "evaluate"):
+            before, now = record.get(stage, []), list(getattr(trial, stage))
+            if before != now:
+                raise UserError(
+                    f"was begun with other flags of 'stepjepa {stage}' ({_difference(before, now)}); change the grid "
+                    "back, rename the arm, or name another --output_dir",
+                    path=run,
+                )
+        if record.get("status") == FAILED:
+            return FAILED
+        way = self.way_on(trial)
+        return FINISHED if way == EVALUATED and self._summary(trial) else way
+
+    def way_on(self, trial: Trial) -> str:
+        """What is to be done with a trial that is not finished.
+
+        Returns:
+            ``new``; ``resumed`` from a checkpoint; ``begun again`` because there is none; or only ``evaluated``.
+        """
+        run = self.run_folder(trial)
+        if (_read(run / RUN_FILE) or {}).get("status") == FINISHED:
+            return EVALUATED
+        if any(is_checkpoint(path) for path in run.glob("checkpoint-*")):
+            return RESUMED
+        return RESTARTED if run.is_dir() and any(run.iterdir()) else NEW
+
+    def write_grid(self) -> None:
+        """Write ``sweep.json``."""
+        trials = [asdict(trial) for trial in self.trials]
+        write_json(self.path / "sweep.json", {"grid": self.grid, "trials": trials, "versions": versions()})
+
+    def _record(self, trial: Trial) -> dict[str, Any]:
+        return _read(self._beside(trial, ".trial.json")) or {}
+
+    def record(self, trial: Trial, status: str, **more: Any) -> None:
+        """Write down what became of a trial."""
+        known = {"name": trial.name, "status": status, "train": trial.train, "evaluate": trial.evaluate}
+        write_json(self._beside(trial, ".trial.json"), {**known, **more})
+
+    def reason(self, trial: Trial) -> str:
+        """Why a trial failed."""
+        return str(self._record(trial).get("reason", "unknown"))
+
+    def score(self, trial: Trial) -> str:
+        """The headline of a finished trial."""
+        summary = self._summary(trial) or {}
+        name = summary.get("headline")
+        return f"{name} {summary['scores'][name]['mean']:.1%}" if name else "no score"
+
+    def table(self, trials: Sequence[Trial]) -> str:
+        """Finished trials side by side, as ``stepjepa report`` would put them, under their names.
+
+        Raises:
+            UserError: they were evaluated on different files.
+        """
+        rows = report([self.run_folder(trial) for trial in trials])
+        return as_markdown([{**row, "run": trial.name} for row, trial in zip(rows, trials, strict=True)])
+
+    def set_aside(self, trial: Trial) -> None:
+        """Move away what an unfinished training left; nothing is ever deleted."""
+        number = 1
+        while (place := self._beside(trial, f".interrupted-{number}")).exists():
+            number += 1
+        self.run_folder(trial).rename(place)
+
+    def last_line(self, trial: Trial) -> str:
+        """What the log of a trial ends with."""
+        path = self.log_file(trial)
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - _LOOKED_AT))
+            lines = stream.read().decode(errors="replace").split("\n")
+        # What was said before the last command is not about it.
+        start = max((number for number, line in enumerate(lines) if line.startswith("$ ")), default=0)
+        said = [" ".join(line.split()) for line in lines[start:] if line.strip() and not line.startswith("$ ")]
+        return said[-1][:300] if said else "it said nothing"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None where there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _difference(before: Sequence[str], now: Sequence[str]) -> str:
+    gone = [argument for argument in before if argument not in now]
+    come = [argument for argument in now if argument not in before]
+    return f"{' '.join(gone) or 'nothing'} became {' '.join(come) or 'nothing'}" if gone or come else "another order"

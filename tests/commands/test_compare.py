@@ -1,0 +1,172 @@
+"""``stepjepa compare`` from the command line, on made-up runs and on real ones."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import tiny
+from made_up_runs import change, make_run
+from stepjepa.cli import main
+from stepjepa.files import write_jsonl
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two seeds of two arms."""
+    found = []
+    for name, jepa, rights in (("a", None, ("1000", "1100")), ("b", {"mode": "step-jepa"}, ("1110", "1110"))):
+        for seed, right in enumerate(rights, start=1):
+            found.append(make_run(tmp_path / f"{name}{seed}", right, seed=seed, jepa=jepa))
+    return found
+
+
+def compare(*arguments):
+    try:
+        return main(["compare", *map(str, arguments)])
+    except SystemExit as stop:
+        return stop.code
+
+
+def test_every_format_to_the_terminal_or_a_file(runs, tmp_path, capsys):
+    for kind in ("text", "markdown", "csv", "latex", "json"):
+        assert compare(*runs, "--format", kind) == 0
+        printed = capsys.readouterr().out
+        assert "step-jepa" in printed
+        file = tmp_path / "out" / f"table.{kind}"
+        assert compare(*runs, "--format", kind, "--output-file", file) == 0
+        assert capsys.readouterr().out == f"written: {file}\n"
+        assert file.read_text(encoding="utf-8") == printed
+
+
+def test_nothing_is_replaced_unasked(runs, tmp_path, capsys):
+    table, picture = tmp_path / "table.txt", tmp_path / "picture.svg"
+    for file in (table, picture):
+        file.write_text("mine")
+        assert compare(*runs, "--output_file", table, "--plot", picture) == 2
+        assert f"{file}: is there already; name another file or pass --overwrite" in capsys.readouterr().err
+        assert file.read_text() == "mine"
+        table.unlink(missing_ok=True)
+    assert not table.exists()
+    assert compare(*runs, "--output_file", table, "--plot", picture, "--overwrite") == 0
+    assert table.read_text(encoding="utf-8").startswith("2 arms, 4 runs")
+    assert "<svg" in picture.read_text(encoding="utf-8")
+
+
+def test_what_is_read_is_never_replaced(runs, capsys):
+    for name in ("run.json", "test.jsonl", "test.summary.json"):
+        before = (runs[2] / name).read_bytes()
+        assert compare(*runs, "--output_file", runs[2] / name, "--overwrite") == 2
+        assert f"{runs[2] / name}: is what the comparison is made of; name another" in capsys.readouterr().err
+        assert (runs[2] / name).read_bytes() == before
+
+
+def test_a_picture_beside_printed_json_leaves_it_json(runs, tmp_path, capsys):
+    assert compare(*runs, "--format", "json", "--plot", tmp_path / "a.png") == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["baseline"] == "regular"
+    assert f"written: {tmp_path / 'a.png'}" in printed.err
+
+
+def test_flags_reach_the_comparison(runs, capsys):
+    assert compare(*runs, "--names", "plain, steps", "--baseline", "steps", "--tails", "two", "--format", "json") == 0
+    value = json.loads(capsys.readouterr().out)
+    assert [arm["name"] for arm in value["arms"]] == ["steps", "plain"]
+    assert value["corrected"] == "two-tailed p, Holm"
+    difference = value["arms"][1]["difference"]
+    assert difference["holm"] == difference["headline"]["p_two_sided"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--baseline", "other"], "--baseline: no arm 'other'; choose one of regular; step-jepa"),
+        (["--names", "one"], "--names: 1 for 2 arms"),
+        (["--names", ""], "--names: 1 for 2 arms"),
+        (["--names", "a,"], "every arm needs a name of its own, got 'a', ''"),
+        (["--evaluation", "best"], "holds no finished evaluation 'best' (there is test)"),
+        (["--format", "xml"], "invalid choice"),
+        (["--tails", "three"], "invalid choice"),
+        (["--plot", "a.pdf"], "--plot draws .png or .svg"),
+        (["--plot", "a.svg", "--output_file", "./a.svg"], "are one file"),
+        (["--output_file", "."], "is a folder; name a file in it"),
+        (["--outputfile", "a"], "did you mean --output_file?"),
+        (["nowhere"], "nowhere: is no run folder"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_two(flags, words, runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert compare(*runs, *flags) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_runs_of_different_data_are_one_line_too(runs, capsys):
+    change(runs[3] / "run.json", "data", "train", "sha256", to="another")
+    assert compare(*runs) == 2
+    error = capsys.readouterr().err
+    assert f"{runs[3]}: can't be compared with {runs[0]}: training data (sha256) is another instead of dddd" in error
+    assert error.count("\n") == 1
+
+
+def test_no_torch_is_needed(runs):
+    code = (
+        "import sys; from stepjepa.cli import main; code = main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "compare", *map(str, runs)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "step-jepa" in done.stdout
+
+
+def test_real_runs(tmp_path, trained_tokenizer, capsys):
+    tiny.make_model("llama").save_pretrained(tmp_path / "base")
+    trained_tokenizer.save_pretrained(tmp_path / "base")
+    data = tmp_path / "data.jsonl"
+    write_jsonl(data, [{"messages": list(record.messages)} for record in tiny.records()])
+    shared = ["--train_file", data, "--model_name", tmp_path / "base", "--use_cpu", "--max_steps", 2]
+    folders = []
+    for name, flags in {"regular": ["--regular"], "step": ["--step_jepa", "--lbd", "0.5"]}.items():
+        for seed in (3, 4):
+            run = tmp_path / f"{name}-{seed}"
+            train = ["train", *shared, "--output_dir", run, "--save_strategy", "no", "--finetune_seed", seed, *flags]
+            assert main(list(map(str, train))) == 0
+            evaluate = ["evaluate", "--model_path", run, "--test_file", data, "--output_file", run / "test.jsonl"]
+            evaluate += ["--task", "generic", "--max_new_tokens", 5, "--similarity", "step-jepa"]
+            assert main(list(map(str, evaluate))) == 0
+            folders.append(run)
+    capsys.readouterr()
+    assert compare(*folders, "--format", "json", "--plot", tmp_path / "runs.png") == 0
+    value = json.loads(capsys.readouterr().out)
+    assert [(arm["name"], arm["seeds"]) for arm in value["arms"]] == [
+        ("regular", ["3", "4"]),
+        ("step-jepa", ["3", "4"]),
+    ]
+    assert value["scores"] == {"headline": "exact", "lenient": "prefix"}
+    for arm in value["arms"]:
+        for run in arm["runs"]:
+            folder = next(folder for folder in folders if str(folder) == run["folder"])
+            summary = json.loads((folder / "test.summary.json").read_text(encoding="utf-8"))
+            assert run["headline"] == summary["scores"]["exact"]["mean"]
+            assert run["lenient"] == summary["scores"]["prefix"]["mean"]
+            assert run["stopped"] == summary["scores"]["stopped"]["mean"]
+            assert run["gold_loss"] == summary["gold_loss"]
+            assert run["matched"] == summary["similarity"]["matched_similarity"]
+            assert run["steps"] == 2
+    difference = value["arms"][1]["difference"]
+    assert difference["seeds"] == ["3", "4"]
+    assert difference["token_ratio"] > 1
+    # Tiny models know nothing: no difference, and so no test.
+    assert difference["headline"]["mean"] == 0
+    assert difference["headline"]["t"] is None
+    assert difference["by_example"]["p_two_sided"] == 1
+    assert any(note.startswith("compared at equal steps (2)") for note in value["notes"])
+    # Another seed is no other arm, and what was trained longer is not compared unasked.
+    assert compare(*folders[:2]) == 2
+    assert "differ in nothing but their seeds" in capsys.readouterr().err

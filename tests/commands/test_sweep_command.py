@@ -1,0 +1,223 @@
+"""``stepjepa sweep``: what it refuses, what it would run, and whole sweeps of real trainings."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import tiny
+from stepjepa.cli import main
+from stepjepa.files import write_jsonl
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> dict[str, Any]:
+    """A grid of two arms and two seeds, on a handful of records."""
+    data = tmp_path / "data.jsonl"
+    write_jsonl(data, [{"messages": list(record.messages)} for record in tiny.records()])
+    return {
+        "train": {
+            "train_file": str(data),
+            "model_name": "preset:tiny",
+            "max_steps": 2,
+            "save_steps": 1,
+            "use_cpu": True,
+            "batch_size": 2,
+            "grad_accum": 1,
+            "logging_steps": 1,
+        },
+        "evaluate": {"test_file": str(data), "max_new_tokens": 4, "task": "generic"},
+        "arms": {"step-jepa": {"step_jepa": True, "lbd": [0.5]}},
+        "seeds": [82, 23],
+    }
+
+
+def write(path: Path, grid: dict[str, Any]) -> Path:
+    path.write_text(yaml.safe_dump(grid, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Run a sweep that must be refused; returns its one line of error."""
+    code = main(["sweep", *map(str, arguments)])
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (2, ""), captured
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("stepjepa sweep: error: ")
+    return lines[0]
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"train": {"lbdd": 1}}, "train.lbdd: unknown argument '--lbdd=1'; did you mean --lbd?"),
+    ({"train": {"max_step": 1}}, "train.max_step: unknown argument '--max_step=1'; did you mean --max_steps?"),
+    ({"train": {"max_steps": "x"}}, "train.max_steps: argument --max_steps"),
+    ({"train": {"help": True}}, "train.help: "),
+    ({"train": {"do_train": True}}, "train.do_train: --do_train has no effect here"),
+    ({"train": {"train_file": "nowhere.jsonl"}}, "train.train_file: nowhere.jsonl: no such --train_file"),
+    ({"train": {"regular": True}}, "train.regular: --regular and --step_jepa exclude each other"),
+    ({"arms": {"a": {"step_jepa": True, "layout": "separate"}}}, "arms.a.layout: layout 'separate' does not exist"),
+    ({"arms": {"a": {"jepa_loss_type": ["l2", "l3"]}}}, "arms.a.jepa_loss_type: argument --jepa_loss_type"),
+    ({"arms": {"a": {"jepa_l2": True}, "b": {"jepa_loss_type": "l2"}}}, "arms.b: 'b' would train the same as 'a'"),
+    ({"arms": {"a": {}, "regular": {"regular": True, "predictors": [0, 3]}}}, "would train the same as 'regular_pred"),
+    ({"arms": {"a": {}, "b": {"per_device_train_batch_size": 2}}}, "arms.b: 'b' would train the same as 'a'"),
+    ({"evaluate": {"test_file": None}}, "evaluate.test_file: the following arguments are required: --test_file"),
+    ({"evaluate": {"test_file": "nowhere.jsonl"}}, "evaluate.test_file: nowhere.jsonl: no such --test_file"),
+    ({"evaluate": {"temprature": 1}}, "evaluate.temprature: unknown argument '--temprature=1'; did you mean --temp"),
+    ({"evaluate": {"max_new_tokens": "x"}}, "evaluate.max_new_tokens: argument --max_new_tokens: invalid int value"),
+    ({"seeds": ["x"]}, "seeds: expected different whole numbers"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), REFUSED, ids=[words[:40] for _, words in REFUSED])
+def test_a_wrong_grid_is_refused_before_anything_starts(
+    changes: dict[str, Any], words: str, grid: dict[str, Any], tmp_path: Path, capsys: Any
+) -> None:
+    for key, value in changes.items():
+        grid[key] = {**grid[key], **value} if key in ("train", "evaluate") else value
+    path = write(tmp_path / "grid.yaml", grid)
+    error = error_of(capsys, "--config", path, "--output_dir", tmp_path / "sweep")
+    assert f"error: {path}:" in error
+    assert words in error
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_wrong_flags_are_refused(grid: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+    path = write(tmp_path / "grid.yaml", grid)
+    base = ["--config", path, "--output_dir", tmp_path / "sweep"]
+    assert "unknown argument '--job'; did you mean --jobs?" in error_of(capsys, *base, "--job", 2)
+    assert "--jobs: expected 1 or more, got 0" in error_of(capsys, *base, "--jobs", 0)
+    assert "seeds: expected different whole numbers" in error_of(capsys, *base, "--seeds", 1, 1)
+    assert "is called 'step_jepa'; did you mean step-jepa" in error_of(capsys, *base, "--only", "step_jepa")
+    assert "no such grid" in error_of(capsys, "--config", tmp_path / "no.yaml", "--output_dir", tmp_path / "sweep")
+    assert "grid.yaml: is a file; --output_dir needs a folder" in error_of(
+        capsys, "--config", path, "--output_dir", path
+    )
+    assert "name a grid with --config" in error_of(capsys, "--output_dir", tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_dry_run_shows_the_commands_and_writes_nothing(grid: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+    path, folder = write(tmp_path / "grid.yaml", grid), tmp_path / "sweep"
+    assert main(["sweep", "--config", str(path), "--output_dir", str(folder), "--dry_run", "--seeds", "7", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "baseline: the arm 'regular' (regular: true) was added" in out
+    assert "sweep: 4 trials (2 combinations, 2 seeds): 4 new" in out
+    commands = [line.split(" -m stepjepa ")[1].split() for line in out.splitlines() if line.startswith("  $ ")]
+    assert [command[0] for command in commands] == ["train", "evaluate"] * 4
+    trained = [command for command in commands if command[0] == "train"]
+    assert [(command[-3], command[-1]) for command in trained] == [
+        (f"--finetune_seed={seed}", f"{folder}/{label}/seed{seed}")
+        for label in ("regular", "step-jepa_lbd0.5")
+        for seed in (7, 8)
+    ]
+    assert not folder.exists()
+
+
+def test_a_grid_of_flags_is_that_of_the_file(grid: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+    train = {name: value for name, value in grid["train"].items() if name != "save_steps"}
+    flags = [f"--{name}={value}" for name, value in [*train.items(), *grid["evaluate"].items()]]
+    own = ["--step-jepa", "--lbd", "0.5", "2.0", "--predictors", "0", "1", "--gamma", "0.5", "--last_token", "-1"]
+    command = ["sweep", "--output_dir", str(tmp_path / "sweep"), "--seeds", "82", "23", "--dry_run"]
+    # The rate concerns the baseline too.
+    assert main([*command, *flags, *own, "--learning_rate", "1e-3", "2e-5"]) == 0
+    shown = capsys.readouterr().out
+    rates = ["1e-3", "2e-5"]
+    arms = {
+        "regular": {"regular": True, "learning_rate": rates},
+        "step-jepa": {
+            "step_jepa": True,
+            "lbd": ["0.5", "2.0"],
+            "predictors": ["0", "1"],
+            "last_token": "-1",
+            "learning_rate": rates,
+        },
+    }
+    path = write(tmp_path / "grid.yaml", {**grid, "train": {**train, "gamma": "0.5"}, "arms": arms})
+    assert main([*command, "--config", str(path)]) == 0
+    assert sorted(shown.splitlines()) == sorted(capsys.readouterr().out.splitlines())
+    assert shown.count(" train ") == 2 * (2 + 2 * 2 * 2)
+    assert "lbdd: unknown argument '--lbdd=1'; did you mean --lbd?" in error_of(
+        capsys, *command[1:], *flags, "--lbdd=1"
+    )
+    assert "lbd: argument --lbd: invalid float value: 'x'" in error_of(capsys, *command[1:], *flags, "--lbd", 1, "x")
+    assert "--lbd is there twice" in error_of(capsys, *command[1:], *flags, "--lbd=1", "--lbd=2")
+    assert "unknown argument 'x'" in error_of(capsys, *command[1:], "x", *flags)
+
+
+def test_the_example_is_a_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (
+        main(["prepare", "stepmath", "--output_dir", "runs/sweep-data", "--train_size", "20", "--test_size", "5"]) == 0
+    )
+    example = str(ROOT / "examples" / "sweep.yaml")
+    assert main(["sweep", "--config", example, "--output_dir", "runs/sweep", "--only", "regular,82", "--dry_run"]) == 0
+    assert "sweep: 6 trials (3 combinations, 2 seeds), 1 of them chosen: 1 new" in capsys.readouterr().out
+
+
+def figures(out: str) -> list[list[str]]:
+    """The table of a sweep, without the seconds, which no two trainings share."""
+    return [line.split("|")[1:-2] for line in out.splitlines() if line.startswith("| ")]
+
+
+def test_a_whole_sweep_of_real_trainings(grid: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+    path, folder = write(tmp_path / "grid.yaml", grid), tmp_path / "sweep"
+    command = ["sweep", "--config", str(path), "--output_dir", str(folder), "--jobs", "2"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "[4/4] " in out
+    table = figures(out)
+    names = [f"{label}/seed{seed}" for label in ("regular", "step-jepa_lbd0.5") for seed in (82, 23)]
+    assert [row[0].strip() for row in table] == ["run", *names]
+    assert [row[1].strip() for row in table[1:]] == ["regular", "regular", "step-jepa", "step-jepa"]
+    assert len({row[7] for row in table[1:]}) == 4
+    runs = [json.loads((folder / name / "run.json").read_text()) for name in names]
+    assert [run["training"]["seed"] for run in runs] == [82, 23, 82, 23]
+    assert all(run["results"]["steps"] == 2 for run in runs)
+    compare = out.strip().splitlines()[-1].removeprefix("compare: stepjepa ").split()
+    assert compare == ["compare", *(f"{folder}/{name}" for name in names), *compare[5:]]
+    assert compare[5:] == ["--names", "regular,step-jepa_lbd0.5", "--baseline", "regular"]
+    # Once more there is nothing to do; another grid under the same names is refused.
+    assert main(command) == 0
+    again = capsys.readouterr().out
+    assert "sweep: 4 trials (2 combinations, 2 seeds): 4 finished" in again
+    assert figures(again) == table
+    write(path, {**grid, "train": {**grid["train"], "max_steps": 3}})
+    error = error_of(capsys, *command[1:])
+    assert (
+        "regular/seed82: was begun with other flags of 'stepjepa train' (--max_steps=2 became --max_steps=3)" in error
+    )
+
+
+@pytest.mark.slow
+def test_real_trainings_killed_in_between_come_to_the_same_table(
+    grid: dict[str, Any], tmp_path: Path, capsys: Any
+) -> None:
+    grid["train"]["max_steps"] = 12
+    path = write(tmp_path / "grid.yaml", grid)
+    commands = {
+        name: ["sweep", "--config", str(path), "--output_dir", str(tmp_path / name), "--jobs", "2"]
+        for name in ("undisturbed", "killed")
+    }
+    assert main(commands["undisturbed"]) == 0
+    expected = figures(capsys.readouterr().out)
+    # In the first training; then, gone on, in the last one.
+    for place in ("regular/seed82/checkpoint-3", "step-jepa_lbd0.5/seed23/checkpoint-1"):
+        process = subprocess.Popen([sys.executable, "-m", "stepjepa", *commands["killed"]], stdout=subprocess.DEVNULL)
+        until = time.monotonic() + 200
+        while not (tmp_path / "killed" / place).exists():
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert main(commands["killed"]) == 0
+    assert figures(capsys.readouterr().out) == expected

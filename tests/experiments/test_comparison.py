@@ -1,0 +1,396 @@
+"""Runs become arms, arms are paired with the baseline by seed, and what can't be compared is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from made_up_runs import PROTOCOL, change, evaluate, make_run
+from stepjepa.config import JepaConfig
+from stepjepa.errors import UserError
+from stepjepa.evaluation.output import model_fingerprint
+from stepjepa.experiments.comparison import arm_names, compare
+from stepjepa.experiments.evaluated_run import read_evaluated_run
+
+LLM = {"mode": "llm-jepa", "lbd": 0.5}
+# Of eight examples, right by the headline, for each seed.
+REGULAR = {23: "11000000", 37: "11100000", 82: "10000000"}
+JEPA = {23: "11110000", 37: "11100100", 82: "11110000"}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Three seeds of two arms, the method's in another order."""
+    made = [make_run(tmp_path / f"regular-{seed}", right, seed=seed) for seed, right in REGULAR.items()]
+    for seed in (82, 23, 37):
+        made.append(make_run(tmp_path / f"jepa-{seed}", JEPA[seed], seed=seed, jepa=LLM, tokens=1500.0))
+    return made
+
+
+def test_three_seeds_by_hand(runs):
+    found = compare(runs)
+    assert [arm.name for arm in found.arms] == ["regular", "llm-jepa"]
+    regular, jepa = found.arms
+    assert found.baseline is regular
+    assert [run.seed for run in jepa.runs] == ["23", "37", "82"]
+    assert regular.spread("headline") == (3, pytest.approx(2 / 8), pytest.approx(1 / 8))
+    assert jepa.spread("headline") == (3, pytest.approx(4 / 8), 0)
+    assert (jepa.spread("tokens").mean, jepa.spread("gold_loss").mean) == (1500, 0.5)
+    difference = found.differences["llm-jepa"]
+    # Differences 2, 1, 3 eighths: mean 2, std 1, t = 2 sqrt 3.
+    test = difference.measures["headline"]
+    assert (test.mean, test.std, test.t) == (pytest.approx(2 / 8), pytest.approx(1 / 8), pytest.approx(12**0.5))
+    assert difference.holm == test.p_greater == pytest.approx(0.0371, abs=1e-4)
+    assert difference.seeds == ("23", "37", "82")
+    assert difference.tokens == pytest.approx(1.5)
+    assert {seed: each[:2] for seed, each in difference.by_seed.items()} == {"23": (2, 0), "37": (1, 0), "82": (3, 0)}
+    # Net over seeds, example by example: 0 1 1+1 1+1 0 1 0 0; all gains, so one of 2^4 assignments is as far out.
+    assert difference.by_example == (6, 0, pytest.approx(1 / 16), pytest.approx(1 / 8))
+    assert difference.by_example_holm == pytest.approx(1 / 16)
+    assert not any("t-test" in note or "left out" in note for note in found.notes)
+
+
+def test_the_order_of_runs_makes_no_difference(runs):
+    one, other = compare(runs), compare(list(reversed(runs)))
+    assert one.differences == other.differences
+    assert [arm.name for arm in other.arms] == ["regular", "llm-jepa"]
+
+
+def test_two_tails_and_two_arms_are_corrected(runs, tmp_path):
+    for seed, right in {23: "11010000", 37: "11100010", 82: "11000000"}.items():
+        runs.append(make_run(tmp_path / f"step-{seed}", right, seed=seed, jepa={"mode": "step-jepa"}))
+    for tails, name in (("one", "p_greater"), ("two", "p_two_sided")):
+        found = compare(runs, tails=tails)
+        llm, step = found.differences.values()
+        # Every seed of step-jepa has one more than its baseline: no variance, no p, but still a second arm tested.
+        assert step.measures["headline"].t is None
+        assert (llm.holm, step.holm) == (pytest.approx(2 * getattr(llm.measures["headline"], name)), None)
+        p_values = [getattr(each.by_example, name) for each in (llm, step)]
+        assert p_values[0] < p_values[1]
+        assert [llm.by_example_holm, step.by_example_holm] == pytest.approx(
+            [min(1, 2 * p_values[0]), min(1, max(2 * p_values[0], p_values[1]))]
+        )
+        assert any("equal for all seeds" in note and note.startswith("step-jepa") for note in found.notes)
+
+
+def test_seeds_without_a_partner_are_shown_and_left_out(runs, tmp_path):
+    runs.append(make_run(tmp_path / "jepa-4", "11111111", seed=4, jepa=LLM))
+    runs.append(make_run(tmp_path / "regular-9", "00000000", seed=9))
+    found, before = compare(runs), compare(runs[:-2])
+    assert found.differences == before.differences
+    assert [run.seed for run in found.arms[1].runs] == ["4", "23", "37", "82"]
+    assert found.arms[1].spread("headline").mean == pytest.approx((4 * 3 + 8) / 8 / 4)
+    assert any(note.startswith("llm-jepa: seed 4 without a run of regular, left out") for note in found.notes)
+    assert any(note.startswith("regular: seed 9 without a run of llm-jepa, left out") for note in found.notes)
+
+
+def test_one_seed_has_no_t_test(runs):
+    found = compare([runs[0], runs[4]])
+    difference = found.differences["llm-jepa"]
+    assert found.arms[0].spread("headline").std is None
+    test = difference.measures["headline"]
+    assert (test.mean, test.t, test.p_greater, difference.holm) == (pytest.approx(2 / 8), None, None, None)
+    assert difference.by_example == difference.by_seed["23"] == (2, 0, pytest.approx(1 / 4), pytest.approx(1 / 2))
+    assert difference.by_example_holm == pytest.approx(1 / 4)
+    assert any("one seed in common with regular, so there is no t-test" in note for note in found.notes)
+
+
+def test_no_seed_in_common(runs):
+    found = compare([runs[0], runs[3]])
+    difference = found.differences["llm-jepa"]
+    assert (difference.seeds, difference.by_seed, difference.by_example) == ((), {}, None)
+    assert difference.measures["headline"] is difference.holm is difference.by_example_holm is difference.tokens is None
+    assert any("no seed in common" in note for note in found.notes)
+
+
+def test_does_the_gain_come_from_stopping(tmp_path):
+    regular = make_run(tmp_path / "a", "1000", lenient="1110", stopped="1001")
+    jepa = make_run(tmp_path / "b", "1111", lenient="1111", stopped="1111", jepa=LLM)
+    found = compare([regular, jepa]).differences["llm-jepa"]
+    means = {name: test.mean for name, test in found.measures.items()}
+    assert means == {"headline": 0.75, "lenient": 0.25, "stopped": 0.5}
+    # Of three examples gained, the baseline had two but ran on.
+    assert (found.by_example.gained, found.known) == (3, 2)
+
+
+def test_what_is_not_known_is_none(tmp_path):
+    folders = [make_run(tmp_path / "a", "1100"), make_run(tmp_path / "b", "1110", jepa=LLM)]
+    lines = [json.loads(line) for line in (folders[0] / "test.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["stopped"] = None
+        line["scores"]["exact"] /= 2
+    (folders[0] / "test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = folders[0] / "test.summary.json"
+    change(summary, "scores", "exact", "mean", to=0.25)
+    change(summary, "gold_loss", to=float("nan"))
+    found = compare(folders)
+    difference = found.differences["llm-jepa"]
+    assert difference.measures["stopped"] is difference.by_example is difference.known is None
+    assert found.arms[0].spread("stopped") is found.arms[0].spread("gold_loss") is None
+    assert difference.measures["headline"].mean == pytest.approx(0.5)
+    assert any("no test by example" in note for note in found.notes)
+    assert any("stopped by themselves" in note for note in found.notes)
+
+
+def test_notes_say_on_what_footing_the_arms_stand(runs, tmp_path):
+    assert compare(runs).notes[0].startswith("compared at equal steps (10)")
+    longer = make_run(tmp_path / "longer", "1" * 8, seed=23, training={"num_train_epochs": 4.0}, steps=14)
+    notes = compare([*runs, longer], baseline="regular num_train_epochs=3").notes
+    assert "not compared at equal steps" in notes[0]
+    assert "regular num_train_epochs=4 14" in notes[0]
+    assert all("FLOPs" in each[0] for each in (notes, compare(runs).notes))
+
+
+def test_doubtful_runs_are_named(runs):
+    change(runs[1] / "run.json", "versions", "stepjepa", to="0.2.0")
+    change(runs[2] / "test.summary.json", "settings", "model", to=model_fingerprint(runs[0]))
+    # What is in the folder is asked, unless its weights have been removed to save space.
+    with pytest.raises(UserError, match="is of another model than the one that is in the folder now") as caught:
+        compare(runs)
+    assert str(caught.value).startswith(f"{runs[2] / 'test.summary.json'}: ")
+    (runs[2] / "model.safetensors").unlink()
+    notes = compare(runs).notes
+    assert any("different versions of stepjepa: 0.1.0, 0.2.0" in note for note in notes)
+    assert any(f"the very same model was evaluated in {runs[0]} and in {runs[2]}" in note for note in notes)
+    assert not any("different views" in note for note in notes)
+    for place, views in ((0, "llm-jepa"), (4, "step-jepa")):
+        change(runs[place] / "test.summary.json", "settings", "similarity", to=views)
+    assert any("of different views (llm-jepa, step-jepa)" in note for note in compare(runs).notes)
+    # Where they ran makes no difference.
+    assert not any("platform" in note for note in notes)
+
+
+NAMES = [
+    ([{"mode": "regular"}, {"mode": "llm-jepa"}], ["regular", "llm-jepa"]),
+    (
+        [{"mode": "llm-jepa", "predictors": 1, "lbd": 0.5}, {"mode": "step-jepa", "lbd": 2.0}, {"mode": "regular"}],
+        ["llm-jepa separate K=1 lbd=0.5", "step-jepa branched K=2 lbd=2", "regular"],
+    ),
+    (
+        [{"mode": "llm-jepa", "jepa_loss_type": "infonce"}, {"mode": "llm-jepa", "reverse_pred": True}],
+        ["llm-jepa infonce", "llm-jepa cosine reverse_pred"],
+    ),
+    (
+        [{"mode": "step-jepa", "step_separator": "\n"}, {"mode": "step-jepa", "step_separator": "line"}],
+        ['step-jepa step_separator="\\n"', "step-jepa step_separator=line"],
+    ),
+    (
+        [{"mode": "llm-jepa", "last_token": -2}, {"mode": "llm-jepa"}],
+        ["llm-jepa last_token=-2", "llm-jepa last_token=null"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("configs", "names"), NAMES, ids=[" | ".join(names) for _, names in NAMES])
+def test_arms_are_named_by_what_differs(configs, names, tmp_path):
+    folders = [make_run(tmp_path / str(place), "10", jepa=config) for place, config in enumerate(configs)]
+    found = compare(folders, baseline=names[0])
+    assert [arm.name for arm in found.arms] == names
+
+
+def test_other_settings_make_arms_too(tmp_path):
+    adapter = {"rank": 16, "alpha": None, "dropout": 0.0}
+    folders = [
+        make_run(tmp_path / "a", "10"),
+        make_run(tmp_path / "b", "10", training={"learning_rate": 1e-3}),
+        make_run(tmp_path / "c", "10", lora=adapter),
+        make_run(tmp_path / "d", "10", seed=2, lora={**adapter, "alpha": 32}),
+        make_run(tmp_path / "e", "10", lora={**adapter, "rank": 8, "alpha": 32}),
+        make_run(tmp_path / "f", "10", model="/models/other", order={"records_per_micro_step": 8}),
+    ]
+    found = compare(folders, baseline="regular model=preset:tiny learning_rate=2e-05 batch_size=4")
+    assert {arm.name: [run.folder.name for run in arm.runs] for arm in found.arms} == {
+        "regular model=preset:tiny learning_rate=2e-05 batch_size=4": ["a"],
+        "regular model=preset:tiny learning_rate=0.001 batch_size=4": ["b"],
+        # An alpha left out is twice the rank.
+        "regular lora lora_rank=16 model=preset:tiny learning_rate=2e-05 batch_size=4": ["c", "d"],
+        "regular lora lora_rank=8 model=preset:tiny learning_rate=2e-05 batch_size=4": ["e"],
+        "regular model=other learning_rate=2e-05 batch_size=8": ["f"],
+    }
+
+
+def test_what_leaves_the_weights_alone_makes_no_arm(tmp_path):
+    quiet = {"logging_steps": 99, "save_strategy": "epoch", "report_to": ["tensorboard"], "eval_steps": 3}
+    idle = {"mode": "regular", "lbd": 0.7, "infonce_temperature": 0.5, "step_separator": "line"}
+    older = {name: value for name, value in JepaConfig(mode="regular").to_dict().items() if name != "gamma"}
+    folders = [
+        make_run(tmp_path / "a", "10"),
+        make_run(tmp_path / "b", "10", seed=2, training=quiet),
+        make_run(tmp_path / "c", "10", seed=3, jepa=idle),
+        make_run(tmp_path / "d", "10", seed=4),
+        make_run(tmp_path / "e", "10", jepa=LLM),
+    ]
+    change(folders[3] / "run.json", "jepa", to=older)
+    assert [len(arm.runs) for arm in compare(folders).arms] == [4, 1]
+    # Of two lengths the number of steps decides.
+    counted = [
+        make_run(tmp_path / f"s{n}", "10", training={"max_steps": 5, "num_train_epochs": n}, seed=n) for n in (1, 2)
+    ]
+    assert [len(arm.runs) for arm in compare([*counted, folders[4]]).arms] == [2, 1]
+    # But a checkpoint is chosen by what is evaluated when.
+    best = {"load_best_model_at_end": True, "eval_steps": 3}
+    more = [make_run(tmp_path / str(n), "10", training={**best, "eval_steps": n}, seed=n) for n in (1, 2)]
+    assert len(compare([*folders, *more], baseline="llm-jepa").arms) == 4
+
+
+def test_seeds_of_order_and_weights(tmp_path):
+    both = {"data_seed": 7}
+    folders = [make_run(tmp_path / f"{n}", "10", seed=n, training={"data_seed": n}) for n in (3, 10)]
+    folders += [make_run(tmp_path / f"b{n}", "10", seed=n, training=both, jepa=LLM) for n in (3, 10)]
+    found = compare(folders)
+    assert [[run.seed for run in arm.runs] for arm in found.arms] == [["3", "10"], ["3/7", "10/7"]]
+    assert found.differences["llm-jepa"].seeds == ()
+
+
+def test_arms_that_an_older_version_has_no_setting_for_keep_apart():
+    names = arm_names([{"mode": "regular"}, {"mode": "regular", "new": 3}])
+    assert names == ["regular", "regular new=3"]
+
+
+def test_names_and_baseline(runs, tmp_path):
+    found = compare(runs, names=["plain", "ours"], baseline="ours")
+    assert [arm.name for arm in found.arms] == ["ours", "plain"]
+    assert found.differences["plain"].measures["headline"].mean == pytest.approx(-2 / 8)
+    with pytest.raises(UserError, match="--names: 1 for 2 arms, which are in this order: regular; llm-jepa"):
+        compare(runs, names=["plain"])
+    for names in (["same", "same"], ["one", ""]):
+        with pytest.raises(UserError, match="every arm needs a name of its own"):
+            compare(runs, names=names)
+    with pytest.raises(UserError, match="--baseline: no arm 'regulr'; choose one of regular; llm-jepa"):
+        compare(runs, baseline="regulr")
+    with pytest.raises(UserError, match="differ in nothing but their seeds"):
+        compare(runs[:3])
+    others = [make_run(tmp_path / f"k{k}", "1" * 8, jepa={**LLM, "predictors": k}) for k in (1, 2)]
+    with pytest.raises(
+        UserError, match=r"none of the arms is regular.*--baseline with one of llm-jepa K=1; llm-jepa K=2"
+    ):
+        compare(others)
+    quick = make_run(tmp_path / "quick", "1" * 8, training={"learning_rate": 1e-3})
+    with pytest.raises(
+        UserError, match=r"2 arms are regular.*one of regular learning_rate=2e-05; .*; regular learning"
+    ):
+        compare([*runs, quick])
+
+
+DIFFERENT = [
+    ("run.json", ("data", "train", "sha256"), "e" * 64, r"training data \(sha256\) is e+\.\.\. instead of d"),
+    ("run.json", ("system_prompts",), ["Sum."], r'system prompts of training is \["Sum\."\] instead of \["Add\."\]'),
+    ("run.json", ("system_prompts",), None, "system prompts of training is unknown"),
+    ("test.summary.json", ("test_fingerprint",), "0" * 64, r"test file \(sha256\) is 0+\.\.\. instead of f"),
+    ("test.summary.json", ("task",), "boxed", "task is boxed instead of generic"),
+    ("test.summary.json", ("headline",), "prefix", "headline is prefix instead of exact"),
+    ("test.summary.json", ("lenient",), "exact", "lenient is exact instead of prefix"),
+    ("test.summary.json", ("settings", "max_new_tokens"), 32, "max new tokens is 32 instead of 16"),
+    ("test.summary.json", ("settings", "scoring"), "reference", "scoring is reference instead of own"),
+    ("test.summary.json", ("settings", "temperature"), 0.7, "temperature is 0.7 instead of 0.0"),
+    ("test.summary.json", ("settings", "prompt"), {"system": "x", "plain": False}, 'prompt is {"system": "x"'),
+    ("test.summary.json", ("settings",), {"missing": "wrong"}, "task options is unknown instead of {}"),
+]
+
+
+@pytest.mark.parametrize(("file", "path", "value", "words"), DIFFERENT, ids=[words for *_, words in DIFFERENT])
+def test_what_is_different_is_refused_and_named(file, path, value, words, runs):
+    change(runs[4] / file, *path, to=value)
+    with pytest.raises(UserError, match=words) as caught:
+        compare(runs)
+    assert str(caught.value).startswith(f"{runs[4]}: can't be compared with {runs[0]}: ")
+
+
+def test_records_that_a_task_leaves_out(runs):
+    def renumber(folder, indices):
+        lines = [json.loads(line) for line in (folder / "test.jsonl").read_text().splitlines()]
+        numbered = [line | {"index": index} for line, index in zip(lines, indices, strict=True)]
+        (folder / "test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in numbered))
+
+    before = compare(runs)
+    for folder in runs:
+        renumber(folder, [0, 2, 3, 4, 5, 6, 8, 9])
+    assert compare(runs).differences == before.differences
+    renumber(runs[5], [0, 2, 3, 4, 5, 7, 8, 9])
+    with pytest.raises(UserError, match="only one of them was asked example 6") as caught:
+        compare(runs)
+    assert str(caught.value).startswith(f"{runs[5]}: can't be compared with {runs[0]}")
+    for wrong in ([0, 2, 3, 4, 5, 6, 8, 8], [2, 0, 3, 4, 5, 6, 8, 9]):
+        renumber(runs[5], wrong)
+        with pytest.raises(UserError, match="its 8 lines are not the 8 examples"):
+            compare(runs)
+
+
+def test_a_shorter_test_is_refused(runs):
+    evaluate(runs[4], "1111")
+    with pytest.raises(UserError, match="number of examples is 4 instead of 8"):
+        compare(runs)
+
+
+@pytest.mark.parametrize("split", [{"eval_split": 0.2, "split_seed": 1}, {"eval_split": 0.1, "split_seed": 2}])
+def test_another_split_of_the_same_file_is_other_data(split, tmp_path):
+    parts = {"sha256": "d" * 64, "eval_split": 0.1, "split_seed": 1}
+    folders = [make_run(tmp_path / "a", "10", data={"data": parts})]
+    folders.append(make_run(tmp_path / "b", "10", jepa=LLM, data={"data": {**parts, **split}}))
+    name = next(name for name in split if split[name] != parts[name])
+    with pytest.raises(UserError, match=f"{name.replace('_', ' ')} is {split[name]} instead of {parts[name]}"):
+        compare(folders)
+
+
+def test_what_may_differ_between_evaluations(runs):
+    for name, value in {"similarity": "llm-jepa", "batch_size": 3, "seed": 5, "base_model": "other"}.items():
+        assert PROTOCOL[name] is None
+        change(runs[4] / "test.summary.json", "settings", name, to=value)
+    assert compare(runs).differences
+
+
+def test_a_seed_twice_is_refused(runs, tmp_path):
+    again = make_run(tmp_path / "again", "1" * 8, seed=23)
+    with pytest.raises(UserError) as caught:
+        compare([*runs, again])
+    assert str(caught.value) == f"{again}: is of the same arm and seed (23) as {runs[0]}; leave one out"
+
+
+BROKEN = [
+    ("run.json", None, "is no run folder"),
+    ("run.json", "{", "run.json: is damaged"),
+    ("run.json", '{"status": "running"}', r"the run is not finished \(status running\)"),
+    ("run.json", '{"status": "finished"}', "run.json or test.summary.json lacks 'training'"),
+    ("test.summary.json", None, "holds no finished evaluation; run 'stepjepa evaluate'"),
+    ("test.summary.json", "{", "test.summary.json: can't be read as an evaluation"),
+    ("test.summary.json", "[]", "test.summary.json: can't be read as an evaluation"),
+    ("test.summary.json", "{}", "test.summary.json lacks"),
+    ("test.jsonl", None, "test.jsonl: no such file of an evaluation"),
+    ("test.jsonl", "{}\n", "its 1 lines are not the 8 examples of test.summary.json"),
+]
+
+
+@pytest.mark.parametrize(("file", "content", "words"), BROKEN, ids=[f"{file} {words}" for file, _, words in BROKEN])
+def test_broken_folders_are_refused(file, content, words, runs):
+    broken: Path = runs[1] / file
+    broken.unlink() if content is None else broken.write_text(content)
+    with pytest.raises(UserError, match=words) as caught:
+        compare(runs)
+    assert str(runs[1]) in str(caught.value)
+
+
+def test_lines_of_another_evaluation_are_refused(runs):
+    lines = (runs[1] / "test.jsonl").read_text()
+    (runs[0] / "test.jsonl").write_text(lines)
+    with pytest.raises(UserError, match=r"its lines don't give the mean of test.summary.json"):
+        compare(runs)
+
+
+def test_one_of_several_evaluations_is_chosen(runs):
+    for folder in runs:
+        evaluate(folder, "10000001", name="long.v2")
+    with pytest.raises(UserError, match=r"holds several evaluations; pass --evaluation with one of long.v2, test"):
+        compare(runs)
+    for name in ("long.v2", "long.v2.jsonl", "long.v2.summary.json"):
+        assert compare(runs, evaluation=name).arms[1].spread("headline").mean == 0.25
+    assert compare(runs, evaluation="test").differences["llm-jepa"].by_example.gained == 6
+    with pytest.raises(UserError, match=r"no finished evaluation 'other' \(there is long.v2, test\)"):
+        compare(runs, evaluation="other")
+
+
+def test_a_run_says_what_it_is(runs):
+    run = read_evaluated_run(runs[3])
+    assert (run.seed, run.steps, run.evaluation, run.mean("headline")) == ("82", 10, "test", 0.5)
+    assert run.figures == {"gold_loss": 0.5, "matched": 0.75, "shuffled": 0.25, "tokens": 1500.0, "seconds": 2.5}
+    assert run.verdicts("headline") == [True] * 4 + [False] * 4
+    assert (run.settings["predictors"], run.settings["lbd"]) == (1, 0.5)

@@ -1,0 +1,243 @@
+"""A comparison as text, Markdown, CSV, LaTeX, JSON and picture: the same numbers, and nothing that breaks them."""
+
+import csv
+import io
+import json
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from made_up_runs import make_run
+from stepjepa.commands.compare import FORMATS as COMMAND_FORMATS
+from stepjepa.errors import UserError
+from stepjepa.experiments.comparison import compare
+from stepjepa.experiments.comparison_plot import check_picture, draw, write_picture
+from stepjepa.experiments.comparison_table import FORMATS, as_dict, latex_escape, p_text, tables
+
+LLM = {"mode": "llm-jepa"}
+RIGHT = {
+    "regular": {23: "11000000", 37: "11100000", 82: "10000000"},
+    "jepa": {23: "11110000", 37: "11100100", 82: "11110000", 4: "11111111"},
+}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    made = []
+    for name, seeds in RIGHT.items():
+        for seed, right in seeds.items():
+            jepa, tokens = (LLM, 1500.0) if name == "jepa" else (None, 1000.0)
+            stopped = right if name == "regular" else None
+            made.append(
+                make_run(tmp_path / f"{name}-{seed}", right, seed=seed, jepa=jepa, tokens=tokens, stopped=stopped)
+            )
+    return made
+
+
+def rows_of(table):
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+def test_tables_by_hand(runs):
+    arms, seeds, examples, each = map(rows_of, tables(compare(runs)))
+    # jepa: 4, 4, 4 and 8 of 8: mean 5/8, std sqrt((3 + 9) / 3) / 8 = 2/8.
+    assert arms == [
+        {
+            "arm": "regular",
+            "seeds": "3",
+            "exact": "25.00% ± 12.50",
+            "prefix": "25.00% ± 12.50",
+            "stop rate": "25.00% ± 12.50",
+            "LM loss": "0.500",
+            "matched": "0.750",
+            "shuffled": "0.250",
+            "tokens": "1,000",
+            "seconds": "2",
+        },
+        {
+            "arm": "llm-jepa",
+            "seeds": "4",
+            "exact": "62.50% ± 25.00",
+            "prefix": "62.50% ± 25.00",
+            "stop rate": "100.00% ± 0.00",
+            "LM loss": "0.500",
+            "matched": "0.750",
+            "shuffled": "0.250",
+            "tokens": "1,500",
+            "seconds": "2",
+        },
+    ]
+    # Differences 2, 1, 3 eighths: 25 points, std 12.5, half the interval 4.3027 * 12.5 / sqrt(3) = 31.05.
+    (row,) = seeds
+    assert row == {
+        "arm": "llm-jepa",
+        "pairs": "3",
+        "Δ exact": "+25.00 [-6.05, +56.05]",
+        "Δ prefix": "+25.00 [-6.05, +56.05]",
+        "Δ stop rate": "+75.00 [+43.95, +106.05]",
+        "p, one-tailed": "0.0371",
+        "p, two-tailed": "0.0742",
+        "Holm": "0.0371",
+        "tokens": "× 1.50",
+    }
+    (row,) = examples
+    assert row == {
+        "arm": "llm-jepa",
+        "gained": "6",
+        "of them prefix before": "0",
+        "lost": "0",
+        "p, one-tailed": "0.0625",
+        "p, two-tailed": "0.1250",
+        "Holm": "0.0625",
+    }
+    assert [tuple(row.values()) for row in each] == [
+        ("regular", "23", "25.00%", "25.00%", "25.00%", "–", "–", "–", "regular-23"),
+        ("regular", "37", "37.50%", "37.50%", "37.50%", "–", "–", "–", "regular-37"),
+        ("regular", "82", "12.50%", "12.50%", "12.50%", "–", "–", "–", "regular-82"),
+        ("llm-jepa", "4", "100.00%", "100.00%", "100.00%", "–", "–", "–", "jepa-4"),
+        ("llm-jepa", "23", "50.00%", "50.00%", "100.00%", "2", "0", "0.5000", "jepa-23"),
+        ("llm-jepa", "37", "50.00%", "50.00%", "100.00%", "1", "0", "1.0000", "jepa-37"),
+        ("llm-jepa", "82", "50.00%", "50.00%", "100.00%", "3", "0", "0.2500", "jepa-82"),
+    ]
+
+
+def test_what_is_not_tested_is_a_dash(runs):
+    _, seeds, examples, _ = map(rows_of, tables(compare([runs[0], runs[3]])))
+    assert seeds[0]["p, one-tailed"] == "–" != seeds[0]["Δ exact"] == "+25.00"
+    assert seeds[0]["Holm"] == "–"
+    assert examples[0]["p, two-tailed"] == "0.5000"
+    _, seeds, examples, _ = map(rows_of, tables(compare([runs[0], runs[6]])))
+    assert set(seeds[0].values()) == {"llm-jepa", "0", "–"}
+    assert set(examples[0].values()) == {"llm-jepa", "–"}
+
+
+def test_folders_are_told_apart(tmp_path, monkeypatch):
+    first = make_run(tmp_path / "a" / "23", "10")
+    make_run(tmp_path / "b" / "23", "10", jepa=LLM)
+    monkeypatch.chdir(tmp_path / "b" / "23")
+    assert [row["folder"] for row in rows_of(tables(compare([first, "."]))[3])] == ["a/23", "b/23"]
+
+
+def test_p_for_people():
+    assert [p_text(p) for p in (None, 0.0, 0.00009, 0.0001, 0.05, 1.0)] == [
+        *("–", "< 0.0001", "< 0.0001", "0.0001", "0.0500", "1.0000")
+    ]
+
+
+def test_text_is_aligned_and_names_its_notes(runs):
+    text = FORMATS["text"](compare(runs))
+    blocks = text.split("\n\n")
+    assert blocks[0].startswith("2 arms, 7 runs, baseline regular; evaluation test: task generic, 8 examples")
+    for rows in blocks[2:9:2]:
+        head, rule, *_ = rows.splitlines()
+        assert re.fullmatch(r"[- ]+", rule)
+        assert len(head) == len(rule) == max(map(len, rows.splitlines()))
+    assert "note: llm-jepa: seed 4 without a run of regular" in blocks[-1]
+
+
+def test_names_that_would_break_a_table(runs):
+    comparison = compare(runs, names=["a|b_c*", "50% & {x}\\ ~^#$"])
+    markdown = FORMATS["markdown"](comparison)
+    rows = [line for line in markdown.splitlines() if line.startswith("|")]
+    counts = [len(re.findall(r"(?<!\\)\|", line)) for line in rows]
+    assert counts == [11] * 4 + [10] * 3 + [8] * 3 + [10] * 9
+    assert r"| a\|b\_c\* |" in markdown
+    latex = FORMATS["latex"](comparison)
+    assert r"50\% \& \{x\}\textbackslash{} \textasciitilde{}\textasciicircum{}\#\$ & 4 &" in latex
+    body = [line for line in latex.splitlines() if line.endswith(r"\\")]
+    assert [len(re.findall(r"(?<!\\)&", line)) for line in body] == [9] * 3 + [8] * 2 + [6] * 2 + [8] * 8
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{table}") == 4
+    # Whatever is no comment is balanced.
+    code = "\n".join(line for line in latex.splitlines() if not line.startswith("%"))
+    bare = re.sub(r"\\[{}]", "", code)
+    assert bare.count("{") == bare.count("}")
+    assert len(re.findall(r"(?<!\\)\$", code)) % 2 == 0
+    assert not re.search("[±Δ×–]", code)
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("lbd=0.5", "lbd=0.5"),
+        ("last_token=-2", r"last\_token=$-$2"),
+        ("+25.00 [-6.05, +56.05]", "+25.00 [$-$6.05, +56.05]"),
+        ("llm-jepa 2e-05", "llm-jepa 2e-05"),
+        ("12% ± 3", r"12\% $\pm$ 3"),
+        ("< 0.0001", "$<$ 0.0001"),
+        ("a\\b", r"a\textbackslash{}b"),
+    ],
+)
+def test_latex_escapes(text, escaped):
+    assert latex_escape(text) == escaped
+
+
+def test_json_and_csv_hold_every_number(runs):
+    comparison = compare(runs)
+    value = json.loads(FORMATS["json"](comparison))
+    assert value == json.loads(json.dumps(as_dict(comparison)))
+    assert (value["baseline"], value["corrected"]) == ("regular", "one-tailed p, Holm")
+    assert value["notes"] == list(comparison.notes)
+    regular, jepa = value["arms"]
+    assert regular["difference"] is None
+    assert jepa["headline"] == {"n": 4, "mean": 0.625, "std": pytest.approx(0.25)}
+    assert jepa["settings"]["mode"] == "llm-jepa"
+    found = jepa["difference"]
+    assert found["seeds"] == ["23", "37", "82"]
+    assert set(found["headline"]) == {*("n", "mean", "std", "low", "high", "t", "p_greater", "p_two_sided")}
+    assert found["headline"]["t"] == pytest.approx(12**0.5)
+    assert (found["by_example"]["gained"], found["gained_lenient_before"], found["token_ratio"]) == (6, 0, 1.5)
+    assert [run["mcnemar"] and run["mcnemar"]["gained"] for run in jepa["runs"]] == [None, 2, 1, 3]
+    rows = list(csv.DictReader(io.StringIO(FORMATS["csv"](comparison))))
+    assert [row["arm"] for row in rows] == ["regular", "llm-jepa"]
+    assert float(rows[1]["headline_mean"]) == 0.625
+    assert float(rows[1]["headline_difference_p_greater"]) == found["headline"]["p_greater"]
+    assert float(rows[1]["example_p_two_sided"]) == found["by_example"]["p_two_sided"]
+    assert (rows[1]["paired_seeds"], rows[1]["example_gained"], rows[0]["example_gained"]) == ("23 37 82", "6", "")
+
+
+def test_formats_are_those_of_the_command():
+    assert tuple(FORMATS) == COMMAND_FORMATS
+
+
+def test_a_lenient_score_that_is_the_headline_stands_once(tmp_path):
+    from made_up_runs import change
+
+    folders = [make_run(tmp_path / "a", "10"), make_run(tmp_path / "b", "11", jepa=LLM)]
+    for folder in folders:
+        change(folder / "test.summary.json", "lenient", to="exact")
+    for table in tables(compare(folders)):
+        assert not [column for column in table.columns if "prefix" in column or "before" in column]
+
+
+def test_the_picture_shows_means_deviations_seeds_and_the_baseline(runs):
+    figure = draw(compare(runs))
+    assert [axes.get_title() for axes in figure.axes] == ["exact", "prefix", "stop rate"]
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["regular", "llm-jepa"]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]
+    (baseline,) = [line for line in axes.lines if line.get_linestyle() == "--"]
+    assert list(baseline.get_xdata()) == [25, 25]
+    dots = [sorted(line.get_xdata()) for line in axes.lines if line.get_marker() == "o"]
+    assert dots == [[12.5, 25, 37.5], [50, 50, 50, 100]]
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "D"] == [25, 62.5]
+    bars = [sorted(segment[:, 0]) for bar in axes.collections for segment in bar.get_segments()]
+    assert bars == [pytest.approx([12.5, 37.5]), pytest.approx([37.5, 87.5])]
+
+
+def test_pictures_are_whole_and_always_the_same(runs, tmp_path):
+    comparison = compare(runs, names=["$x_1$ 日本", "_b"])
+    for kind in ("png", "svg"):
+        files = [tmp_path / f"{place}.{kind}" for place in (1, 2)]
+        for file in files:
+            write_picture(comparison, file)
+        assert files[0].read_bytes() == files[1].read_bytes()
+    assert ElementTree.parse(tmp_path / "1.svg").getroot().tag.endswith("svg")
+    assert (tmp_path / "1.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match=r"a\.pdf: --plot draws \.png or \.svg"):
+        check_picture("a.pdf")
+
+
+def test_a_single_seed_has_no_bar(runs):
+    figure = draw(compare([runs[0], runs[3]]))
+    assert not figure.axes[0].collections

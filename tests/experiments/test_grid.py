@@ -1,0 +1,186 @@
+"""Grids: what is trained, under which names, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepjepa.errors import UserError
+from stepjepa.experiments.grid import Trial, as_arguments, expand, make_grid, read_grid, select
+
+
+def accept(arguments: list[str]) -> Any:
+    """What a command of free flags takes: anything but ``--bad`` and ``--lbd=x``."""
+    for argument in arguments:
+        if argument.startswith("--bad"):
+            raise UserError(f"unknown argument '{argument}'; did you mean --good?")
+        if argument == "--lbd=x":
+            raise UserError("argument --lbd/--lambda: invalid float value: 'x'")
+    meaning = dict(argument.partition("=")[::2] for argument in arguments)
+    return {name: float(value) if value[:1].isdigit() else value for name, value in meaning.items()}
+
+
+def trials_of(seeds: Any = (1,), **values: Any) -> list[Trial]:
+    return expand(make_grid({"seeds": list(seeds), **values}), accept, accept)
+
+
+def test_a_grid_expanded_by_hand() -> None:
+    trials = trials_of(
+        seeds=(82, 23),
+        train={"model_name": "m", "lbd": 0.1},
+        evaluate={"test_file": "t"},
+        arms={"regular": {"regular": True, "lbd": None}, "jepa": {"lbd": [0.5, 2.0], "predictors": [0, 1], "k-k": -1}},
+    )
+    common, ends = ("--model_name=m",), ("--finetune_seed=82", "--finetune_seed=23")
+    expected = [
+        ("regular", "regular", (*common, "--regular=True")),
+        ("jepa_lbd0.5_predictors0", "jepa", (*common, "--lbd=0.5", "--predictors=0", "--k_k=-1")),
+        ("jepa_lbd0.5_predictors1", "jepa", (*common, "--lbd=0.5", "--predictors=1", "--k_k=-1")),
+        ("jepa_lbd2.0_predictors0", "jepa", (*common, "--lbd=2.0", "--predictors=0", "--k_k=-1")),
+        ("jepa_lbd2.0_predictors1", "jepa", (*common, "--lbd=2.0", "--predictors=1", "--k_k=-1")),
+    ]
+    assert trials == [
+        Trial(f"{label}/seed{seed}", arm, label, seed, (*flags, end), ("--test_file=t",))
+        for label, arm, flags in expected
+        for seed, end in zip((82, 23), ends, strict=True)
+    ]
+
+
+def test_the_baseline_comes_first_and_is_added_if_it_is_regular() -> None:
+    grid = make_grid({"arms": {"jepa": {}}})
+    assert list(grid.arms) == ["regular", "jepa"]
+    assert (grid.baseline_added, grid.arms["regular"]) == (True, {"regular": True})
+    assert grid.seeds == (82, 23, 37, 84, 4)
+    own = make_grid({"arms": {"jepa": {}, "plain": {"lbd": 0}}, "baseline": "plain"})
+    assert (list(own.arms), own.baseline_added) == (["plain", "jepa"], False)
+
+
+NAMES = [
+    (0.5, "a_f0.5"),
+    (-1, "a_f-1"),
+    ("1e-5", "a_f1e-5"),
+    (True, "a_f-true"),
+    ("l2", "a_f-l2"),
+    (None, "a_f-null"),
+]
+
+
+@pytest.mark.parametrize(("value", "label"), NAMES)
+def test_names_say_what_was_chosen(value: Any, label: str) -> None:
+    assert trials_of(arms={"a": {"f": [value]}})[1].label == label
+
+
+def test_names_are_file_names_unique_and_stable() -> None:
+    values = ["a/b", "a-b", "a b", "../x", ".", "", "é", "x" * 300, "x" * 300 + "y", {"a": 1}, {"a": 2}, "1_0"]
+    labels = [trial.label for trial in trials_of(arms={"a": {"f": values}})[1:]]
+    assert len({label.casefold() for label in labels}) == len(values)
+    assert all(set(label) <= set("abcdefghijklmnopqrstuvwxyz0123456789_.+-") for label in labels), labels
+    assert labels[:2] == ["a_f-a-b-c14cdd", "a_f-a-b"]
+    many = {f"flag{number}": ["x" * 30] for number in range(20)}
+    assert len(trials_of(arms={"a": many})[1].label) < 200
+    # More arms, values and seeds leave the names of the others as they are.
+    before = {trial.name for trial in trials_of(arms={"a": {"f": [1, 2]}})}
+    after = {trial.name for trial in trials_of(seeds=(9, 1), arms={"b": {}, "a": {"f": [3, 2, 1]}})}
+    assert before < after
+
+
+def test_a_nested_list_is_a_flag_of_several_values() -> None:
+    trials = trials_of(arms={"a": {"f": [["x", "y"], ["z"]]}}, train={"g": [1, 2]})
+    assert [trial.train[3:-1] for trial in trials[1:]] == [("--f", "x", "y"), ("--f", "z")]
+    assert as_arguments({"a": {"b": 1}, "c": None, "d": "--e"}) == ['--a={"b": 1}', "--d=--e"]
+
+
+YAML = """\
+train:
+  model_name: m
+  lbd: 0.1
+evaluate: {test_file: t}
+arms:
+  jepa:
+    predictors: [0, 1]
+seeds: [1, 2]
+"""
+
+REFUSED = [
+    ("lbd: 0.1", "lbd: x", "grid.yaml:3: train.lbd: argument --lbd/--lambda: invalid float value"),
+    ("lbd: 0.1", "bad-flag: 0.1", "grid.yaml:3: train.bad_flag: unknown argument '--bad_flag=0.1'; did you mean"),
+    ("predictors: [0, 1]", "bad: [0, 1]", "grid.yaml:7: arms.jepa.bad: unknown argument"),
+    ("{test_file: t}", "{bad: t}", "grid.yaml:4: evaluate.bad: unknown argument"),
+    ("lbd: 0.1", "output_dir: x", "grid.yaml:3: train.output_dir: is set by the sweep itself"),
+    ("lbd: 0.1", "seed: 3", "grid.yaml:3: train.seed: is set by the sweep itself; leave it out; write 'seeds'"),
+    ("{test_file: t}", "{model_path: t}", "grid.yaml:4: evaluate.model_path: is set by the sweep itself"),
+    ("lbd: 0.1", "model_name: n", "grid.yaml:3: train.model_name: is there twice, first in line 2"),
+    ("predictors: [0, 1]", "a-b: 1\n    a_b: 2", "grid.yaml:8: arms.jepa.a_b: is there twice"),
+    ("predictors: [0, 1]", "p: [0, 0]", "grid.yaml:6: arms.jepa: 'jepa_p0' would train the same as 'jepa_p0'"),
+    ("predictors: [0, 1]", "lbd: [0.1, 1.0]\n  b: {lbd: 1}", "grid.yaml:8: arms.b: 'b' would train the same as 'jepa_"),
+    ("predictors: [0, 1]", "regular: true", "'jepa' would train the same as 'regular'; leave one out"),
+    ("predictors: [0, 1]", "predictors: []", "grid.yaml:7: arms.jepa.predictors: an empty list"),
+    ("predictors: [0, 1]", "p: [1]\n  JEPA: {p: [1], q: 1}", "two combinations would be called 'JEPA_p1'"),
+    ("seeds: [1, 2]", "seeds: [1, 1]", "grid.yaml:8: seeds: expected different whole numbers, 0 or more, got [1, 1]"),
+    ("seeds: [1, 2]", "seeds: []", "seeds: expected different whole numbers"),
+    ("seeds: [1, 2]", "seeds: [true]", "seeds: expected different whole numbers"),
+    ("seeds: [1, 2]", "seeds: [-1]", "seeds: expected different whole numbers"),
+    ("seeds: [1, 2]", "seeds: 3", "seeds: expected different whole numbers"),
+    ("seeds: [1, 2]", "seed: [3]", "grid.yaml:8: seed: unknown key; did you mean 'seeds'?"),
+    ("seeds: [1, 2]", "baseline: llm", "grid.yaml:8: baseline: there is no arm 'llm'; name one of jepa"),
+    ("seeds: [1, 2]", "baseline: [jepa]", "there is no arm"),
+    ("  jepa:", "  a/b:", "grid.yaml:5: arms: an arm's name begins with a letter"),
+    ("  jepa:", "  82:", "an arm's name begins with a letter"),
+    ("    predictors: [0, 1]", "    - 3", "grid.yaml:6: arms.jepa: holds a list; expected 'flag: value' lines"),
+    (YAML, "- 3", "grid.yaml: holds a list; expected the keys train, evaluate, arms, seeds, baseline"),
+    (YAML, "", "grid.yaml: holds nothing"),
+    (YAML, "train: {}", "arms: expected a mapping"),
+    (YAML, "a: [", "grid.yaml:1: not valid YAML"),
+    (YAML, "a: &a [*a]\n? [1]\n: 2", "not valid YAML"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "words"), REFUSED, ids=[new[:30] for _, new, _ in REFUSED])
+def test_what_is_refused_is_named_with_its_place(old: str, new: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "grid.yaml"
+    path.write_text(YAML, encoding="utf-8")
+    assert len(expand(read_grid(path), accept, accept)) == 6
+    assert old in YAML
+    path.write_text(YAML.replace(old, new), encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        expand(read_grid(path), accept, accept)
+    assert words in str(caught.value)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="not UTF-8"):
+        read_grid(tmp_path / "grid.yaml")
+    with pytest.raises(UserError, match="no such grid"):
+        read_grid(tmp_path / "nowhere.yaml")
+
+
+def test_a_misspelt_flag_is_blamed_and_not_the_one_it_resembles() -> None:
+    with pytest.raises(UserError, match=r"^train\.bad: "):
+        trials_of(train={"bad": 1}, arms={"a": {"good": 1}})
+
+
+ONLY = [
+    (None, 6),
+    ("regular", 2),
+    ("a", 4),
+    ("a_f1", 2),
+    ("82", 3),
+    ("regular,82", 1),
+    ("82, regular, 23", 2),
+    ("a_f1/seed82", 1),
+    ("a_f1/seed82,regular/seed23", 2),
+    ("a_f1/seed82,regular", 3),
+]
+
+
+@pytest.mark.parametrize(("only", "count"), ONLY)
+def test_only_chooses_by_arm_and_seed(only: str | None, count: int) -> None:
+    trials = trials_of(seeds=(82, 23), arms={"a": {"f": [1, 2]}})
+    assert len(select(trials, only)) == count
+    for name in ("b", "82,b", "a_f3", "83"):
+        with pytest.raises(UserError, match=r"--only: no arm, seed or trial"):
+            select(trials, name)
+    with pytest.raises(UserError, match="--only: name arms"):
+        select(trials, " ,")

@@ -1,0 +1,182 @@
+"""The statistics against hand-computed values, published examples, and the slow obvious way."""
+
+import itertools
+import math
+import random
+
+import pytest
+
+from stepjepa.experiments.statistics import flip_p_values, holm, mcnemar, paired_t, sign_flip, spread
+
+
+def test_mean_and_standard_deviation_by_hand():
+    assert spread([2, 4, 9]) == (3, 5, pytest.approx(math.sqrt((9 + 1 + 16) / 2)))
+    assert spread([0.25]) == (1, 0.25, None)
+    with pytest.raises(ValueError, match="at least one"):
+        spread([])
+
+
+def test_three_seeds_by_hand():
+    # Differences 1, 2, 3: mean 2, std 1, so t = 2 * sqrt(3). With 2 degrees of freedom the distribution is
+    # F(t) = 1/2 + t / (2 sqrt(2 + t^2)); its 0.975 quantile is 4.3027.
+    found = paired_t([11, 22, 33], [10, 20, 30])
+    t = 2 * math.sqrt(3)
+    assert found[:3] == (3, 2, pytest.approx(1))
+    assert found.t == pytest.approx(t)
+    assert found.p_greater == pytest.approx(0.5 - t / (2 * math.sqrt(2 + t * t)))
+    assert found.p_two_sided == pytest.approx(2 * found.p_greater)
+    assert (found.low, found.high) == (
+        pytest.approx(2 - 4.30265 / math.sqrt(3), abs=1e-4),
+        pytest.approx(2 + 4.30265 / math.sqrt(3), abs=1e-4),
+    )
+
+
+def test_five_seeds_by_hand():
+    # Differences .02 .01 .03 -.01 .05: mean .02, squares about it 0 1 1 9 9 (e-4), std sqrt(5e-4), t = 2.
+    # With 4 degrees of freedom F(t) = 1/2 + x (1 + (1 - x^2) / 2) / 2, x = t / sqrt(4 + t^2); F^-1(.975) = 2.77645.
+    ours, theirs = [0.52, 0.61, 0.43, 0.54, 0.70], [0.50, 0.60, 0.40, 0.55, 0.65]
+    found = paired_t(ours, theirs)
+    assert found.mean == pytest.approx(0.02)
+    assert found.std == pytest.approx(math.sqrt(5e-4))
+    assert found.t == pytest.approx(2)
+    x = 2 / math.sqrt(4 + 4)
+    assert found.p_greater == pytest.approx(0.5 - 0.5 * x * (1 + (1 - x * x) / 2))
+    assert found.p_two_sided == pytest.approx(2 * found.p_greater)
+    half = 2.77645 * 0.01
+    assert (found.low, found.high) == (pytest.approx(0.02 - half, abs=1e-6), pytest.approx(0.02 + half, abs=1e-6))
+
+
+def test_students_own_example():
+    # Student (1908), the soporific drugs; R prints t = -4.0621, df = 9, p = 0.002833, -2.4598858 .. -0.7001142.
+    first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+    second = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+    found = paired_t(first, second)
+    assert found.t == pytest.approx(-4.0621, abs=5e-5)
+    assert found.p_two_sided == pytest.approx(0.002833, abs=5e-7)
+    assert found.p_greater == pytest.approx(1 - 0.002833 / 2, abs=5e-7)
+    assert (found.low, found.high) == (pytest.approx(-2.4598858), pytest.approx(-0.7001142))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "mean", "std"),
+    [
+        ([0.5], [0.25], 0.25, None),
+        # 0.3 - 0.2 and 0.8 - 0.7 differ in the last bits; the scores don't differ in their differences.
+        ([0.3, 0.8, 0.5], [0.2, 0.7, 0.4], 0.1, 0),
+        ([0.2, 0.7], [0.3, 0.8], -0.1, 0),
+        ([0.2, 0.7, 0.1], [0.2, 0.7, 0.1], 0, 0),
+    ],
+)
+def test_nothing_is_claimed_where_nothing_varies(ours, theirs, mean, std):
+    found = paired_t(ours, theirs)
+    assert found[:3] == (len(ours), pytest.approx(mean), std)
+    assert found[3:] == (None,) * 5
+
+
+def test_the_smallest_real_variance_is_tested():
+    # One example of a million more, for one seed of two.
+    assert paired_t([0.5 + 1e-6, 0.5], [0.5, 0.5]).t == pytest.approx(1)
+
+
+def test_scores_without_partners_are_refused():
+    with pytest.raises(ValueError, match="baseline's 2, got 1"):
+        paired_t([1], [1, 2])
+    with pytest.raises(ValueError, match="baseline's 2, got 1"):
+        mcnemar([True], [True, False])
+    for pairs in ([], [([True], [True, False])], [([True], [False]), ([True, True], [False, False])]):
+        with pytest.raises(ValueError, match="at least one seed"):
+            sign_flip(pairs)
+
+
+@pytest.mark.parametrize(
+    ("p_values", "adjusted"),
+    [
+        ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),  # the example of Wikipedia's article
+        ([], []),
+        ([0.2], [0.2]),
+        ([0.02, 0.02, 0.02], [0.06, 0.06, 0.06]),
+        ([0.5, 0.01, 0.01], [0.5, 0.03, 0.03]),
+        ([0.3, 0.2, 0.01], [0.4, 0.4, 0.03]),  # 0.3 once is less than 0.2 twice, and must not come before it
+        ([0.6, 0.9], [1.0, 1.0]),
+        ([1.0, 0.0], [1.0, 0.0]),
+    ],
+)
+def test_holm_by_hand(p_values, adjusted):
+    assert holm(p_values) == pytest.approx(adjusted)
+
+
+def test_holm_rejects_what_the_procedure_rejects():
+    # The procedure as Holm (1979) states it: go up from the smallest p, stop at the first above alpha / what is left.
+    generator = random.Random(1)
+    for _ in range(200):
+        p_values = [generator.choice([0.001, 0.01, 0.013, 0.02, 0.025, 0.04, 0.3]) for _ in range(5)]
+        rejected = [False] * 5
+        for left, place in zip(range(5, 0, -1), sorted(range(5), key=lambda at: p_values[at]), strict=True):
+            if p_values[place] > 0.05 / left:
+                break
+            rejected[place] = True
+        assert [p <= 0.05 + 1e-12 for p in holm(p_values)] == rejected
+
+
+def pair_of(gained, lost, both=2, neither=3):
+    ours = [True] * gained + [False] * lost + [True] * both + [False] * neither
+    theirs = [False] * gained + [True] * lost + [True] * both + [False] * neither
+    return ours, theirs
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "greater", "two_sided"),
+    [
+        (0, 0, 1, 1),
+        (1, 0, 1 / 2, 1),
+        (0, 1, 1, 1),
+        (3, 0, 1 / 8, 1 / 4),
+        (5, 1, 7 / 64, 14 / 64),
+        (2, 2, 11 / 16, 1),
+        (9, 2, 67 / 2048, 134 / 2048),  # 0.06543 in the manual of R's exact2x2
+        (2, 9, 2036 / 2048, 134 / 2048),
+    ],
+)
+def test_mcnemar_by_hand_and_sign_flip_of_one_seed_is_the_same(gained, lost, greater, two_sided):
+    pair = pair_of(gained, lost)
+    for found in (mcnemar(*pair), sign_flip([pair])):
+        assert found == (gained, lost, pytest.approx(greater), pytest.approx(two_sided))
+
+
+def test_fishers_own_example():
+    # Fisher (1935), section 21: Darwin's plants, in eighths of an inch. 863 of 32768 sums reach 314.
+    differences = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
+    assert flip_p_values(differences) == (pytest.approx(863 / 32768), pytest.approx(1726 / 32768))
+
+
+def test_sign_flip_is_all_assignments_counted():
+    generator = random.Random(0)
+    for seeds in (1, 2, 3):
+        for _ in range(20):
+            pairs = [([generator.random() < 0.6 for _ in range(9)], [generator.random() < 0.4 for _ in range(9)])]
+            for _ in range(seeds - 1):
+                pairs.append(
+                    ([generator.random() < 0.5 for _ in range(9)], [generator.random() < 0.5 for _ in range(9)])
+                )
+            net = [sum(ours[i] - theirs[i] for ours, theirs in pairs) for i in range(9)]
+            sums = [sum(map(int.__mul__, signs, net)) for signs in itertools.product((1, -1), repeat=9)]
+            found = sign_flip(pairs)
+            assert found.p_greater == pytest.approx(sum(total >= sum(net) for total in sums) / 512)
+            assert found.p_two_sided == pytest.approx(sum(abs(total) >= abs(sum(net)) for total in sums) / 512)
+            assert found.gained == sum(mcnemar(*pair).gained for pair in pairs)
+            assert found.lost == sum(mcnemar(*pair).lost for pair in pairs)
+
+
+def test_the_same_example_seen_by_five_seeds_is_one_example():
+    # Pooling would count 20 of 20 discordant pairs and find p = 1e-6; there are four examples.
+    found = sign_flip([pair_of(4, 0)] * 5)
+    assert (found.gained, found.lost) == (20, 0)
+    assert (found.p_greater, found.p_two_sided) == (pytest.approx(1 / 16), pytest.approx(1 / 8))
+
+
+def test_large_files_are_no_trouble():
+    generator = random.Random(2)
+    pairs = [([generator.random() < 0.55 for _ in range(20000)], [generator.random() < 0.5 for _ in range(20000)])]
+    found = sign_flip(pairs * 3)
+    assert 0 < found.p_two_sided < 1e-10
+    assert found.p_two_sided == pytest.approx(mcnemar(*pairs[0]).p_two_sided, rel=1e-6)

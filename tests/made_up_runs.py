@@ -1,0 +1,127 @@
+"""Run folders with evaluations in them, written without training: for tests of what is made of runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from stepjepa.config import JepaConfig
+from stepjepa.evaluation.output import model_fingerprint
+from stepjepa.evaluation.summary import summarise
+from stepjepa.files import write_json, write_jsonl
+from stepjepa.run_folder import RUN_FILE
+
+PROTOCOL = {
+    "test_file": "f" * 64,
+    "examples": 4,
+    "task": "generic",
+    "task_options": {},
+    "scoring": "own",
+    "headline": "exact",
+    "prompt": {"system": "Add.", "plain": False},
+    "max_new_tokens": 16,
+    "temperature": 0.0,
+    "num_samples": 1,
+    "engine": "hf",
+    "dtype": "auto",
+    "base_model": None,
+    "similarity": None,
+    "seed": None,
+    "batch_size": None,
+}
+
+
+def verdicts(text: str) -> list[bool]:
+    """``"110"`` is right, right, wrong."""
+    return [sign == "1" for sign in text]
+
+
+def make_run(
+    folder: Path,
+    right: str,
+    *,
+    seed: int = 1,
+    lenient: str | None = None,
+    stopped: str | None = None,
+    jepa: dict[str, Any] | None = None,
+    training: dict[str, Any] | None = None,
+    steps: int = 10,
+    tokens: float = 1000.0,
+    **parts: Any,
+) -> Path:
+    """Write a finished run and its evaluation.
+
+    Args:
+        folder: of the run, made here.
+        right: which examples are right by the headline, see :func:`verdicts`.
+        seed: of training.
+        lenient: which are by the lenient score; the same by default.
+        stopped: at which the model stopped; all by default.
+        jepa: fields of ``JepaConfig``; a regular run by default.
+        training: changes to the training arguments.
+        steps: optimizer steps.
+        tokens: of training.
+        parts: instead of other parts of ``run.json``.
+    """
+    arguments = {"output_dir": str(folder), "learning_rate": 2e-5, "per_device_train_batch_size": 4, "max_steps": -1}
+    arguments |= {"gradient_accumulation_steps": 2, "num_train_epochs": 3.0, "seed": seed, "data_seed": None}
+    run = {
+        "status": "finished",
+        "model": "preset:tiny",
+        "jepa": JepaConfig(**(jepa or {"mode": "regular"})).to_dict(),
+        "lora": None,
+        "training": {**arguments, "logging_steps": seed, "save_strategy": "no", **(training or {})},
+        "data": {"train": {"file": "train.jsonl", "records": 9, "sha256": "d" * 64}},
+        "order": {"seed": seed, "records_per_micro_step": 4},
+        "system_prompts": ["Add."],
+        "versions": {"stepjepa": "0.1.0", "platform": str(folder)},
+        "results": {"steps": steps, "tokens": tokens, "train_seconds": 2.5},
+        **parts,
+    }
+    folder.mkdir(parents=True)
+    write_json(folder / RUN_FILE, run)
+    (folder / "model.safetensors").write_text(str(folder))
+    evaluate(folder, right, lenient=lenient, stopped=stopped)
+    return folder
+
+
+def evaluate(
+    folder: Path, right: str, *, lenient: str | None = None, stopped: str | None = None, name: str = "test"
+) -> None:
+    """Write an evaluation into a run folder, as :func:`make_run` does."""
+    columns = [verdicts(right), verdicts(lenient or right), verdicts(stopped or "1" * len(right))]
+    lines = [
+        {
+            "index": index,
+            "scores": {"exact": exact, "prefix": prefix},
+            "error": None if exact else "wrong answer",
+            "stopped": ended,
+            "new_tokens": 3,
+            "gold_loss": 0.5,
+            "gold_tokens": 2,
+        }
+        for index, (exact, prefix, ended) in enumerate(zip(*columns, strict=True))
+    ]
+    write_jsonl(folder / f"{name}.jsonl", lines)
+    summary = {
+        "model_path": str(folder),
+        "test_file": "test.jsonl",
+        "test_fingerprint": "f" * 64,
+        "task": "generic",
+        "lenient": "prefix",
+        **summarise(lines, "exact"),
+        "similarity": {"matched_similarity": 0.75, "shuffled_similarity": 0.25},
+        "settings": {**PROTOCOL, "examples": len(lines), "model": model_fingerprint(folder)},
+    }
+    write_json(folder / f"{name}.summary.json", summary)
+
+
+def change(file: Path, *path: str, to: Any) -> None:
+    """Put another value at a place in a JSON file."""
+    value = json.loads(file.read_text(encoding="utf-8"))
+    inner = value
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = to
+    write_json(file, value)
