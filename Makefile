@@ -29,6 +29,7 @@ format: setup  ## put the code in form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup  ## measure speed and memory against TRL
+bench: setup  ## measure training against TRL, evaluation against one prompt at a time
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python benchmarks/bench_evaluation.py

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -153,3 +154,16 @@ def test_what_a_run_complains_about_reaches_the_user(tmp_path):
     task = {"threads": 1, "max_length": 4, "train_file": "generated", "model": "preset:tiny", "records": 2}
     with pytest.raises(UserError, match="0 usable records"):
         bench.run_child(task, tmp_path)
+
+
+def test_evaluation_in_batches_gives_the_answers_of_a_plain_loop(tmp_path, capsys):
+    evaluation = importlib.import_module("bench_evaluation")
+    output = tmp_path / "result.json"
+    settings = ["--steps", "2", "--examples", "5", "--max_new_tokens", "7", "--batch_sizes", "2", "--rounds", "1"]
+    args = evaluation.parser().parse_args([*settings, "--threads", "1", "--output", str(output)])
+    assert evaluation.bench(args) == output
+    arms = json.loads(output.read_text(encoding="utf-8"))["arms"]
+    assert list(arms) == ["plain loop", "batch 2, generation alone", "batch 2"]
+    assert all(arm["answers_unlike_plain"] == 0 for arm in arms.values())
+    assert arms["plain loop"]["over_plain"]["median"] == 1.0
+    assert "| batch 2 |" in capsys.readouterr().out

@@ -1,5 +1,7 @@
 """The documents are true: the tree is the tree, the Python example runs, the commands exist."""
 
+import importlib
+import json
 import re
 import subprocess
 import sys
@@ -10,9 +12,11 @@ import pytest
 import tiny
 from stepjepa.cli import COMMANDS
 from stepjepa.files import write_jsonl
+from stepjepa.tasks.registry import TASKS, load_task
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TASKS_PAGE = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
 
 
 def test_the_tree_in_the_readme_is_the_tree() -> None:
@@ -25,7 +29,7 @@ def test_the_tree_in_the_readme_is_the_tree() -> None:
 
 
 def test_every_command_that_documents_name_exists() -> None:
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/log.md", "docs/performance.md"):
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/log.md", "docs/performance.md", "docs/tasks.md"):
         text = (ROOT / name).read_text(encoding="utf-8")
         named = set(re.findall(r"(?:^ {4}|`|-m )stepjepa ([a-z]+)", text, re.MULTILINE))
         assert named <= set(COMMANDS), name
@@ -51,6 +55,44 @@ def test_the_python_example_runs(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_task_of_ones_own_in_thirty_lines_works(tmp_path: Path) -> None:
+    example = TASKS_PAGE.partition("```python\n")[2].partition("```")[0]
+    assert len(example.strip().splitlines()) <= 30
+    (tmp_path / "my_task.py").write_text(example, encoding="utf-8")
+    chat = [{"role": "user", "content": "What is the capital of Peru?"}, {"role": "assistant", "content": "Lima"}]
+    write_jsonl(tmp_path / "test.jsonl", [{"messages": chat}] * 3)
+    said = ["Lima, of course", "It is Lima", ""]
+    write_jsonl(tmp_path / "said.jsonl", [{"index": i, "generated": text} for i, text in enumerate(said)])
+    command = [sys.executable, "-m", "stepjepa", "score", "--task", "my_task:Capital", "--test_file", "test.jsonl"]
+    command += ["--predictions", "said.jsonl", "--output_file", "scored.jsonl"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [json.loads(line) for line in (tmp_path / "scored.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["scores"] for line in lines] == [
+        {"correct": True, "mentioned": True},
+        {"correct": False, "mentioned": True},
+        {"correct": False, "mentioned": False},
+    ]
+    assert [line["error"] for line in lines] == [None, "wrong answer", "no answer found"]
+
+
+def test_the_table_of_tasks_is_that_of_the_code() -> None:
+    table = TASKS_PAGE.partition("| task | data sets |")[2].partition("\n\n")[0].splitlines()[2:]
+    rows = {
+        cells[0].strip("`"): cells
+        for cells in ([cell.strip() for cell in line.strip("|").split(" | ")] for line in table)
+    }
+    assert list(rows) == list(TASKS)
+    for name, cells in rows.items():
+        task = load_task(name)
+        assert task.name == name
+        assert cells[4].startswith(f"`{task.headline}`")
+        assert cells[6] == f"`{task.lenient}`"
+        prompt = getattr(importlib.import_module(task.__module__), "SYSTEM_PROMPT", None)
+        if name != "boxed":
+            assert cells[3] == (prompt or "–")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "src").rglob("*.py")), ids=lambda path: path.name)

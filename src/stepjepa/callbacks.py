@@ -35,6 +35,11 @@ def console_line(logs: dict[str, float]) -> str | None:
         parts.append(f"cos matched/shuffled: {logs[f'{prefix}matched_similarity']:.3f}/{other}")
     if f"{prefix}source_rank" in logs:
         parts.append(f"rank: {logs[f'{prefix}source_rank']:.1f}/{logs[f'{prefix}target_rank']:.1f}")
+    parts += [
+        f"{name.removeprefix('eval_answer_')}: {value:.3f}"
+        for name, value in logs.items()
+        if name.startswith("eval_answer_")
+    ]
     if "tokens_per_second" in logs:
         parts.append(f"{logs['tokens_per_second']:,.0f} tok/s")
     if "pairs_per_second" in logs:

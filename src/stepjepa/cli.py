@@ -10,20 +10,51 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from stepjepa import __version__
 from stepjepa.errors import UserError
 
-COMMANDS = ("train", "inspect", "verify", "prepare", "evaluate", "export", "report")
+COMMANDS = (
+    "train",
+    "inspect",
+    "verify",
+    "prepare",
+    "evaluate",
+    "score",
+    "analyze",
+    "export",
+    "report",
+    "compare",
+    "sweep",
+)
 
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line and exit code 2, unknown flags answered with the nearest known."""
 
+    _given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As always; what was given is remembered for :meth:`error`."""
+        self._given = list(args or ())
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Print the message and exit with code 2."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        self.exit(2, f"{self.prog}: error: {self._mistyped(message) or message}\n")
+
+    def _mistyped(self, message: str) -> str | None:
+        """What to say instead where a required flag, or one of several choices, was only mistyped."""
+        if match := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            near = difflib.get_close_matches(match[1], re.findall(r"[\w-]+", match[2]), n=1)
+            return f"{message[: match.start()]}invalid choice '{match[1]}'; did you mean '{near[0]}'?" if near else None
+        _, required, names = message.partition("the following arguments are required: ")
+        for name in (argument.partition("=")[0] for argument in self._given if required):
+            near = difflib.get_close_matches(name, names.split(", "), n=1)
+            if near and name.startswith("--") and name not in self._option_string_actions:
+                return f"unknown argument '{name}'; did you mean {near[0]}?"
+        return None
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:
@@ -45,6 +76,14 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str], know
     flags = [flag for action in parser._actions for flag in action.option_strings] + list(known)
     near = difflib.get_close_matches(name, flags, n=1)
     parser.error(f"unknown argument '{unknown[0]}'" + (f"; did you mean {near[0]}?" if near else "; see --help"))
+
+
+def _innermost(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> argparse.ArgumentParser:
+    """The parser of the sub-command that was chosen, whose flags are the ones to look among."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return _innermost(action.choices[getattr(parsed, action.dest)], parsed)
+    return parser
 
 
 def _overview() -> str:
@@ -102,7 +141,7 @@ def _run(name: str, arguments: list[str]) -> int:
         else:
             parsed, unknown = parser.parse_known_args(arguments)
             if unknown:
-                refuse_unknown(parser, unknown)
+                refuse_unknown(_innermost(parser, parsed), unknown)
         return int(command.run(parsed))
     except UserError as error:
         print(f"stepjepa {name}: error: {' '.join(str(error).split())}", file=sys.stderr)

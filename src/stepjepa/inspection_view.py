@@ -15,10 +15,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stepjepa.drawing import drawable
 from stepjepa.files import atomic_write
 from stepjepa.inspection import Inspection, PartInfo, SegmentInfo, visible_matrix
 
 # For each kind two hues, taken in turn, so that neighbours of one kind can be told apart.
+FONT = "DejaVu Sans Mono"
 STRONG = {"main": ("#4c78a8", "#7b6fb8"), "source": ("#f58518", "#d64f5f"), "target": ("#54a24b", "#2f9e9e")}
 # Two shades of each hue, taken in turn by the tokens of a segment.
 SHADES = {
@@ -295,8 +297,8 @@ def _write_axes(axes: Any, inspection: Inspection) -> None:
     axes.set_ylabel("query: the token that looks")
     if size > LABELLED:
         return
-    labels = [f"{_drawable(visible_text(token.text)[:18])} {token.row}" for token in inspection.tokens]
-    font = {"family": "DejaVu Sans Mono", "fontsize": 6.5, "parse_math": False}
+    labels = [f"{drawable(visible_text(token.text)[:18], FONT)} {token.row}" for token in inspection.tokens]
+    font = {"family": FONT, "fontsize": 6.5, "parse_math": False}
     axes.set_yticks(range(size), labels, **font)
     axes.set_xticks(range(size), labels, rotation=90, **font)
     axes.tick_params(length=2, pad=1)
@@ -320,11 +322,3 @@ def _write_legend(figure: Any, inspection: Inspection) -> None:
             mark.set_label(f"{name} is read here")
             entries.append(mark)
     figure.legend(handles=entries, loc="outside right upper", fontsize=9, frameon=False)
-
-
-def _drawable(text: str) -> str:
-    """The text with a box for what the font has no glyph for."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    font = get_font(findfont(FontProperties(family="DejaVu Sans Mono")))
-    return "".join(c if font.get_char_index(ord(c)) else "▯" for c in text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -246,6 +247,7 @@ def load_for_inference(
     path: str | os.PathLike[str],
     *,
     dtype: str = "auto",
+    quantization: str | None = None,
     device: str | torch.device | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[PreTrainedModel, Any]:
@@ -254,6 +256,7 @@ def load_for_inference(
     Args:
         path: run folder, checkpoint folder or hub id.
         dtype: see ``config.DTYPES``.
+        quantization: ``4bit`` or ``8bit`` through bitsandbytes, None for neither.
         device: where to put it; the accelerator if there is one, else the CPU.
         trust_remote_code: run code that comes with the model.
 
@@ -263,16 +266,25 @@ def load_for_inference(
     from transformers import AutoModelForCausalLM
 
     name = str(path)
-    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+    if name.startswith(PREFIX):
+        raise UserError(f"'{name}' has random weights; name the folder of a run that trained it")
     adapter = Path(name) / "adapter_config.json"
+    if Path(name).is_dir() and not adapter.is_file() and not (Path(name) / "config.json").is_file():
+        raise UserError(
+            "holds no model (neither config.json nor adapter_config.json); a run that was stopped has its models in "
+            "checkpoint-N",
+            path=name,
+        )
+    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     base = name
     if adapter.is_file():
         base = str(json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path") or "")
         if not base:
             raise UserError("names no base model (base_model_name_or_path); add it", path=adapter)
+    options = {} if quantization is None else _quantization(quantization)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            base, dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code
+            base, dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code, **options
         )
         if adapter.is_file():
             model = _merge(model, name, len(tokenizer))
@@ -280,7 +292,20 @@ def load_for_inference(
         raise UserError(f"can't load a model from '{base}': {_first_line(error)}") from None
     if device is None:
         device = torch.accelerator.current_accelerator() or "cpu"
-    return model.to(device).eval(), tokenizer
+    # Quantized weights are where they belong already.
+    return (model if options else model.to(device)).eval(), tokenizer
+
+
+def _quantization(kind: str) -> dict[str, Any]:
+    """What ``from_pretrained`` must be told."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError(
+            f"--load_in_{kind} needs bitsandbytes, which is not installed; run 'pip install bitsandbytes' or leave the "
+            "flag out"
+        )
+    from transformers import BitsAndBytesConfig
+
+    return {"quantization_config": BitsAndBytesConfig(**{f"load_in_{kind}": True}), "device_map": "auto"}
 
 
 def _merge(model: PreTrainedModel, adapter: str, vocabulary: int) -> PreTrainedModel:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stepjepa.errors import UserError
+from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.run_folder import read_run
 
 COLUMNS = (
     "run",
     "mode",
     "K",
+    "score",
     "accuracy",
-    "prefix match",
+    "lenient",
     "stop rate",
     "LM loss",
     "matched",
@@ -24,6 +26,9 @@ COLUMNS = (
     "tokens",
     "seconds",
 )
+
+# Settings of an evaluation without which equal models answer differently.
+_GENERATION = ("max_new_tokens", "temperature", "top_p", "top_k", "num_samples")
 
 
 def run_row(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -33,13 +38,37 @@ def run_row(folder: str | os.PathLike[str]) -> dict[str, Any]:
         folder: a run folder in which ``stepjepa evaluate`` has left a summary.
 
     Returns:
-        A value for each of ``COLUMNS``; None where it was not measured. Shares are between 0 and 1, tokens those of
+        A value for each of ``COLUMNS``; None where it was not measured. ``score`` names the headline and, in brackets,
+        the lenient score, whose means follow. Shares are between 0 and 1, tokens those of
         the whole training, seconds those of training.
 
     Raises:
-        UserError: no run folder, an unfinished run, no evaluation, or several.
+        UserError: no run folder, an unfinished run, no evaluation, or several, or one of another model.
     """
-    path = Path(folder)
+    return _row(Path(folder), *_read(Path(folder)))
+
+
+def _row(path: Path, run: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+    scores, similarity = summary["scores"], summary.get("similarity") or {}
+    return {
+        "run": path.name,
+        "mode": run["jepa"]["mode"],
+        "K": run["jepa"]["predictors"],
+        "score": f"{summary['headline']} ({summary['lenient']})",
+        "accuracy": scores[summary["headline"]]["mean"],
+        "lenient": scores[summary["lenient"]]["mean"],
+        # Nobody knows whether another program's model stopped by itself.
+        "stop rate": scores["stopped"]["mean"] if "stopped" in scores else None,
+        "LM loss": summary["gold_loss"],
+        "matched": similarity.get("matched_similarity"),
+        "shuffled": similarity.get("shuffled_similarity"),
+        "tokens": run["results"]["tokens"],
+        "seconds": run["results"]["train_seconds"],
+    }
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a run folder says of its run and of the one evaluation in it."""
     run = read_run(path)
     if run["status"] != "finished":
         raise UserError("the run is not finished; go on with --resume_from_checkpoint last", path=path)
@@ -50,43 +79,48 @@ def run_row(folder: str | os.PathLike[str]) -> dict[str, Any]:
             "--output_file in the run folder",
             path=path,
         )
-    summary: dict[str, Any] = json.loads(summaries[0].read_text(encoding="utf-8"))
-    scores, similarity = summary["scores"], summary.get("similarity") or {}
-    return {
-        "run": path.name,
-        "mode": run["jepa"]["mode"],
-        "K": run["jepa"]["predictors"],
-        "accuracy": scores[summary["headline"]]["mean"],
-        "prefix match": scores[summary["lenient"]]["mean"],
-        "stop rate": scores["stopped"]["mean"],
-        "LM loss": summary["gold_loss"],
-        "matched": similarity.get("matched_similarity"),
-        "shuffled": similarity.get("shuffled_similarity"),
-        "tokens": run["results"]["tokens"],
-        "seconds": run["results"]["train_seconds"],
-    }
+    try:
+        summary: dict[str, Any] = json.loads(summaries[0].read_text(encoding="utf-8"))
+    except ValueError:
+        raise UserError("is no summary of an evaluation; remove it and evaluate again", path=summaries[0]) from None
+    evaluated = summary.get("settings", {}).get("model")
+    # Trained on since then, say. Answers of another program name no model, and weights may have been thrown away.
+    if evaluated is not None and any(path.glob("*.safetensors")) and evaluated != model_fingerprint(path):
+        raise UserError(
+            "is the evaluation of another model than the folder holds now; evaluate again with --overwrite",
+            path=summaries[0],
+        )
+    return run, summary
 
 
 def report(folders: Sequence[str | os.PathLike[str]]) -> list[dict[str, Any]]:
     """One row for each run folder, in the order given.
 
     Raises:
-        UserError: see :func:`run_row`; or the runs were evaluated on different files.
+        UserError: see :func:`run_row`; or the runs were evaluated on different files or in different ways.
     """
-    rows, tests = [], set()
-    for folder in folders:
-        rows.append(run_row(folder))
-        summary = json.loads(next(Path(folder).glob("*.summary.json")).read_text(encoding="utf-8"))
-        tests.add((summary["test_fingerprint"], summary["n"]))
-    if len(tests) > 1:
+    paths = [Path(folder) for folder in folders]
+    found = [_read(path) for path in paths]
+    rows, summaries = [_row(path, *each) for path, each in zip(paths, found, strict=True)], [each[1] for each in found]
+    if len({(summary["test_fingerprint"], summary["n"]) for summary in summaries}) > 1:
         raise UserError("the runs were evaluated on different test files, so their numbers can't stand in one table")
+    if len({(summary["task"], row["score"]) for summary, row in zip(summaries, rows, strict=True)}) > 1:
+        raise UserError("the runs were scored by different tasks, so their numbers can't stand in one table")
+    for name in _GENERATION:
+        # Of another program's answers nobody knows.
+        values = {summary.get("settings", {}).get(name) for summary in summaries} - {None}
+        if len(values) > 1:
+            raise UserError(
+                f"the runs were evaluated with --{name} {' and '.join(sorted(map(str, values)))}, so their numbers "
+                "can't stand in one table"
+            )
     return rows
 
 
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return "–"
-    if name in ("accuracy", "prefix match", "stop rate"):
+    if name in ("accuracy", "lenient", "stop rate"):
         return f"{value:.1%}"
     if name in ("tokens", "seconds"):
         return f"{value:,.0f}"

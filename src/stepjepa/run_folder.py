@@ -102,8 +102,27 @@ def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(folder) / RUN_FILE
     if not path.is_file():
         raise UserError(f"is no run folder (no {RUN_FILE} in it)", path=Path(folder))
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise UserError("is damaged; restore it, or train again into another folder", path=path) from None
     return value
+
+
+def run_of(model_path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """``run.json`` of the run that made a model.
+
+    Args:
+        model_path: run folder, checkpoint folder in one, or anything else.
+
+    Returns:
+        None where nothing says how the model was made, as for a hub id.
+    """
+    folder = Path(model_path)
+    for place in (folder, folder.parent) if folder.name.startswith("checkpoint-") else (folder,):
+        if (place / RUN_FILE).is_file():
+            return read_run(place)
+    return None
 
 
 def earlier_launches(folder: Path, now: dict[str, Any], training: dict[str, Any]) -> list[dict[str, Any]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from stepjepa.attention import enable_forest
 from stepjepa.callbacks import CollapseCallback, ConsoleCallback, EpochCallback, MetricsCallback
 from stepjepa.collate import ForestCollator
 from stepjepa.config import JepaConfig
+from stepjepa.evaluation.in_training import COUNT
 from stepjepa.grouping import CPU_PASS_COST, GroupCollator, forward_groups
 from stepjepa.model import give_predictors
 from stepjepa.monitors import Window, share
@@ -25,7 +26,8 @@ from stepjepa.objective import Objective, Sums
 from stepjepa.predictors import all_predictor_ids
 from stepjepa.preparation import Prepared, prepare
 from stepjepa.records import Record, as_records
-from stepjepa.sampler import STRATEGIES, StepSampler
+from stepjepa.sampler import StepSampler
+from stepjepa.trainer_checks import check_positions, refuse_contradictions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
@@ -35,18 +37,6 @@ Data = Prepared | Iterable[Record | dict[str, Any]]
 # Names of the running sums of a window, in the order in which they travel between processes.
 _SUMS = ["lm_loss", "jepa_loss", "steps", "jepa_steps", "matched", "shuffled", "pairs", "crossings"]
 _SUMS += ["tokens", "records", "records_with_views", "records_without_pair"]
-
-
-# Arguments of Trainer's own token count, last batch and evaluation loop, none of which is used here.
-WITHOUT_EFFECT = (
-    "include_num_input_tokens_seen",
-    "dataloader_drop_last",
-    "bf16_full_eval",
-    "fp16_full_eval",
-    "prediction_loss_only",
-    "eval_accumulation_steps",
-    "batch_eval_metrics",
-)
 
 
 class JepaTrainer(Trainer):
@@ -63,6 +53,9 @@ class JepaTrainer(Trainer):
         processing_class: the tokenizer; predictor tokens are added to it and to the model where they are missing.
         callbacks: further callbacks.
         optimizers: as in Trainer.
+        answer_scores: called by ``evaluate`` with model, rank and number of processes, it lets the model answer and
+            returns sums of scores, see ``evaluation.in_training``; their means are logged as ``eval_answer_<score>``,
+            so that ``metric_for_best_model="answer_exact"`` keeps the checkpoint that answers best.
 
     Attributes:
         prepared: the training records as forests, with counts.
@@ -93,10 +86,11 @@ class JepaTrainer(Trainer):
         processing_class: PreTrainedTokenizerBase,
         callbacks: Sequence[TrainerCallback] = (),
         optimizers: tuple[Any, Any] = (None, None),
+        answer_scores: Callable[[Any, int, int], dict[str, float]] | None = None,
     ) -> None:
         self.jepa = jepa or JepaConfig()
         self.objective = Objective.from_config(self.jepa)
-        _refuse_contradictions(args)
+        refuse_contradictions(args)
         args.remove_unused_columns = False
         base = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]  # a PEFT model's method
         assert self.jepa.predictors is not None
@@ -115,7 +109,7 @@ class JepaTrainer(Trainer):
             enable_forest(base)
         self.prepared = self._prepare(train_dataset, processing_class, "training data")
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
-        _check_positions(base, [self.prepared, self.prepared_eval])
+        check_positions(base, [self.prepared, self.prepared_eval])
         pad = processing_class.pad_token_id
         collator = GroupCollator(ForestCollator(0 if pad is None else int(pad), self.encoding))
         if args.device.type == "cpu" and args.world_size == 1:
@@ -138,6 +132,9 @@ class JepaTrainer(Trainer):
                 f"expected one device per process, got {self.args.n_gpu} under DataParallel, which can't carry "
                 "this objective; start with torchrun, or set CUDA_VISIBLE_DEVICES to one device"
             )
+        if answer_scores is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            raise ValueError("answer_scores: expected None, since sharded weights can't generate; evaluate afterwards")
+        self.answer_scores = answer_scores
         self.num_tokens = 0.0
         self._window = Window()
         self._window_start = time.perf_counter()
@@ -324,6 +321,8 @@ class JepaTrainer(Trainer):
                 **share("shuffled_similarity", sums["shuffled"], sums["crossings"]),
                 **window.geometry(),
             }
+        if self.answer_scores is not None and chosen is self.prepared_eval:
+            metrics |= self._answer_metrics(self.answer_scores)
         # The speed of training is that of training.
         self._window_start += time.time() - start
         named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
@@ -331,6 +330,18 @@ class JepaTrainer(Trainer):
         self.log(named)
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, named)
         return named
+
+    def _answer_metrics(self, scores: Callable[[Any, int, int], dict[str, float]]) -> dict[str, float]:
+        """Means of the scores of generated answers, over all processes."""
+        self.model.eval()
+        sums = scores(self.model, self.accelerator.process_index, self.accelerator.num_processes)
+        self.model.train()
+        totals = torch.tensor(list(sums.values()), dtype=torch.float64, device=self._reduce_device())
+        if self.accelerator.num_processes > 1:
+            totals = self.accelerator.reduce(totals, "sum")
+        means = dict(zip(sums, totals.tolist(), strict=True))
+        count = means.pop(COUNT)
+        return {f"answer_{name}": total / count for name, total in means.items()}
 
     @torch.no_grad()
     def _evaluate_all(self, chosen: Prepared) -> Window:
@@ -355,29 +366,3 @@ class JepaTrainer(Trainer):
                 window.add_pairs(outputs.source, outputs.target)
         model.train()
         return window
-
-
-def _refuse_contradictions(args: TrainingArguments) -> None:
-    """Options of Trainer that would be ignored or wrong here."""
-    if args.label_smoothing_factor:
-        raise ValueError(f"label_smoothing_factor: expected 0 with this objective, got {args.label_smoothing_factor}")
-    if str(args.train_sampling_strategy) not in STRATEGIES:
-        raise ValueError(
-            f"train_sampling_strategy: expected one of {', '.join(STRATEGIES)}, got '{args.train_sampling_strategy}'"
-        )
-    if args.auto_find_batch_size:
-        raise ValueError("auto_find_batch_size: expected False, since it would change the records of a step")
-    defaults = {field.name: field.default for field in fields(TrainingArguments)}
-    for name in WITHOUT_EFFECT:
-        if name in defaults and getattr(args, name) != defaults[name]:
-            raise ValueError(f"{name}: has no effect with this trainer; leave it at {defaults[name]}")
-
-
-def _check_positions(model: Any, prepared: Sequence[Prepared | None]) -> None:
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    longest = max((int(f.position_ids.max()) + 1 for p in prepared if p for f in p.dataset.forests), default=0)
-    if limit is not None and longest > limit:
-        raise ValueError(
-            f"expected rows of at most {limit} positions (the model's max_position_embeddings), got {longest}; "
-            f"set max_length to {limit} or less"
-        )

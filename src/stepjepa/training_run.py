@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import logging
 import random
+import re
 import sys
 import time
+from collections import Counter
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from transformers import TrainingArguments
 
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
+from stepjepa.evaluation.in_training import AnswerScores, spread
+from stepjepa.evaluation.prompts import common_system_prompt, with_system_prompt
 from stepjepa.files import fingerprint
 from stepjepa.model import LoraSettings, add_lora, load_model
 from stepjepa.predictors import all_predictor_ids
@@ -30,6 +35,8 @@ from stepjepa.run_folder import (
     versions,
     write_run,
 )
+from stepjepa.tasks.base import TaskOptions
+from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.trainer import JepaTrainer
 
 logger = logging.getLogger(__name__)
@@ -80,9 +87,18 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
         model = add_lora(model, lora, all_predictor_ids(tokenizer))
     # Generation must never produce a token that only training knows.
     model.generation_config.suppress_tokens = all_predictor_ids(tokenizer) or None
+    answer_scores = None
+    if args.eval_generate is not None:
+        answer_scores = _answer_scores(args, eval_records, _system_prompts(train_records), model, tokenizer)
     try:
         trainer = JepaTrainer(
-            model, training, config, train_dataset=data, eval_dataset=held_out, processing_class=tokenizer
+            model,
+            training,
+            config,
+            train_dataset=data,
+            eval_dataset=held_out,
+            processing_class=tokenizer,
+            answer_scores=answer_scores,
         )
     except (ValueError, RuntimeError, ImportError) as error:
         raise UserError(str(error)) from None
@@ -103,6 +119,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
         "counts": data.counts,
         "tokens": {**data.tokens, "ratio": data.tokens["all"] / data.tokens["main"]},
         "template": data.template,
+        "system_prompts": _system_prompts(train_records),
         "parameters": {"trained": trainable, "total": total},
         "versions": versions(),
         "launches": [],
@@ -111,9 +128,10 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
         parts = ("model", "jepa", "lora", "data", "order")
         record["launches"] = earlier_launches(folder, {name: record[name] for name in parts}, record["training"])
     write_run(folder, record)
-    metrics = _run(trainer, folder, checkpoint, record)
-    if held_out is not None:
-        metrics |= trainer.evaluate()
+    with closing(answer_scores) if answer_scores is not None else nullcontext():
+        metrics = _run(trainer, folder, checkpoint, record)
+        if held_out is not None:
+            metrics |= trainer.evaluate()
     save_whole(folder, trainer.save_model)
     trainer.save_state()
     record |= {
@@ -129,6 +147,40 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
     }
     write_run(folder, record)
     _say(f"run folder: {folder}")
+    _leave_group()
+
+
+def _leave_group() -> None:
+    """End the group of processes: left to the interpreter's end, its threads now and then abort the process."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+def _answer_scores(
+    args: argparse.Namespace, records: list[Record], prompts: list[str | None], model: Any, tokenizer: Any
+) -> AnswerScores:
+    """What answers and scores during training, checked on the model as it is before."""
+    options = TaskOptions(spider_path=args.spider_path, missing_databases=args.missing_databases)
+    try:
+        task = choose_task(args.eval_task, records, options)
+        kept, _ = keep(task, records)
+        asked = spread(list(kept.values()), args.eval_generate)
+        # As 'stepjepa evaluate' will ask the trained model.
+        prompt = common_system_prompt(prompts)
+        scores = AnswerScores(
+            asked if prompt is None else with_system_prompt(asked, prompt),
+            task,
+            tokenizer,
+            max_new_tokens=args.eval_max_new_tokens,
+            batch_size=args.batch_size,
+        )
+        scores.check(model)
+    except UserError as error:
+        # Worded for that command, whose flags have other names here.
+        raise UserError(re.sub(r"--(task|max_new_tokens)\b", r"--eval_\1", str(error))) from None
+    _say(f"answers during training: {len(asked)} records, task {task.name}")
+    return scores
 
 
 def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dict[str, Any]) -> dict[str, float]:
@@ -159,6 +211,17 @@ def _order(training: TrainingArguments) -> dict[str, Any]:
         "gradient_accumulation_steps": training.gradient_accumulation_steps,
         "train_sampling_strategy": str(training.train_sampling_strategy),
     }
+
+
+# More than this many are no system prompts but parts of the records.
+_MOST_PROMPTS = 10
+
+
+def _system_prompts(records: list[Record]) -> list[str | None]:
+    """The different system prompts of some records, the most frequent first; None stands for having none."""
+    first = (record.messages[0] for record in records)
+    counts = Counter(message["content"] if message["role"] == "system" else None for message in first)
+    return [prompt for prompt, _ in counts.most_common(_MOST_PROMPTS)]
 
 
 def _say(line: str) -> None:

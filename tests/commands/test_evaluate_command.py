@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,7 +34,7 @@ def evaluate(files, *flags):
 def test_evaluates_prints_and_goes_on(files, capsys):
     assert evaluate(files) == 0
     printed = capsys.readouterr()
-    assert "task: boxed (recognised by the right answers)" in printed.out
+    assert "task: gsm8k (recognised)" in printed.out
     assert "LM loss on the right answers" in printed.out
     # Our progress bar shows on a terminal only.
     assert "evaluate:" not in printed.err
@@ -53,10 +54,20 @@ def test_evaluates_prints_and_goes_on(files, capsys):
     [
         (["--max_new_tokens", "0"], "--max_new_tokens: expected 1 or more, got 0"),
         (["--max_examples", "0"], "--max_examples: expected 1 or more, got 0"),
-        (["--task", "maths"], "invalid choice: 'maths'"),
+        (["--task", "maths"], "--task: no task 'maths'; did you mean 'stepmath'?"),
         (["--batch_sizes", "3"], "did you mean --batch_size?"),
         (["--test_file", "nowhere.jsonl"], "nowhere.jsonl: no such data file"),
         (["--model_path", "nowhere/at/all"], "nowhere/at/all: no such model folder"),
+        (["--model_path", "preset:tiny"], "'preset:tiny' has random weights; name the folder of a run"),
+        (["--model_path", str(Path(__file__).parent)], "holds no model (neither config.json nor adapter_config.json)"),
+        (["--time_limit", "0", "--task", "nl-rx"], "--time_limit: expected more than 0 and at most 86400, got 0.0"),
+        (["--workers", "0"], "--workers: expected more than 0, got 0"),
+        (["--plain", "--use_test_prompts"], "--use_test_prompts does nothing with --plain"),
+        (["--plain"], "leave --plain out"),
+        (
+            ["--startswith", "--task", "user_task:LastWord"],
+            "no score 'prefix', only last, anywhere; leave --startswith",
+        ),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_two(flags, words, files, capsys):
@@ -71,10 +82,35 @@ def test_wrong_input_is_one_line_and_exit_code_two(flags, words, files, capsys):
     assert not (files / "out").exists()
 
 
+def test_several_processes_do_not_write_one_file(files, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert evaluate(files) == 2
+    assert "start one process, without torchrun" in capsys.readouterr().err
+    assert not (files / "out").exists()
+
+
+def test_the_names_of_the_published_script(files, capsys):
+    """Its wrong spelling of --startswith too."""
+    given = ["--model_name", files / "model", "--input_file", files / "sums.jsonl", "--output_file", files / "o.jsonl"]
+    assert main(["evaluate", *map(str, given), "--max_new_tokens", "3", "--statswith", "--split_tune_untune"]) == 0
+    printed = capsys.readouterr()
+    assert "not right by prefix" in printed.out
+    assert "--split_tune_untune does nothing without --similarity" in printed.err
+
+
+@pytest.mark.parametrize("scoring", ["own", "reference"])
+def test_a_file_that_nothing_recognises_is_said_to_be_compared_as_text(scoring, files, capsys):
+    chat = [{"role": "user", "content": "Say one"}, {"role": "assistant", "content": "one"}]
+    write_jsonl(files / "sums.jsonl", [{"messages": chat}])
+    assert evaluate(files, "--scoring", scoring) == 0
+    name = {"own": "generic", "reference": "generic-reference"}[scoring]
+    assert f"task: {name} (nothing more special was recognised)" in capsys.readouterr().out
+
+
 def test_another_setting_is_refused_until_told_to_overwrite(files, capsys):
     assert evaluate(files) == 0
     assert evaluate(files, "--task", "generic") == 2
-    assert "task boxed instead of generic" in capsys.readouterr().err
+    assert "task gsm8k instead of generic" in capsys.readouterr().err
     assert evaluate(files, "--task", "generic", "--overwrite") == 0
     assert "task: generic (as asked for)" in capsys.readouterr().out
 

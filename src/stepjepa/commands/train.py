@@ -14,7 +14,7 @@ from stepjepa.arguments import (
     arguments_of_file,
     jepa_config,
 )
-from stepjepa.config import DTYPES
+from stepjepa.config import DTYPES, JepaConfig
 from stepjepa.errors import UserError
 
 SUMMARY = "train a model: regular, LLM-JEPA or Step-JEPA"
@@ -47,6 +47,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--lora_alpha", type=int, metavar="A", help="(twice the rank)")
     model.add_argument("--lora_dropout", type=float, default=0.0, metavar="P", help="(0)")
     add_objective_group(parser)
+    answers = parser.add_argument_group("answers during training")
+    answers.add_argument(
+        "--eval_generate", type=int, metavar="N", help="at every evaluation, also answer N held-out records and score"
+    )
+    answers.add_argument("--eval_task", default="auto", metavar="NAME", help="as --task of 'stepjepa evaluate' (auto)")
+    answers.add_argument("--eval_max_new_tokens", type=int, default=256, metavar="N", help="cut answers off (256)")
+    answers.add_argument("--spider_path", metavar="DIR", help="databases, for the task spider")
+    answers.add_argument(
+        "--missing_databases", choices=("error", "skip"), default="error", help="skip: leave such records out (error)"
+    )
     run = parser.add_argument_group("run")
     run.add_argument("--output_dir", metavar="DIR", help="run folder; must be empty or new, unless resuming")
     run.add_argument("--batch_size", "--per_device_train_batch_size", type=int, default=4, metavar="N", help="(4)")
@@ -117,8 +127,12 @@ def _parse_training(parser: argparse.ArgumentParser, rest: Sequence[str]) -> dic
     return named
 
 
-def run(args: argparse.Namespace) -> int:
-    """Check what can be checked cheaply, then train."""
+def check(args: argparse.Namespace) -> JepaConfig:
+    """What the flags describe, once all that can be said without reading data or a model has been checked.
+
+    Raises:
+        UserError: flags contradict each other, do nothing, or hold a wrong value.
+    """
     config = jepa_config(args)
     if (args.train_file is None) == (args.data_file is None):
         raise UserError("name the data with either --train_file or --data_file")
@@ -129,13 +143,35 @@ def run(args: argparse.Namespace) -> int:
     for name in ("batch_size", "grad_accum"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name}: expected 1 or more, got {getattr(args, name)}")
+    _check_answers(args)
     if args.lora and args.model_name.startswith("preset:"):
         raise UserError("--lora adapts a trained model, and presets have random weights; leave one out")
     if not args.lora:
         for name, default in (("lora_rank", 16), ("lora_alpha", None), ("lora_dropout", 0.0)):
             if getattr(args, name) != default:
                 raise UserError(f"--{name} does nothing without --lora; add --lora or leave it out")
+    return config
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check what can be checked cheaply, then train."""
+    config = check(args)
     from stepjepa.training_run import train
 
     train(args, config)
     return 0
+
+
+def _check_answers(args: argparse.Namespace) -> None:
+    """Refuse settings of answers that have nothing to act on."""
+    if args.eval_generate is None:
+        defaults = {"eval_task": "auto", "eval_max_new_tokens": 256, "spider_path": None, "missing_databases": "error"}
+        for name, default in defaults.items():
+            if getattr(args, name) != default:
+                raise UserError(f"--{name} does nothing without --eval_generate; add it or leave it out")
+        return
+    if args.eval_file is None and args.data_file is None:
+        raise UserError("--eval_generate needs held-out records; add --eval_file or --data_file")
+    for name in ("eval_generate", "eval_max_new_tokens"):
+        if getattr(args, name) < 1:
+            raise UserError(f"--{name}: expected 1 or more, got {getattr(args, name)}")

@@ -8,10 +8,30 @@ from torch.nn import functional as F
 from transformers import AutoTokenizer
 
 from questions import NEW, make_tokenizer, push, question_records
-from stepjepa.generation import Generator, make_examples
+from stepjepa.evaluation import prompts
+from stepjepa.evaluation.generation import Generator
+from stepjepa.evaluation.prompts import Span, continuation_spans
+from stepjepa.evaluation.settings import Sampling
 from stepjepa.records import read_records
+from stepjepa.tasks.base import Continuation
 from stepjepa.template import ChatTemplate
 from tiny import make_model
+
+
+def make_examples(records, tokenizer):
+    return prompts.make_examples(records, tokenizer, ChatTemplate(tokenizer))
+
+
+def make_generator(model, tokenizer, **sampling):
+    settings = Sampling(**{"max_new_tokens": NEW} | sampling)
+    return Generator(model, tokenizer, ChatTemplate(tokenizer).end_of_turn_ids, settings)
+
+
+def said(model, tokenizer, rows, batch=0, **sampling):
+    """The single answer to each prompt."""
+    answers = make_generator(model, tokenizer, **sampling).answer(rows, batch)
+    assert {len(samples) for samples in answers} == {1}
+    return [samples[0] for samples in answers]
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +47,14 @@ def model(tokenizer):
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "gemma3_window"])
 def test_batches_give_the_answers_and_losses_of_one_at_a_time(name, tokenizer):
     model = make_model(name, vocab_size=len(tokenizer) + 5)
-    generator = Generator(model, tokenizer, max_new_tokens=NEW)
+    generator = make_generator(model, tokenizer)
     examples = make_examples(question_records(), tokenizer)
     together = generator.answer([example.prompt_ids for example in examples])
     assert together == [generator.answer([example.prompt_ids])[0] for example in examples]
-    assert len({answer.text for answer in together}) == len(examples)
-    losses = generator.gold_losses(examples)
-    assert losses == pytest.approx([generator.gold_losses([example])[0] for example in examples], rel=1e-4)
+    assert len({samples[0].text for samples in together}) == len(examples)
+    spans = [example.gold for example in examples]
+    logs = generator.log_probabilities(spans)
+    assert logs == pytest.approx([generator.log_probabilities([span])[0] for span in spans], rel=1e-4)
 
 
 def test_greedy_answers_are_those_of_a_plain_loop(model, tokenizer):
@@ -44,26 +65,26 @@ def test_greedy_answers_are_those_of_a_plain_loop(model, tokenizer):
     ids = tokenizer(template.prompt(record.messages[:-1]), add_special_tokens=False)["input_ids"]
     allowed = torch.full((model.config.vocab_size,), -math.inf)
     allowed[: len(tokenizer) - 2] = 0
-    said = []
+    uttered = []
     with torch.no_grad():
         for _ in range(NEW):
-            logits = model(torch.tensor([[*ids, *said]])).logits[0, -1] + allowed
-            said.append(int(logits.argmax()))
-    assert tokenizer.eos_token_id not in said
+            logits = model(torch.tensor([[*ids, *uttered]])).logits[0, -1] + allowed
+            uttered.append(int(logits.argmax()))
+    assert tokenizer.eos_token_id not in uttered
     before = own.to_dict()
     # Each one alone would change the answer.
-    theirs = {"do_sample": True, "temperature": 5.0, "repetition_penalty": 30.0, "bad_words_ids": [said[:1]]}
+    theirs = {"do_sample": True, "temperature": 5.0, "repetition_penalty": 30.0, "bad_words_ids": [uttered[:1]]}
     try:
         for name, value in theirs.items():
             setattr(own, name, value)
         changed = own.to_dict()
-        answer = Generator(model, tokenizer, max_new_tokens=NEW).answer([ids])[0]
+        answer = said(model, tokenizer, [ids])[0]
         assert model.generation_config is own
         assert own.to_dict() == changed
     finally:
         for name in theirs:
             setattr(own, name, before.get(name))
-    assert answer.text == tokenizer.decode(said, skip_special_tokens=True)
+    assert answer.text == tokenizer.decode(uttered, skip_special_tokens=True)
     assert (answer.stopped, answer.new_tokens) == (False, NEW)
 
 
@@ -76,20 +97,19 @@ def test_gold_loss_is_that_of_the_answer_and_its_end_of_turn(model, tokenizer):
         logits = model(torch.tensor([prompt + answer])).logits[0]
     expected = F.cross_entropy(logits[len(prompt) - 1 : -1], torch.tensor(answer), reduction="sum")
     example = make_examples([record], tokenizer)[0]
-    assert example.gold_ids == prompt + answer
-    assert example.gold_tokens == len(answer)
-    assert Generator(model, tokenizer, max_new_tokens=1).gold_losses([example])[0] == pytest.approx(float(expected))
+    assert example.gold == Span(prompt + answer, len(prompt))
+    assert example.gold.tokens == len(answer)
+    assert make_generator(model, tokenizer).log_probabilities([example.gold])[0] == pytest.approx(-float(expected))
 
 
 def test_every_end_of_the_model_stops_it(model, tokenizer):
     letter = tokenizer("e", add_special_tokens=False)["input_ids"][0]
     other = push(model, letter, 1e4)
     ids = make_examples(question_records(), tokenizer)[0].prompt_ids
-    assert not Generator(other, tokenizer, max_new_tokens=NEW).answer([ids])[0].stopped
+    assert not said(other, tokenizer, [ids])[0].stopped
     other.generation_config.eos_token_id = [letter]
-    generator = Generator(other, tokenizer, max_new_tokens=NEW)
-    assert generator.stop_ids == sorted({letter, tokenizer.eos_token_id})
-    assert generator.answer([ids])[0] == ("", True, 1)
+    assert make_generator(other, tokenizer).stop_ids == sorted({letter, tokenizer.eos_token_id})
+    assert said(other, tokenizer, [ids]) == [("", True, 1)]
 
 
 def test_in_one_batch_some_stop_and_some_run_on(model, tokenizer):
@@ -99,12 +119,11 @@ def test_in_one_batch_some_stop_and_some_run_on(model, tokenizer):
         row = model.generate(torch.tensor([ids[1]]), max_new_tokens=3, pad_token_id=0, do_sample=False)[0].tolist()
     other = push(model, 0, 0.0)
     other.generation_config.eos_token_id = row[-1]
-    generator = Generator(other, tokenizer, max_new_tokens=NEW)
-    answers = generator.answer(ids)
+    answers = said(other, tokenizer, ids)
     assert {answer.stopped for answer in answers} == {True, False}
     assert answers[1] == (tokenizer.decode(row[-3:-1]), True, 3)
     assert all(answer.new_tokens == NEW for answer in answers if not answer.stopped)
-    assert answers == [generator.answer([each])[0] for each in ids]
+    assert answers == [said(other, tokenizer, [each])[0] for each in ids]
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "olmo2", "minimind"])
@@ -114,9 +133,10 @@ def test_prompt_and_right_answer_meet_in_the_tokens_of_real_templates(name, file
     records = read_records(shared_data / "llm_jepa" / f"{file}.jsonl")[:53]
     end = ChatTemplate(real).end_of_turn_ids
     for example, record in zip(make_examples(records, real), records, strict=True):
-        assert example.gold_ids[: example.gold_start] == example.prompt_ids
-        assert tuple(example.gold_ids[-1:]) == end
-        assert real.decode(example.gold_ids[example.gold_start : -1]) == record.answer
+        ids, start = example.gold
+        assert ids[:start] == example.prompt_ids
+        assert tuple(ids[-1:]) == end
+        assert real.decode(ids[start:-1]) == record.answer
 
 
 @pytest.mark.parametrize("unwanted", ["predictor", "row without a token"])
@@ -126,7 +146,7 @@ def test_what_is_no_text_is_never_generated(unwanted, model, tokenizer):
     ids = make_examples(question_records(), tokenizer)[0].prompt_ids
     with torch.no_grad():
         assert int(biased(torch.tensor([ids])).logits[0, -1].argmax()) == token
-    plain, pushed = (Generator(each, tokenizer, max_new_tokens=NEW).answer([ids])[0] for each in (model, biased))
+    plain, pushed = (said(each, tokenizer, [ids])[0] for each in (model, biased))
     assert pushed == plain
     assert pushed.text
 
@@ -137,9 +157,50 @@ def test_sampling_follows_the_seed_and_leaves_the_generator_alone(model, tokeniz
     before = torch.get_rng_state()
 
     def answers(seed, batch=0):
-        return Generator(model, tokenizer, max_new_tokens=NEW, temperature=2.0, seed=seed).answer(ids, batch)
+        return said(model, tokenizer, ids, batch, temperature=2.0, seed=seed)
 
     assert answers(1) == answers(1)
     assert answers(1) != answers(2)
     assert answers(1) != answers(1, 1)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_several_samples_of_a_prompt_stand_together_and_differ(model, tokenizer):
+    ids = [example.prompt_ids for example in make_examples(question_records(), tokenizer)]
+    generator = make_generator(model, tokenizer, temperature=2.0, num_samples=3)
+    samples = generator.answer(ids)
+    assert [len(each) for each in samples] == [3] * len(ids)
+    assert len({answer.text for each in samples for answer in each}) > 3
+    # The samples of a prompt come from that prompt: with a model that must copy, they would be told apart.
+    assert samples == generator.answer(ids)
+
+
+def test_only_the_likeliest_tokens_are_drawn_if_asked(model, tokenizer):
+    ids = [example.prompt_ids for example in make_examples(question_records(), tokenizer)]
+    greedy = said(model, tokenizer, ids)
+    assert said(model, tokenizer, ids, temperature=2.0, top_k=1) == greedy
+    assert said(model, tokenizer, ids, temperature=2.0, top_p=1e-6) == greedy
+    assert said(model, tokenizer, ids, temperature=2.0) != greedy
+
+
+def test_likelihoods_are_those_of_a_plain_loop_over_tokens(model, tokenizer):
+    """Behind the prompt of a record, and behind a context of their own."""
+    record = question_records()[0]
+    wanted = [
+        Continuation("four", "4"),
+        Continuation("long", " of the rain"),
+        Continuation("other", " it rained.", context="Because"),
+    ]
+    spans = continuation_spans(record, wanted, tokenizer, ChatTemplate(tokenizer))
+    prompt = ChatTemplate(tokenizer).prompt(record.messages[:-1])
+    beginnings = [prompt, prompt, (tokenizer.bos_token or "") + "Because"]
+    values = make_generator(model, tokenizer).log_probabilities(spans)
+    for continuation, span, beginning, value in zip(wanted, spans, beginnings, values, strict=True):
+        assert tokenizer.decode(span.ids[: span.start]) == beginning
+        assert tokenizer.decode(span.ids[span.start :]) == continuation.text
+        expected = 0.0
+        for at in range(span.start, len(span.ids)):
+            with torch.no_grad():
+                logits = model(torch.tensor([span.ids[:at]])).logits[0, -1]
+            expected += float(torch.log_softmax(logits, -1)[span.ids[at]])
+        assert value == pytest.approx(expected, rel=1e-4)

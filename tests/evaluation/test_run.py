@@ -1,5 +1,6 @@
 """Evaluations: their files, resuming, guarding, summarising."""
 
+import dataclasses
 import json
 import math
 
@@ -7,11 +8,15 @@ import pytest
 
 from questions import ANSWERS, NEW, QUESTIONS, make_tokenizer, push, question_records
 from stepjepa.errors import UserError
-from stepjepa.evaluation import Evaluation, EvaluationSettings, model_fingerprint
+from stepjepa.evaluation.generation import Generator
+from stepjepa.evaluation.output import model_fingerprint
+from stepjepa.evaluation.prompts import make_examples
+from stepjepa.evaluation.run import Evaluation
+from stepjepa.evaluation.settings import EvaluationSettings, Sampling
 from stepjepa.files import write_jsonl
-from stepjepa.generation import Generator, make_examples
 from stepjepa.presets import train_tokenizer
 from stepjepa.records import read_records
+from stepjepa.template import ChatTemplate
 from tiny import make_model
 
 
@@ -32,9 +37,13 @@ def test_file(tmp_path):
     return path
 
 
+SAMPLING = [field.name for field in dataclasses.fields(Sampling)]
+
+
 def settings(test_file, name="out.jsonl", **changes):
-    fields = {"max_new_tokens": NEW, "batch_size": 2} | changes
-    return EvaluationSettings("tiny", test_file, test_file.parent / name, **fields)
+    sampling = {"max_new_tokens": NEW} | {key: changes.pop(key) for key in SAMPLING if key in changes}
+    fields = {"batch_size": 2} | changes
+    return EvaluationSettings("tiny", test_file, test_file.parent / name, sampling=Sampling(**sampling), **fields)
 
 
 def read(path):
@@ -84,10 +93,10 @@ class Mortal(Evaluation):
 
     last = 2
 
-    def _answer(self, generator, batch, number):
+    def _answer(self, batcher, batch, number):
         if number == self.last:
             raise KilledError
-        return super()._answer(generator, batch, number)
+        return super()._answer(batcher, batch, number)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
@@ -136,7 +145,7 @@ def test_what_does_not_belong_together_is_not_mixed(model, tokenizer, test_file)
     with pytest.raises(UserError, match="examples 5 instead of 2"):
         Evaluation(settings(test_file, max_examples=2))
     with pytest.raises(UserError, match="another model;"):
-        Evaluation(EvaluationSettings("other", test_file, test_file.parent / "out.jsonl", max_new_tokens=NEW))
+        Evaluation(dataclasses.replace(settings(test_file), model_path="other"))
     # Greedy answers do not depend on how they are batched: after running out of memory a smaller batch goes on.
     assert Evaluation(settings(test_file, batch_size=1, seed=7)).finished == 5
     text = test_file.read_text(encoding="utf-8")
@@ -205,8 +214,10 @@ def test_too_few_positions_are_refused_with_the_line(model, tokenizer, test_file
 
 def test_a_loss_that_overflows_is_refused_with_the_line(model, tokenizer, test_file):
     broken = push(model, 0, math.nan)
-    with pytest.raises(UserError, match=r"questions\.jsonl:\d: the model's loss on this record is nan.*float32"):
-        Evaluation(settings(test_file)).run(lambda: (broken, tokenizer))
+    for temperature in (0.0, 1.0):
+        with pytest.raises(UserError, match=r"questions\.jsonl:\d: the model's loss on this record is nan.*float32"):
+            Evaluation(settings(test_file, temperature=temperature)).run(lambda: (broken, tokenizer))
+    assert not (test_file.parent / "out.jsonl").exists()
 
 
 @pytest.mark.parametrize(
@@ -217,8 +228,14 @@ def test_a_loss_that_overflows_is_refused_with_the_line(model, tokenizer, test_f
         ({"batch_size": -1}, "--batch_size: expected 1 or more, got -1"),
         ({"temperature": -0.1}, "--temperature: expected 0"),
         ({"temperature": math.nan}, "--temperature: expected 0"),
+        ({"temperature": 1e-45}, r"--temperature: expected 0 \(greedy\) or 1e-06 or more, got 1e-45"),
+        ({"plain": True, "use_test_prompts": True}, "--use_test_prompts does nothing with --plain"),
+        ({"plain": True, "similarity": "llm-jepa"}, "--similarity shows views in the chat format"),
+        ({"similarity": "jepa"}, "--similarity: expected one of None, llm-jepa, step-jepa, got 'jepa'"),
+        ({"dtype": "int8"}, "--dtype: expected one of auto"),
         ({"seed": -1}, "--seed: expected 0 or more"),
-        ({"task": "maths"}, "--task: expected one of auto, generic, boxed"),
+        ({"task": "maths"}, "--task: no task 'maths'; did you mean 'stepmath'\\?"),
+        ({"task": "x"}, "--task: no task 'x'; expected auto, nl-rx, spider, "),
         ({"name": "questions.jsonl"}, "--output_file is the test file"),
         ({"name": ""}, "is a folder"),
     ],
@@ -232,9 +249,9 @@ def test_the_longest_prompts_come_first_and_only_the_first_records_if_asked(mode
     lengths = []
 
     class Watching(Evaluation):
-        def _answer(self, generator, batch, number):
+        def _answer(self, batcher, batch, number):
             lengths.extend(len(example.prompt_ids) for example in batch)
-            return super()._answer(generator, batch, number)
+            return super()._answer(batcher, batch, number)
 
     Watching(settings(test_file)).run(lambda: (model, tokenizer))
     assert lengths == sorted(lengths, reverse=True)
@@ -242,6 +259,26 @@ def test_the_longest_prompts_come_first_and_only_the_first_records_if_asked(mode
     summary = Evaluation(settings(test_file, "two.jsonl", max_examples=2)).run(lambda: (model, tokenizer))
     assert summary["n"] == 2
     assert [line["truth"] for line in read(test_file.parent / "two.jsonl")] == ANSWERS[:2]
+
+
+def test_what_a_task_leaves_out_is_counted_and_the_others_keep_their_places(model, tokenizer, test_file):
+    kept = [index for index, answer in enumerate(ANSWERS) if any(map(str.isdigit, answer))]
+    assert kept == [0, 2]
+    chosen = settings(test_file, task="user_task:Choosy", batch_size=1)
+    with pytest.raises(KilledError):
+        type("Dying", (Mortal,), {"last": 1})(chosen).run(lambda: (model, tokenizer))
+    evaluation = Evaluation(chosen)
+    assert evaluation.finished == 1
+    summary = evaluation.run(lambda: (model, tokenizer))
+    assert (summary["n"], summary["left_out"]) == (2, {"no number": 3})
+    lines = read(test_file.parent / "out.jsonl")
+    assert [(line["index"], line["truth"]) for line in lines] == [(index, ANSWERS[index]) for index in kept]
+    assert all(QUESTIONS[line["index"]] in line["prompt"] for line in lines)
+    assert Evaluation(chosen).run(never) == summary
+    with pytest.raises(UserError, match=r"no record is left to evaluate \(no number: 1\)"):
+        only = test_file.with_name("only.jsonl")
+        only.write_text(test_file.read_text(encoding="utf-8").splitlines()[1], encoding="utf-8")
+        Evaluation(settings(only, "o.jsonl", task="user_task:Choosy"))
 
 
 def test_training_a_model_again_changes_its_fingerprint(model, tokenizer, tmp_path):
@@ -264,17 +301,22 @@ def test_a_model_that_says_the_right_answer_gets_full_marks(name, shared_data, t
     records = read_records(path)
     tokenizer = train_tokenizer([record.answer for record in records], 599)
     model = make_model("llama", vocab_size=len(tokenizer))
-    gold = {tuple(example.prompt_ids): example.gold_ids for example in make_examples(records, tokenizer)}
+    examples = make_examples(records, tokenizer, ChatTemplate(tokenizer))
+    gold = {tuple(example.prompt_ids): example.gold.ids for example in examples}
 
     def oracle(self, prompts, batch_number):
-        return [self._read(gold[tuple(prompt)][len(prompt) :]) for prompt in prompts]
+        return [[self._read(gold[tuple(prompt)][len(prompt) :])] for prompt in prompts]
 
     monkeypatch.setattr(Generator, "answer", oracle)
-    monkeypatch.setattr(Generator, "check_lengths", lambda *_: None)
+    monkeypatch.setattr(Generator, "check_length", lambda *_: None)
     chosen = EvaluationSettings("tiny", path, tmp_path / "out.jsonl", max_examples=67, batch_size=13)
     summary = Evaluation(chosen).run(lambda: (model, tokenizer))
     assert (summary["task"], summary["headline"], summary["n"]) == {
-        "synth_test": ("generic", "exact", 67),
-        "gsm8k_test": ("boxed", "correct", 67),
+        "synth_test": ("nl-rx", "equivalent", 67),
+        "gsm8k_test": ("gsm8k", "correct", 67),
     }[name]
-    assert all(value["mean"] == 1.0 for value in summary["scores"].values())
+    # Of regular expressions also that none is left undecided is shown, as a score of 0.
+    assert {name: value["mean"] for name, value in summary["scores"].items() if value["mean"] != 1.0} == {
+        "synth_test": {"undecided": 0.0},
+        "gsm8k_test": {},
+    }[name]

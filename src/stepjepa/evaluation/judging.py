@@ -1,0 +1,148 @@
+"""From what was said to scored lines: one sample or several, errors named, samples put to the vote."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from stepjepa.errors import UserError
+from stepjepa.records import Record
+from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task
+
+RAN_ON = "ran on"
+
+
+class Answer(NamedTuple):
+    """What a model, or another program, said.
+
+    Attributes:
+        text: everything before the first stop token, special tokens left out.
+        stopped: the model ended its turn by itself; None where nobody knows.
+        new_tokens: how many tokens it generated, the stop token included; None where nobody knows.
+    """
+
+    text: str
+    stopped: bool | None = None
+    new_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What an answer belongs to.
+
+    Attributes:
+        index: position in the test file, counted from 0.
+        record: the example.
+        prompt: the text that the model was shown; None where another program made it.
+        likelihoods: of the continuations that the task asked for.
+    """
+
+    index: int
+    record: Record
+    prompt: str | None = None
+    likelihoods: Mapping[str, Likelihood] | None = None
+
+
+def judge(
+    task: Task, questions: Sequence[Question], answers: Sequence[Sequence[Answer]], headline: str | None = None
+) -> list[dict[str, Any]]:
+    """Score answers and make their lines.
+
+    Args:
+        task: knows what is right.
+        questions: the examples.
+        answers: for each of them one answer or several samples, equally many.
+        headline: the score that decides what is an error; the task's own by default.
+
+    Returns:
+        For each question ``index``, ``prompt``, ``truth``, ``generated``, ``extracted``, ``scores``, ``error``,
+        ``stopped``, ``new_tokens`` and, where they were measured, ``likelihoods``. With several samples ``scores``
+        are their means, beside ``pass@1`` (the mean of the headline), ``pass@n`` (one of them is right) and
+        ``majority`` (what most of them say is right); ``generated``, ``extracted`` and ``error`` are those of the
+        majority, and ``samples`` holds every one.
+
+    Raises:
+        UserError: the task has no such score, or gives different scores to different answers.
+    """
+    flat = [(question, answer) for question, said in zip(questions, answers, strict=True) for answer in said]
+    responses = [Response(answer.text, question.likelihoods) for question, answer in flat]
+    verdicts = task.score_all([question.record for question, _ in flat], responses)
+    name = headline or task.headline
+    for scored in verdicts:
+        if name not in scored.scores:
+            hint = "; leave --startswith out" if name == task.beginning != task.headline else ""
+            raise UserError(f"task '{task.name}' has no score '{name}', only {', '.join(scored.scores)}{hint}")
+        if scored.scores.keys() != verdicts[0].scores.keys():
+            both = (", ".join(scores) for scores in (verdicts[0].scores, scored.scores))
+            raise UserError(
+                f"task '{task.name}' gives {' to one answer and '.join(both)} to another; give all the same"
+            )
+    lines, at = [], 0
+    for question, said in zip(questions, answers, strict=True):
+        part = slice(at, at + len(said))
+        at += len(said)
+        # A verdict on likelihoods is none on where the text was cut off.
+        by_text = question.likelihoods is None
+        samples = [_sample(answer, scored, name, by_text) for answer, scored in zip(said, verdicts[part], strict=True)]
+        line: dict[str, Any] = {
+            "index": question.index,
+            "prompt": question.prompt,
+            "truth": task.truth(question.record),
+        }
+        if len(samples) == 1:
+            line |= samples[0]
+        else:
+            votes = map(task.vote, verdicts[part], responses[part])
+            line |= _together(samples, list(votes), name)
+        if question.likelihoods is not None:
+            line["likelihoods"] = {label: list(found) for label, found in question.likelihoods.items()}
+        lines.append(line)
+    return lines
+
+
+def _sample(answer: Answer, scored: Scored, headline: str, by_text: bool) -> dict[str, Any]:
+    error = None
+    if not scored.scores[headline]:
+        error = RAN_ON if by_text and answer.stopped is False else scored.error or WRONG
+    return {
+        "generated": answer.text,
+        "extracted": scored.extracted,
+        "scores": scored.scores,
+        "error": error,
+        "stopped": answer.stopped,
+        "new_tokens": answer.new_tokens,
+    }
+
+
+def _together(samples: Sequence[dict[str, Any]], votes: Sequence[str | None], headline: str) -> dict[str, Any]:
+    """One line's worth of several samples."""
+    chosen = samples[_majority(votes)]
+    right = [sample["scores"][headline] for sample in samples]
+    scores = {name: _mean([sample["scores"][name] for sample in samples]) for name in chosen["scores"]}
+    scores |= {
+        "pass@1": _mean(right),
+        f"pass@{len(samples)}": any(right),
+        "majority": chosen["scores"][headline],
+    }
+    stopped = [sample["stopped"] for sample in samples]
+    tokens = [sample["new_tokens"] for sample in samples]
+    return {
+        **chosen,
+        "scores": scores,
+        "stopped": None if None in stopped else _mean(stopped),
+        "new_tokens": None if None in tokens else sum(tokens),
+        "samples": list(samples),
+    }
+
+
+def _mean(values: Sequence[bool | float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _majority(votes: Sequence[str | None]) -> int:
+    """The first sample that says what most samples say; of equally frequent ones, what was said first."""
+    counts = Counter(vote for vote in votes if vote is not None)
+    return votes.index(max(counts, key=counts.__getitem__)) if counts else 0

@@ -1,0 +1,177 @@
+"""Score answers that another program generated."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from stepjepa.errors import UserError
+from stepjepa.evaluation.judging import Answer, Question, judge
+from stepjepa.evaluation.output import meta_file, summary_file
+from stepjepa.evaluation.settings import SCORINGS, check_choice, check_output
+from stepjepa.evaluation.summary import summarise
+from stepjepa.files import fingerprint, read_jsonl, refuse_existing, write_json, write_jsonl
+from stepjepa.records import read_records
+from stepjepa.tasks.base import TaskOptions
+from stepjepa.tasks.reference import ReferenceTask
+from stepjepa.tasks.registry import AUTO, choose_task, keep
+
+# The kind of error of a record that has none.
+NO_PREDICTION = "no prediction"
+
+# Answers judged side by side between two movements of the progress bar.
+_CHUNK = 128
+
+
+@dataclass(frozen=True)
+class ScoreSettings:
+    """What is scored and how.
+
+    Attributes:
+        test_file: JSON lines with ``messages``.
+        predictions: JSON lines with ``index``, counted from 0 in the test file, and ``generated``, a text or a list
+            of samples; perhaps ``stopped``, whether the model ended its turn by itself.
+        output_file: where the lines go.
+        task: see ``tasks.registry``.
+        task_options: settings of the task.
+        scoring: ``own`` or ``reference``.
+        startswith: answers count by how they begin.
+        missing: ``error``, or ``wrong`` to count records without a prediction as wrong.
+        overwrite: replace what is at ``output_file``.
+
+    Raises:
+        UserError: a value is none of those it may have, or the output would replace something.
+    """
+
+    test_file: str | os.PathLike[str]
+    predictions: str | os.PathLike[str]
+    output_file: str | os.PathLike[str]
+    task: str = AUTO
+    task_options: TaskOptions = field(default_factory=TaskOptions)
+    scoring: str = "own"
+    startswith: bool = False
+    missing: str = "error"
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("scoring", self.scoring, SCORINGS)
+        check_choice("missing", self.missing, ("error", "wrong"))
+        check_output(self.output_file, self.test_file, "test file")
+        check_output(self.output_file, self.predictions, "file of predictions")
+        refuse_existing(self.output_file, self.overwrite)
+
+
+def score_predictions(settings: ScoreSettings) -> dict[str, Any]:
+    """Score a file of answers; writes the lines and the summary that ``stepjepa evaluate`` would write.
+
+    Raises:
+        UserError: a file is wrong, or the predictions don't fit the test file.
+    """
+    records = read_records(settings.test_file)
+    task = choose_task(settings.task, records, settings.task_options)
+    if settings.scoring == "reference":
+        task = ReferenceTask(task)
+    headline = task.beginning if settings.startswith else task.headline
+    kept, left_out = keep(task, records)
+    found = _read_answers(settings, len(records), kept)
+    nothing = [Answer("")] * max(map(len, found.values()), default=1)
+    answers = [found.get(index, nothing) for index in kept]
+    questions = [Question(index, record) for index, record in kept.items()]
+    lines: list[dict[str, Any]] = []
+    with tqdm(total=len(kept), desc="score", unit="ex", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
+        try:
+            for start in range(0, len(questions), _CHUNK):
+                part = slice(start, start + _CHUNK)
+                lines += judge(task, questions[part], answers[part], headline)
+                bar.update(len(questions[part]))
+        finally:
+            task.close()
+    lines = [line if line["index"] in found else _without_prediction(line) for line in lines]
+    summary = {
+        "predictions": str(settings.predictions),
+        "test_file": str(settings.test_file),
+        "test_fingerprint": fingerprint(settings.test_file),
+        "left_out": left_out,
+        "task": task.name,
+        "lenient": task.lenient,
+        **summarise(lines, headline),
+        "details": task.details(lines),
+        "settings": {
+            "task_options": {name: getattr(settings.task_options, name) for name in task.takes if name != "workers"},
+            "scoring": settings.scoring,
+            "missing": settings.missing,
+        },
+    }
+    # What an evaluation left there belongs to other lines from now on.
+    for file in (summary_file(settings.output_file), meta_file(settings.output_file)):
+        file.unlink(missing_ok=True)
+    write_jsonl(settings.output_file, lines)
+    write_json(summary_file(settings.output_file), summary)
+    return summary
+
+
+def _without_prediction(line: dict[str, Any]) -> dict[str, Any]:
+    """A line that is wrong by every score: some rules, the published ones among them, find an empty answer right."""
+    wrong = {"scores": dict.fromkeys(line["scores"], False), "error": NO_PREDICTION}
+    if "samples" in line:
+        scores = dict.fromkeys(line["samples"][0]["scores"], False)
+        wrong["samples"] = [sample | {"scores": scores, "error": NO_PREDICTION} for sample in line["samples"]]
+    return line | wrong
+
+
+def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -> dict[int, list[Answer]]:
+    """The answers that are there, by position in the test file, which has so many records.
+
+    Raises:
+        UserError: a line is wrong, or not all that are wanted have one, which is an error unless it is asked for.
+    """
+    path = Path(settings.predictions)
+    found: dict[int, list[Answer]] = {}
+    for number, line in read_jsonl(path, "file of predictions"):
+        index = line.get("index")
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < size:
+            raise UserError(
+                f"'index' is {index!r}, expected a whole number from 0 to {size - 1}, the position in the test file",
+                path=path,
+                line=number,
+            )
+        if index in found:
+            raise UserError(f"a second prediction for index {index}; remove one", path=path, line=number)
+        found[index] = _read_samples(line, path, number)
+    counts = {len(samples) for samples in found.values()}
+    if len(counts) > 1:
+        raise UserError(f"{min(counts)} to {max(counts)} samples per record; give every record as many", path=path)
+    missing = [index for index in wanted if index not in found]
+    if missing and settings.missing == "error":
+        raise UserError(
+            f"no prediction for {len(missing)} of {len(wanted)} records (the first is index {missing[0]}); add them, "
+            "or pass --missing wrong to count them as wrong",
+            path=path,
+        )
+    return found
+
+
+def _read_samples(line: dict[str, Any], path: Path, number: int) -> list[Answer]:
+    """The answers of a line, which may be one that ``stepjepa evaluate`` wrote."""
+    several = line.get("samples") is not None
+    said = line["samples"] if several else line.get("generated")
+    parts = said if isinstance(said, list) else [said]
+    answers = []
+    for part in parts:
+        text, stopped = (part.get("generated"), part.get("stopped")) if isinstance(part, dict) else (part, None)
+        if not isinstance(part, dict) and not several:
+            stopped = line.get("stopped")
+        if not isinstance(text, str):
+            raise UserError("'generated' must be a string, or a list of them", path=path, line=number)
+        if not (stopped is None or isinstance(stopped, bool)):
+            raise UserError(f"'stopped' is {stopped!r}, expected true, false or nothing", path=path, line=number)
+        answers.append(Answer(text, stopped))
+    if not answers:
+        raise UserError("'generated' is an empty list; give at least one answer", path=path, line=number)
+    return answers

@@ -1,0 +1,252 @@
+"""Evaluate a model on a test file. Free of torch until it generates."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import IO, Any
+
+from stepjepa.errors import UserError
+from stepjepa.evaluation.batcher import Batcher
+from stepjepa.evaluation.output import OutputFile, model_fingerprint
+from stepjepa.evaluation.prompts import Example, make_template, training_system_prompt, with_system_prompt
+from stepjepa.evaluation.settings import EvaluationSettings
+from stepjepa.evaluation.summary import summarise
+from stepjepa.files import fingerprint
+from stepjepa.records import read_records
+from stepjepa.tasks.registry import choose_task, keep, users_source
+
+Loader = Callable[[], tuple[Any, Any]]
+
+
+class Evaluation:
+    """One test file, one model, one output file.
+
+    The output file grows by one line per example as batches finish, the longest prompts first, so that memory problems
+    show at once. Started again with the same settings it goes on where it was stopped: the batches are those of an
+    uninterrupted run, so the answers are too. At the end the lines are put into the order of the test file.
+
+    Args:
+        settings: see :class:`~stepjepa.evaluation.settings.EvaluationSettings`.
+
+    Attributes:
+        task: how answers are scored.
+        records: what is asked, by position in the test file.
+        left_out: how many records the task does not evaluate, by reason.
+        system_prompt: of training, put in the place of the test file's own, empty for none; None if those stay.
+        output: the file of lines.
+
+    Raises:
+        UserError: the test file is wrong, or the output file belongs to something else.
+    """
+
+    def __init__(self, settings: EvaluationSettings) -> None:
+        self.settings = settings
+        records = read_records(settings.test_file)
+        self.task = choose_task(settings.task, records, settings.task_options)
+        source = users_source(self.task)
+        if settings.scoring == "reference":
+            from stepjepa.tasks.reference import ReferenceTask
+
+            self.task = ReferenceTask(self.task)
+        self.headline = self.task.beginning if settings.startswith else self.task.headline
+        self.records, self.left_out = keep(self.task, records[: settings.max_examples])
+        self.system_prompt = None
+        if not (settings.use_test_prompts or settings.plain):
+            self.system_prompt = training_system_prompt(settings.model_path)
+        if self.system_prompt is not None:
+            shown = with_system_prompt(list(self.records.values()), self.system_prompt)
+            self.records = dict(zip(self.records, shown, strict=True))
+        self._identity = self._make_identity(source)
+        self.output = OutputFile(
+            settings.output_file, self.records.keys(), self._identity, overwrite=settings.overwrite
+        )
+
+    @property
+    def finished(self) -> int:
+        """How many examples have their line already."""
+        return len(self.output.done)
+
+    def _make_identity(self, task_source: str | None) -> dict[str, Any]:
+        """What must be equal for lines to belong together."""
+        settings, sampling = self.settings, self.settings.sampling
+        sampled = sampling.temperature > 0
+        return {
+            "model": model_fingerprint(settings.model_path),
+            "test_file": fingerprint(settings.test_file),
+            "examples": len(self.records),
+            "task": self.task.name,
+            "task_source": task_source,
+            # By how many processes the verdicts are reached makes no difference to them.
+            "task_options": {n: getattr(settings.task_options, n) for n in self.task.takes if n != "workers"},
+            "scoring": settings.scoring,
+            "headline": self.headline,
+            "prompt": {"system": self.system_prompt, "plain": settings.plain},
+            "max_new_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "num_samples": sampling.num_samples,
+            "engine": settings.engine,
+            "dtype": settings.dtype,
+            "quantization": settings.quantization,
+            "similarity": settings.similarity,
+            # Greedy answers depend on neither.
+            "seed": sampling.seed if sampled else None,
+            "batch_size": settings.batch_size if sampled else None,
+        }
+
+    def run(self, load: Loader | None = None) -> dict[str, Any]:
+        """Generate what is missing, then summarise; a finished output is summarised without loading the model.
+
+        Args:
+            load: gives model and tokenizer, called only if something is to be generated; by default they are loaded
+                from ``settings.model_path``.
+
+        Returns:
+            The summary, as written beside the lines: see ``summary.summarise``, and ``model_path``, ``test_file``,
+            ``test_fingerprint``, ``task``, ``headline``, ``lenient``, ``similarity``, ``settings``; ``generated_now``
+            examples in ``seconds`` at ``tokens_per_second`` (of this run alone, None if it generated nothing).
+
+        Raises:
+            UserError: the model can't be loaded, is too large for the memory with this batch size, or has too few
+                positions.
+        """
+        output = self.output
+        written = output.summary()
+        if written is not None:
+            return written
+        kept = set(output.done)
+        load = functools.cache(load or self._load)
+        # Before generating, so that records without views, or a folder without a run, are noticed at once.
+        similarities = self._similarities(load)
+        try:
+            seconds = 0.0 if output.complete else self._generate(load)
+        finally:
+            self.task.close()
+        for index, value in zip(self.records, similarities.get("per_record", ()), strict=False):
+            output.done[index]["similarity"] = value
+        lines = output.finish()
+        fresh = [line for line in lines if line["index"] not in kept]
+        tokens = sum(line["new_tokens"] for line in fresh)
+        summary = {
+            "model_path": self.settings.model_path,
+            "test_file": str(self.settings.test_file),
+            "test_fingerprint": self._identity["test_file"],
+            "left_out": self.left_out,
+            "task": self.task.name,
+            "lenient": self.task.lenient,
+            **summarise(lines, self.headline),
+            "similarity": self._similarity_summary(similarities["totals"], lines) if similarities else None,
+            "details": self.task.details(lines),
+            "settings": self._identity,
+            "generated_now": len(fresh),
+            "seconds": seconds,
+            "tokens_per_second": tokens / seconds if fresh else None,
+        }
+        output.write_summary(summary)
+        return summary
+
+    def _load(self) -> tuple[Any, Any]:
+        from stepjepa.model import load_for_inference
+
+        settings = self.settings
+        return load_for_inference(
+            settings.model_path,
+            dtype=settings.dtype,
+            quantization=settings.quantization,
+            trust_remote_code=settings.trust_remote_code,
+        )
+
+    def _similarities(self, load: Loader) -> dict[str, Any]:
+        """How alike the views of the test records are to the model."""
+        if self.settings.similarity is None:
+            return {}
+        from stepjepa.similarity import compare_views, similarity_config
+
+        config = similarity_config(self.settings.model_path, self.settings.similarity)
+        model, tokenizer = load()
+        size = self.settings.batch_size
+        with self._memory():
+            return compare_views(model, tokenizer, list(self.records.values()), config, batch_size=size)._asdict()
+
+    def _similarity_summary(self, totals: dict[str, float], lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The totals, and the similarities of right and of wrong answers apart."""
+        from stepjepa.similarity import similarity_quantiles
+
+        right: dict[bool, list[float]] = {True: [], False: []}
+        for line in lines:
+            if line["similarity"] is not None:
+                right[line["error"] is None].append(line["similarity"])
+        return {
+            **totals,
+            "right": similarity_quantiles(right[True]),
+            "wrong": similarity_quantiles(right[False]),
+        }
+
+    def _generate(self, load: Loader) -> float:
+        """Write the missing lines; returns the seconds that answering, weighing and judging took."""
+        from tqdm import tqdm
+
+        from stepjepa.evaluation.engines import make_engine
+
+        settings = self.settings
+        engine, tokenizer = make_engine(settings, load)
+        template = make_template(tokenizer, plain=settings.plain)
+        batcher = Batcher(
+            self.task, self.records, engine, tokenizer, template, batch_size=settings.batch_size, headline=self.headline
+        )
+        examples = batcher.examples
+        seconds, tokens = 0.0, 0
+        bar = tqdm(
+            total=len(examples),
+            initial=self.finished,
+            desc="evaluate",
+            unit="ex",
+            file=sys.stderr,
+            disable=not sys.stderr.isatty(),
+        )
+        stream: IO[str] | None = None
+        with bar, ExitStack() as stack:
+            for number, start in enumerate(range(0, len(examples), settings.batch_size)):
+                # A batch is always run whole, also if some of its lines are there: its padding shapes the floats.
+                batch = examples[start : start + settings.batch_size]
+                missing = [example.index for example in batch if example.index not in self.output.done]
+                if not missing:
+                    continue
+                began = time.perf_counter()
+                with self._memory():
+                    lines = self._answer(batcher, batch, number)
+                seconds += time.perf_counter() - began
+                fresh = [line for line in lines if line["index"] in missing]
+                if stream is None:
+                    # Only now, when answers are there: a slip in a flag must not cost the results of another run.
+                    about = {"model_path": settings.model_path, "test_file": str(settings.test_file)}
+                    stream = stack.enter_context(self.output.begin(**about))
+                self.output.add(stream, fresh)
+                tokens += sum(line["new_tokens"] for line in fresh)
+                bar.update(len(missing))
+                bar.set_postfix_str(f"{tokens / seconds:.0f} tokens/s")
+        return seconds
+
+    @contextmanager
+    def _memory(self) -> Iterator[None]:
+        """Say what to do where the memory does not suffice."""
+        try:
+            yield
+        except RuntimeError as error:
+            # An accelerator has an error of its own for that, the CPU has words.
+            if not ("OutOfMemory" in type(error).__name__ or "allocate memory" in str(error)):
+                raise
+            sampling = self.settings.sampling
+            flags = "--batch_size or --num_samples" if sampling.num_samples > 1 else "--batch_size"
+            kept = ", what is finished is kept" if self.finished and not sampling.temperature else ""
+            raise UserError(
+                f"out of memory with --batch_size {self.settings.batch_size}; lower {flags}{kept}"
+            ) from None
+
+    def _answer(self, batcher: Batcher, batch: Sequence[Example], number: int) -> list[dict[str, Any]]:
+        return batcher.lines(batch, number)

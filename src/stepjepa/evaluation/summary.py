@@ -1,0 +1,143 @@
+"""From one line per example to means with intervals, and their table."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Two-sided 95 % of the normal distribution.
+Z95 = 1.959963984540054
+
+
+def wilson_interval(successes: int, trials: int, z: float = Z95) -> tuple[float, float]:
+    """Wilson's score interval of a share; sound also near 0 and 1 and for few trials.
+
+    Args:
+        successes: how many of the trials succeeded.
+        trials: how many there were, at least 1.
+        z: quantile of the normal distribution; the default gives 95 %.
+
+    Returns:
+        Lower and upper end.
+    """
+    if not 0 <= successes <= trials or trials < 1:
+        raise ValueError(f"expected 0 <= successes <= trials and trials >= 1, got {successes} of {trials}")
+    share, square = successes / trials, z * z / trials
+    middle = (share + square / 2) / (1 + square)
+    half = z * math.sqrt(share * (1 - share) / trials + square / (4 * trials)) / (1 + square)
+    # At the ends the formula is exact but floats are not.
+    low = 0.0 if successes == 0 else middle - half
+    high = 1.0 if successes == trials else middle + half
+    return low, high
+
+
+def mean_with_interval(values: Sequence[bool | float]) -> dict[str, float | None]:
+    """``mean``, ``low``, ``high`` of a score; the ends are None unless every value is 0 or 1."""
+    total = math.fsum(values)
+    low: float | None = None
+    high: float | None = None
+    if all(value in (0, 1) for value in values):
+        low, high = wilson_interval(round(total), len(values))
+    return {"mean": total / len(values), "low": low, "high": high}
+
+
+def summarise(lines: Sequence[Mapping[str, Any]], headline: str) -> dict[str, Any]:
+    """The means of an evaluation.
+
+    Args:
+        lines: at least one, as ``judging.judge`` makes them, perhaps with ``gold_loss`` and ``gold_tokens``.
+        headline: the score that decides what is right.
+
+    Returns:
+        ``n``; ``headline``; ``scores`` (name to ``mean``, ``low``, ``high``, with ``stopped`` among them where it is
+        known); ``errors``, how often each kind of error occurred; ``ran_on``, the share that was cut off at
+        ``max_new_tokens``; ``gold_loss``, the LM loss per token of the right answers; ``gold_tokens``;
+        ``generated_tokens``. What the lines don't say is None.
+    """
+    scores = {name: mean_with_interval([line["scores"][name] for line in lines]) for name in lines[0]["scores"]}
+    stopped = [line["stopped"] for line in lines]
+    if None not in stopped:
+        scores["stopped"] = mean_with_interval(stopped)
+    tokens = [line["new_tokens"] for line in lines]
+    gold_tokens = sum(line.get("gold_tokens", 0) for line in lines)
+    return {
+        "n": len(lines),
+        "headline": headline,
+        "scores": scores,
+        "errors": dict(Counter(line["error"] for line in lines if line["error"] is not None).most_common()),
+        "ran_on": None if None in stopped else 1 - math.fsum(stopped) / len(lines),
+        "gold_loss": (
+            math.fsum(line["gold_loss"] * line["gold_tokens"] for line in lines) / gold_tokens if gold_tokens else None
+        ),
+        "gold_tokens": gold_tokens,
+        "generated_tokens": None if None in tokens else sum(tokens),
+    }
+
+
+def format_summary(summary: Mapping[str, Any]) -> str:
+    """A summary as a short table for the terminal."""
+    asked = f"{summary['n']} examples of {summary['test_file']}, task {summary['task']}"
+    width = max(14, *(len(name) + 2 for name in summary["scores"]))
+    lines = [
+        f"{asked}, model {summary['model_path']}" if summary.get("model_path") else asked,
+        *(f"  left out: {count} records ({reason})" for reason, count in summary.get("left_out", {}).items()),
+        f"  {'score':<{width}}{'mean':>8}   95 % interval",
+    ]
+    for name, score in summary["scores"].items():
+        if score["low"] is None:
+            lines.append(f"  {name:<{width}}{score['mean']:8.4f}")
+        else:
+            interval = f"{100 * score['low']:.2f} .. {100 * score['high']:.2f}"
+            lines.append(f"  {name:<{width}}{100 * score['mean']:7.2f}%   {interval}")
+    if summary["errors"]:
+        counts = ", ".join(f"{name} {count}" for name, count in summary["errors"].items())
+        # Of several samples what most of them say is right or wrong.
+        decided = "majority" if "majority" in summary["scores"] else summary["headline"]
+        lines.append(f"  not right by {decided}: {counts}")
+    lines += [f"  {name}: {_short(value)}" for name, value in summary["details"].items()]
+    if summary.get("similarity") is not None:
+        lines += _similarity_lines(summary["similarity"])
+    if summary["gold_loss"] is not None:
+        lines.append(f"  LM loss on the right answers {summary['gold_loss']:.4f} ({summary['gold_tokens']} tokens)")
+    if summary["generated_tokens"] is not None:
+        speed = "nothing generated now"
+        if summary.get("tokens_per_second") is not None:
+            # Of an evaluation that was stopped the last part alone.
+            now = summary["generated_now"]
+            part = "" if now == summary["n"] else f"the last {now} examples: "
+            speed = f"{part}{summary['seconds']:.1f} s, {summary['tokens_per_second']:.0f} tokens/s"
+        lines.append(
+            f"  {summary['generated_tokens']} tokens generated, {summary['ran_on']:.1%} of answers ran on; {speed}"
+        )
+    return "\n".join(lines)
+
+
+def _similarity_lines(similarity: Mapping[str, Any]) -> list[str]:
+    matched, shuffled = (similarity.get(f"{kind}_similarity") for kind in ("matched", "shuffled"))
+    other = "not measured" if shuffled is None else f"{shuffled:.3f}"
+    lines = [f"  similarity of matched pairs of views {matched:.3f}, of shuffled ones {other}"]
+    for kind in ("right", "wrong"):
+        found = similarity.get(kind)
+        if found and found["n"]:
+            quantiles = " ".join(f"{value:.3f}" for value in found["quantiles"].values())
+            lines.append(
+                f"    where the answer is {kind} ({found['n']}): mean {found['mean']:.3f}, std {found['std']:.3f}, "
+                f"quantiles {' '.join(found['quantiles'])}: {quantiles}"
+            )
+    return lines
+
+
+def _short(value: Any) -> str:
+    """A detail of a task on one line."""
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    if isinstance(value, Mapping) and not value:
+        return "none"
+    if isinstance(value, Mapping):
+        return ", ".join(
+            f"{name} ({_short(inner)})" if isinstance(inner, Mapping) else f"{name} {_short(inner)}"
+            for name, inner in value.items()
+        )
+    return str(value)

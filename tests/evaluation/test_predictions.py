@@ -1,0 +1,195 @@
+"""Scoring what another program generated."""
+
+import json
+
+import pytest
+
+from stepjepa.cli import main
+from stepjepa.errors import UserError
+from stepjepa.evaluation.predictions import ScoreSettings
+from stepjepa.files import write_jsonl
+
+TRUTHS = ["Good", "Bad", "Good"]
+
+
+@pytest.fixture
+def files(tmp_path):
+    chats = [[{"role": "user", "content": "?"}, {"role": "assistant", "content": truth}] for truth in TRUTHS]
+    write_jsonl(tmp_path / "test.jsonl", [{"messages": chat} for chat in chats])
+    return tmp_path
+
+
+def score(files, predictions, *flags, task="generic"):
+    path = files / "predictions.jsonl"
+    if isinstance(predictions, str):
+        path.write_text(predictions, encoding="utf-8")
+    else:
+        write_jsonl(path, predictions)
+    given = ["--test_file", str(files / "test.jsonl"), "--predictions", str(path), "--task", task]
+    return main(["score", *given, "--output_file", str(files / "out.jsonl"), *flags])
+
+
+def read(files):
+    lines = [json.loads(line) for line in (files / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    return lines, json.loads((files / "out.summary.json").read_text(encoding="utf-8"))
+
+
+def test_lines_and_summary_are_those_of_evaluate(files, capsys):
+    said = [{"index": 2, "generated": "Good!"}, {"index": 0, "generated": "Good"}, {"index": 1, "generated": "Good"}]
+    assert score(files, said) == 0
+    lines, summary = read(files)
+    assert [(line["index"], line["generated"], line["truth"]) for line in lines] == [
+        (0, "Good", "Good"),
+        (1, "Good", "Bad"),
+        (2, "Good!", "Good"),
+    ]
+    assert [line["scores"]["exact"] for line in lines] == [True, False, False]
+    assert [line["scores"]["prefix"] for line in lines] == [True, False, True]
+    assert summary["scores"]["exact"]["mean"] == pytest.approx(1 / 3)
+    assert (summary["n"], summary["task"], summary["headline"], summary["ran_on"]) == (3, "generic", "exact", None)
+    assert summary["errors"] == {"wrong answer": 2}
+    printed = capsys.readouterr().out
+    assert "exact" in printed
+    assert "33.33%" in printed
+
+
+def test_stopping_and_samples_are_taken_where_they_are_given(files):
+    said = [{"index": i, "generated": text, "stopped": i != 1} for i, text in enumerate(["Good", "Bad or so", "Bad"])]
+    assert score(files, said, "--startswith") == 0
+    lines, summary = read(files)
+    assert [line["error"] for line in lines] == [None, None, "wrong answer"]
+    assert (summary["headline"], summary["scores"]["stopped"]["mean"]) == ("prefix", pytest.approx(2 / 3))
+    many = [{"index": i, "generated": ["Good", "Bad", "Bad"]} for i in range(3)]
+    assert score(files, many, "--overwrite") == 0
+    lines, summary = read(files)
+    assert summary["scores"]["pass@1"]["mean"] == pytest.approx((1 / 3 + 2 / 3 + 1 / 3) / 3)
+    assert summary["scores"]["pass@3"]["mean"] == 1.0
+    assert summary["scores"]["majority"]["mean"] == pytest.approx(1 / 3)
+    # What was written can be scored again.
+    assert score(files, lines, "--overwrite") == 0
+    again, same = read(files)
+    assert again == lines
+    assert same == summary
+
+
+def test_missing_predictions_are_an_error_or_wrong(files, capsys):
+    said = [{"index": 1, "generated": "Bad"}]
+    assert score(files, said) == 2
+    error = capsys.readouterr().err
+    assert "no prediction for 2 of 3 records (the first is index 0)" in error
+    assert "--missing wrong" in error
+    assert not (files / "out.jsonl").exists()
+    assert score(files, said, "--missing", "wrong") == 0
+    assert read(files)[1]["scores"]["exact"]["mean"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_record_without_a_prediction_is_wrong_also_where_an_empty_answer_is_right(samples, files, capsys):
+    """By the published rule for NQ-Open nothing is a part of any truth."""
+    said = [{"index": 1, "generated": ["no"] * samples}]
+    assert score(files, said, "--missing", "wrong", "--scoring", "reference", task="nq-open") == 0
+    lines, summary = read(files)
+    assert [line["error"] for line in lines] == ["no prediction", "wrong answer", "no prediction"]
+    assert {score["mean"] for score in summary["scores"].values()} == {0.0}
+    assert summary["errors"] == {"no prediction": 2, "wrong answer": 1}
+    assert all(not any(each["scores"].values()) for line in lines for each in line.get("samples", [line]))
+    assert "no prediction 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"index": 3, "generated": "a"}', "predictions.jsonl:1: 'index' is 3, expected a whole number from 0 to 2"),
+        ('{"index": true, "generated": "a"}', "'index' is True"),
+        ('{"generated": "a"}', "'index' is None"),
+        ('{"index": 0}', "predictions.jsonl:1: 'generated' must be a string"),
+        ('{"index": 0, "generated": 4}', "'generated' must be a string"),
+        ('{"index": 0, "generated": []}', "empty list"),
+        ('{"index": 0, "generated": "a", "stopped": "yes"}', "'stopped' is 'yes'"),
+        ('{"index": 0, "generated": "a"}\n{"index": 0, "generated": "b"}', ":2: a second prediction for index 0"),
+        ('{"index": 0, "generated": "a"}\n{"index": 1, "generated": ["a", "b"]}', "1 to 2 samples per record"),
+        ("nonsense", "predictions.jsonl:1: not valid JSON"),
+        (r'{"index": 0, "generated": "a \ud83d"}', "predictions.jsonl:1: holds half of a character"),
+    ],
+)
+def test_wrong_predictions_are_one_line_and_exit_code_two(text, words, files, capsys):
+    assert score(files, text) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert not (files / "out.jsonl").exists()
+
+
+def test_nothing_is_overwritten_unasked(files, capsys):
+    said = [{"index": i, "generated": "Good"} for i in range(3)]
+    assert score(files, said) == 0
+    assert score(files, said) == 2
+    assert "is there already" in capsys.readouterr().err
+    given = ["--test_file", str(files / "test.jsonl"), "--predictions", str(files / "predictions.jsonl")]
+    assert main(["score", *given, "--output_file", str(files / "test.jsonl")]) == 2
+    assert "is the test file" in capsys.readouterr().err
+    assert main(["score", *given, "--output_file", str(files / "predictions.jsonl")]) == 2
+    assert "is the file of predictions" in capsys.readouterr().err
+
+
+def test_samples_may_be_null(files):
+    assert score(files, [{"index": i, "generated": "Good", "samples": None} for i in range(3)]) == 0
+    assert read(files)[1]["scores"]["exact"]["mean"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "task: generic (nothing more special was recognised)"),
+        (["--scoring", "reference"], "task: generic-reference (nothing more special was recognised)"),
+    ],
+)
+def test_what_was_recognised_is_said(flags, words, files, capsys):
+    said = [{"index": i, "generated": "Good"} for i in range(3)]
+    assert score(files, said, *flags, task="auto") == 0
+    printed = capsys.readouterr().out
+    assert words in printed
+    assert f"written: {files / 'out.jsonl'}, {files / 'out.summary.json'}" in printed
+
+
+def test_scored_answers_are_not_taken_for_those_of_the_evaluation_that_they_replace(files, capsys):
+    """What says that the old lines belong to a model must go with them."""
+    (files / "out.jsonl").write_text("{}\n", encoding="utf-8")
+    (files / "out.jsonl.meta.json").write_text("{}", encoding="utf-8")
+    said = [{"index": i, "generated": "Good"} for i in range(3)]
+    assert score(files, said, "--overwrite") == 0
+    assert not (files / "out.jsonl.meta.json").exists()
+    given = ["--model_path", "some/model", "--test_file", str(files / "test.jsonl"), "--task", "generic"]
+    assert main(["evaluate", *given, "--output_file", str(files / "out.jsonl")]) == 2
+    assert "is there already, without the out.jsonl.meta.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", [{"scoring": "theirs"}, {"missing": "right"}])
+def test_unknown_settings_are_refused(change, files):
+    (name,) = change
+    with pytest.raises(UserError, match=f"--{name}: expected one of"):
+        ScoreSettings(files / "test.jsonl", files / "p.jsonl", files / "out.jsonl", **change)
+
+
+def test_what_a_task_leaves_out_needs_no_prediction(files):
+    chats = [[{"role": "user", "content": "?"}, {"role": "assistant", "content": text}] for text in ("a", "b 2", "c 3")]
+    write_jsonl(files / "test.jsonl", [{"messages": chat} for chat in chats])
+    assert score(files, [{"index": 2, "generated": "3"}, {"index": 1, "generated": "x"}], task="user_task:Choosy") == 0
+    lines, summary = read(files)
+    assert [(line["index"], line["scores"]["last"]) for line in lines] == [(1, False), (2, True)]
+    assert (summary["n"], summary["left_out"]) == (2, {"no number": 1})
+
+
+def test_a_task_of_the_users_own(files, capsys):
+    said = [{"index": i, "generated": f"I say {truth}"} for i, truth in enumerate(TRUTHS)]
+    assert score(files, said, task="user_task:LastWord") == 0
+    assert read(files)[1]["scores"]["last"]["mean"] == 1.0
+    for name, words in {
+        "user_task:Nothing": "can't load 'user_task:Nothing'",
+        "no_such_module:Task": "can't load",
+        "user_task:NOT_A_TASK": "no class derived from",
+        "user_task:Incomplete": "lacks the attribute 'headline'",
+        "nlrx": "did you mean 'nl-rx'?",
+    }.items():
+        assert score(files, said, "--overwrite", task=name) == 2
+        assert words in capsys.readouterr().err

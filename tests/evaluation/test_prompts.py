@@ -1,0 +1,134 @@
+"""The prompt of training, the form without a chat."""
+
+import json
+import shutil
+
+import pytest
+
+from questions import QUESTIONS, make_tokenizer, question_records
+from stepjepa.cli import main
+from stepjepa.errors import UserError
+from stepjepa.evaluation import prompts
+from stepjepa.evaluation.prompts import make_examples, make_template, training_system_prompt, with_system_prompt
+from stepjepa.files import write_json, write_jsonl
+from stepjepa.plain_template import PlainTemplate
+from stepjepa.presets import train_tokenizer
+from tiny import make_model, make_record
+
+
+@pytest.fixture(scope="module")
+def plain():
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|perception|>"]}, replace_extra_special_tokens=False)
+    return tokenizer
+
+
+def test_the_form_without_a_chat_is_question_mark_answer_end(plain):
+    template = PlainTemplate(plain)
+    messages = question_records()[0].messages
+    rendered = template.render(messages)
+    assert rendered.text == "2+2?<|perception|>4<|im_end|>"
+    assert [rendered.text[start:end] for start, end in rendered.spans] == ["", "2+2?", "4"]
+    assert rendered.turn_ends == (0, 4, len(rendered.text))
+    assert template.prompt(messages[:-1]) == "2+2?<|perception|>"
+    (example,) = make_examples(question_records()[:1], plain, template)
+    assert plain.decode(example.prompt_ids) == "2+2?<|perception|>"
+    assert plain.convert_tokens_to_ids("<|perception|>") == example.prompt_ids[-1]
+    ids, start = example.gold
+    assert plain.decode(ids[start:]) == "4<|im_end|>"
+    assert template.end_of_turn_ids == [plain.eos_token_id]
+
+
+def test_the_published_end_of_turn_wins_where_it_is_known(plain):
+    other = make_tokenizer()
+    other.add_special_tokens(
+        {"additional_special_tokens": ["<|perception|>", "<|eot_id|>"]}, replace_extra_special_tokens=False
+    )
+    assert make_template(other, plain=True).end_of_turn_ids == [other.convert_tokens_to_ids("<|eot_id|>")]
+    with pytest.raises(UserError, match=r"no token '<\|perception\|>'; leave --plain out"):
+        make_template(make_tokenizer(), plain=True)
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (["Do it."], "Do it."),
+        (["Do it.", "Do that."], None),
+        ([None], ""),
+        ([""], None),
+        ([], None),
+        (["Do it.", None], None),
+    ],
+)
+def test_the_system_prompt_of_training_is_known_if_there_was_one(shown, expected, tmp_path):
+    write_json(tmp_path / "run.json", {"system_prompts": shown})
+    assert training_system_prompt(tmp_path) == expected
+
+
+def test_without_a_run_folder_nothing_is_known(tmp_path):
+    assert training_system_prompt(tmp_path) is None
+    assert training_system_prompt("org/name") is None
+
+
+def test_a_system_prompt_is_put_in_the_place_of_another_or_in_front():
+    with_one, without = question_records()[0], make_record(None, "2+2?", "4", line=9)
+    for record in with_system_prompt([with_one, without], "Do it."):
+        assert [message["content"] for message in record.messages] == ["Do it.", "2+2?", "4"]
+    assert without.messages[0]["role"] == "user"
+    for record in with_system_prompt([with_one, without], ""):
+        assert [message["content"] for message in record.messages] == ["2+2?", "4"]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+def test_records_are_tokenised_part_by_part_as_all_at_once(chunk, plain, monkeypatch):
+    records = question_records()
+    whole = make_examples(records, plain, make_template(plain, plain=False))
+    assert [example.index for example in whole] == list(range(5))
+    monkeypatch.setattr(prompts, "_CHUNK", chunk)
+    assert make_examples(records, plain, make_template(plain, plain=False)) == whole
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run folder whose training had one system prompt."""
+    folder = tmp_path_factory.mktemp("prompts")
+    chats = [[("system", "Do it."), ("user", question), ("assistant", "yes")] for question in QUESTIONS]
+    for name, system in (("train", "Do it."), ("test", "Please.")):
+        rows = [[(role, system if role == "system" else text) for role, text in chat] for chat in chats]
+        write_jsonl(
+            folder / f"{name}.jsonl",
+            [{"messages": [{"role": role, "content": text} for role, text in row]} for row in rows],
+        )
+    tokenizer = train_tokenizer([text for chat in chats for _, text in chat], 290)
+    tokenizer.save_pretrained(folder / "base")
+    make_model("llama", vocab_size=len(tokenizer)).save_pretrained(folder / "base")
+    flags = ["--train_file", folder / "train.jsonl", "--model_name", folder / "base", "--output_dir", folder / "run"]
+    flags += ["--regular", "--use_cpu", "--max_steps", "1", "--save_strategy", "no"]
+    assert main(["train", *map(str, flags)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(("flags", "shown"), [([], "Do it."), (["--use_test_prompts"], "Please.")])
+def test_evaluation_shows_the_prompt_of_training_unless_told_otherwise(flags, shown, run, tmp_path, capsys):
+    output = tmp_path / "out.jsonl"
+    given = ["--model_path", run / "run", "--test_file", run / "test.jsonl", "--output_file", output]
+    assert main(["evaluate", *map(str, given), "--task", "generic", "--max_new_tokens", "2", *flags]) == 0
+    assert ("system prompt: that of training ('Do it.')" in capsys.readouterr().out) == (shown == "Do it.")
+    lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    assert all(f"system\n{shown}<|im_end|>" in line["prompt"] for line in lines)
+    # The other prompt is another evaluation.
+    other = [] if flags else ["--use_test_prompts"]
+    assert main(["evaluate", *map(str, given), "--task", "generic", "--max_new_tokens", "2", *other]) == 2
+    assert "begun with another prompt" in capsys.readouterr().err
+
+
+def test_a_model_that_saw_no_system_prompt_is_shown_none(run, tmp_path, capsys):
+    shutil.copytree(run / "run", tmp_path / "run")
+    told = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    write_json(tmp_path / "run" / "run.json", told | {"system_prompts": [None]})
+    output = tmp_path / "out.jsonl"
+    given = ["--model_path", tmp_path / "run", "--test_file", run / "test.jsonl", "--output_file", output]
+    assert main(["evaluate", *map(str, given), "--task", "generic", "--max_new_tokens", "2"]) == 0
+    assert "system prompt: that of training (none)" in capsys.readouterr().out
+    lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    assert all(line["prompt"].startswith("<|im_start|>user\n") for line in lines)

@@ -1,0 +1,83 @@
+"""Evaluations in a table: only those that belong to the models that are there, and that were made alike."""
+
+import json
+
+import pytest
+
+import tiny
+from stepjepa.cli import main
+from stepjepa.files import write_json, write_jsonl
+from stepjepa.presets import train_tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two run folders, ``a`` and ``b``, without the training, and a test file."""
+    rows = [[("user", f"Say {word}"), ("assistant", word)] for word in ("one", "two", "three")]
+    chats = [[{"role": role, "content": text} for role, text in row] for row in rows]
+    write_jsonl(tmp_path / "test.jsonl", [{"messages": chat} for chat in chats])
+    tokenizer = train_tokenizer([message["content"] for chat in chats for message in chat], 277)
+    results = {"tokens": 5.0, "train_seconds": 1.0}
+    for seed, name in enumerate("ab"):
+        tokenizer.save_pretrained(tmp_path / name)
+        tiny.make_model("llama", seed=seed, vocab_size=len(tokenizer)).save_pretrained(tmp_path / name)
+        told = {"status": "finished", "jepa": {"mode": "regular", "predictors": 0}, "results": results}
+        write_json(tmp_path / name / "run.json", told)
+    return tmp_path
+
+
+def evaluate(folder, name, *flags):
+    given = ["--model_path", folder / name, "--test_file", folder / "test.jsonl", "--task", "generic"]
+    given += ["--output_file", folder / name / "e.jsonl", "--max_new_tokens", "3"]
+    assert main(["evaluate", *map(str, given), *flags]) == 0
+
+
+def report(folder, capsys, *names):
+    capsys.readouterr()
+    code = main(["report", "--json", *(str(folder / name) for name in names or "ab")])
+    printed = capsys.readouterr()
+    return json.loads(printed.out) if code == 0 else printed.err
+
+
+def test_answers_of_another_program_have_no_stop_rate(folder, capsys):
+    evaluate(folder, "a")
+    write_jsonl(folder / "p.jsonl", [{"index": index, "generated": "one"} for index in range(3)])
+    given = ["--test_file", folder / "test.jsonl", "--predictions", folder / "p.jsonl", "--task", "generic"]
+    assert main(["score", *map(str, given), "--output_file", str(folder / "b" / "e.jsonl")]) == 0
+    rows = report(folder, capsys)
+    assert [row["stop rate"] is None for row in rows] == [False, True]
+    assert rows[1]["accuracy"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        (["--max_new_tokens", "2"], "max_new_tokens 2 and 3"),
+        (["--temperature", "0.5"], "temperature 0.0 and 0.5"),
+    ],
+)
+def test_answers_made_in_different_ways_do_not_stand_in_one_table(flags, name, folder, capsys):
+    evaluate(folder, "a")
+    evaluate(folder, "b", *flags)
+    error = report(folder, capsys)
+    assert f"the runs were evaluated with --{name}" in error
+    assert error.count("\n") == 1
+
+
+def test_an_evaluation_of_the_model_as_it_was_before_is_refused(folder, capsys):
+    evaluate(folder, "a")
+    assert len(report(folder, capsys, "a")) == 1
+    model = tiny.make_model("llama", seed=7, vocab_size=277)
+    model.save_pretrained(folder / "a")
+    assert "e.summary.json: is the evaluation of another model than the folder holds now" in report(folder, capsys, "a")
+    # Weights that were thrown away to save space say nothing.
+    for file in (folder / "a").glob("*.safetensors"):
+        file.unlink()
+    assert len(report(folder, capsys, "a")) == 1
+
+
+def test_a_broken_summary_is_one_line(folder, capsys):
+    (folder / "a" / "e.summary.json").write_text('{"n": 3', encoding="utf-8")
+    error = report(folder, capsys, "a")
+    assert "e.summary.json: is no summary of an evaluation" in error
+    assert error.count("\n") == 1

@@ -1,0 +1,119 @@
+"""Means, intervals and their table."""
+
+import math
+
+import pytest
+
+from stepjepa.evaluation.summary import format_summary, mean_with_interval, summarise, wilson_interval
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    [
+        # Newcombe (1998), table I, method 3.
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+        (29, 29, 1 - 0.1170, 1.0),
+    ],
+)
+def test_wilson_intervals_are_those_of_the_literature(successes, trials, low, high):
+    assert wilson_interval(successes, trials) == (pytest.approx(low, abs=6e-5), pytest.approx(high, abs=6e-5))
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(1, 0), (-1, 5), (6, 5)])
+def test_impossible_counts_are_refused(successes, trials):
+    with pytest.raises(ValueError, match="successes"):
+        wilson_interval(successes, trials)
+
+
+def test_scores_that_are_no_shares_have_no_interval():
+    assert mean_with_interval([0.25, 1.0]) == {"mean": 0.625, "low": None, "high": None}
+    assert mean_with_interval([True, False, False])["mean"] == pytest.approx(1 / 3)
+    assert mean_with_interval([1.0, 0.0])["low"] == pytest.approx(wilson_interval(1, 2)[0])
+
+
+def lines():
+    scores = [{"exact": True, "f1": 1.0}, {"exact": False, "f1": 0.5}, {"exact": False, "f1": 0.0}]
+    losses, counts = [0.5, 2.0, 1.0], [7, 1, 2]
+    return [
+        {
+            "scores": score,
+            "error": None if score["exact"] else "ran on" if index == 2 else "wrong answer",
+            "stopped": index != 2,
+            "new_tokens": 5 + index,
+            "gold_loss": loss,
+            "gold_tokens": count,
+        }
+        for index, (score, loss, count) in enumerate(zip(scores, losses, counts, strict=True))
+    ]
+
+
+def test_the_gold_loss_is_a_mean_over_tokens_not_over_examples():
+    summary = summarise(lines(), "exact")
+    assert summary["gold_loss"] == pytest.approx((0.5 * 7 + 2.0 + 1.0 * 2) / 10)
+    assert (summary["n"], summary["gold_tokens"], summary["generated_tokens"]) == (3, 10, 18)
+    assert list(summary["scores"]) == ["exact", "f1", "stopped"]
+    assert summary["errors"] == {"wrong answer": 1, "ran on": 1}
+    assert math.isclose(summary["ran_on"] + summary["scores"]["stopped"]["mean"], 1)
+
+
+@pytest.mark.parametrize(
+    ("now", "speed", "words"),
+    [
+        (3, 9.0, "ran on; 2.0 s, 9 tokens/s"),
+        (1, 9.0, "ran on; the last 1 examples: 2.0 s, 9 tokens/s"),
+        (0, None, "nothing generated now"),
+    ],
+)
+def test_the_table_shows_every_score(now, speed, words):
+    about = {
+        "generated_now": now,
+        "test_file": "t.jsonl",
+        "task": "generic",
+        "model_path": "runs/a",
+        "seconds": 2.0,
+        "similarity": None,
+        "details": {},
+        "left_out": {},
+    }
+    table = format_summary({**summarise(lines(), "exact"), **about, "tokens_per_second": speed})
+    assert "3 examples of t.jsonl, task generic, model runs/a" in table
+    assert "exact           33.33%   6.15 .. 79.23" in table
+    assert "f1              0.5000\n" in table
+    assert "0.7500 (10 tokens)" in table
+    assert words in table
+    assert "not right by exact: wrong answer 1, ran on 1" in table
+    assert "similarity" not in table
+    about["similarity"] = {"matched_similarity": 0.25, "shuffled_similarity": -0.5}
+    table = format_summary({**summarise(lines(), "exact"), **about, "tokens_per_second": speed})
+    assert "matched pairs of views 0.250, of shuffled ones -0.500" in table
+    assert max(map(len, table.splitlines())) <= 100
+
+
+def test_of_several_samples_the_majority_is_right_or_wrong():
+    samples = [line | {"scores": line["scores"] | {"majority": False}, "error": "wrong answer"} for line in lines()]
+    about = {"test_file": "t.jsonl", "task": "generic", "details": {}, "generated_now": 3}
+    table = format_summary({**summarise(samples, "exact"), **about})
+    assert "not right by majority: wrong answer 3" in table
+    assert "exact           33.33%" in table
+
+
+def test_what_nobody_knows_is_left_out():
+    unknown = [{"scores": {"exact": True}, "error": None, "stopped": None, "new_tokens": None}]
+    summary = summarise(unknown, "exact")
+    assert [summary[name] for name in ("ran_on", "gold_loss", "generated_tokens")] == [None, None, None]
+    table = format_summary(
+        {
+            **summary,
+            "test_file": "t.jsonl",
+            "task": "generic",
+            "details": {"by class": {"a": 0.5}},
+            "left_out": {"odd": 3},
+        }
+    )
+    assert "by class: a 0.5000" in table
+    assert "left out: 3 records (odd)" in table
+    assert "tokens" not in table
+    assert "model" not in table
