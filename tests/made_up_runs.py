@@ -48,6 +48,7 @@ def make_run(
     training: dict[str, Any] | None = None,
     steps: int = 10,
     tokens: float = 1000.0,
+    flops: float | None = None,
     **parts: Any,
 ) -> Path:
     """Write a finished run and its evaluation.
@@ -62,6 +63,7 @@ def make_run(
         training: changes to the training arguments.
         steps: optimizer steps.
         tokens: of training.
+        flops: of training; None leaves them out, as older versions did.
         parts: instead of other parts of ``run.json``.
     """
     arguments = {"output_dir": str(folder), "learning_rate": 2e-5, "per_device_train_batch_size": 4, "max_steps": -1}
@@ -79,6 +81,8 @@ def make_run(
         "results": {"steps": steps, "tokens": tokens, "train_seconds": 2.5},
         **parts,
     }
+    if flops is not None:
+        run["results"]["flops"] = flops
     folder.mkdir(parents=True)
     write_json(folder / RUN_FILE, run)
     (folder / "model.safetensors").write_text(str(folder))

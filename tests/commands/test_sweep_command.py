@@ -1,6 +1,7 @@
 """``stepjepa sweep``: what it refuses, what it would run, and whole sweeps of real trainings."""
 
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -105,6 +106,22 @@ def test_wrong_flags_are_refused(grid: dict[str, Any], tmp_path: Path, capsys: A
     assert not (tmp_path / "sweep").exists()
 
 
+def test_flags_of_a_cluster(grid: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    path = write(tmp_path / "grid.yaml", grid)
+    base = ["--config", path, "--output_dir", tmp_path / "sweep"]
+    assert "--slurm does nothing on this machine; add --engine slurm" in error_of(capsys, *base, "--slurm", "time=5")
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    assert "not installed; pip install 'stepjepa[slurm]'" in error_of(capsys, *base, "--engine", "slurm")
+    monkeypatch.undo()
+    pytest.importorskip("submitit", reason="jobs are handed in through submitit, which is not installed")
+    monkeypatch.setenv("STEPJEPA_SUBMITIT_CLUSTER", "local")
+    slurm = [*base, "--engine", "slurm", "--jobs", "3", "--slurm"]
+    assert "--slurm: submitit has no parameter 'partitoin'" in error_of(capsys, *slurm, "time=5", "partitoin=a")
+    assert not (tmp_path / "sweep").exists()
+    assert main(["sweep", *map(str, slurm), "time=1:30:00", "partition=gpu", "--dry_run"]) == 0
+    assert "at a time: 3 (SLURM, timeout_min=90 slurm_partition=gpu)" in capsys.readouterr().out
+
+
 def test_a_dry_run_shows_the_commands_and_writes_nothing(grid: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
     path, folder = write(tmp_path / "grid.yaml", grid), tmp_path / "sweep"
     assert main(["sweep", "--config", str(path), "--output_dir", str(folder), "--dry_run", "--seeds", "7", "8"]) == 0
@@ -145,6 +162,12 @@ def test_a_grid_of_flags_is_that_of_the_file(grid: dict[str, Any], tmp_path: Pat
     assert main([*command, "--config", str(path)]) == 0
     assert sorted(shown.splitlines()) == sorted(capsys.readouterr().out.splitlines())
     assert shown.count(" train ") == 2 * (2 + 2 * 2 * 2)
+    # What is not of the objective concerns both, also where it means something only beside another flag.
+    model = ["--model_name", "org/model", "--lora", "--lora_rank", "8"]
+    kept = [flag for flag in flags if not flag.startswith("--model_name")]
+    assert main([*command, *kept, "--step-jepa", *model]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count(" --lora_rank=8 ") == shown.count(" train ") == 4
     assert "lbdd: unknown argument '--lbdd=1'; did you mean --lbd?" in error_of(
         capsys, *command[1:], *flags, "--lbdd=1"
     )
@@ -185,6 +208,11 @@ def test_a_whole_sweep_of_real_trainings(grid: dict[str, Any], tmp_path: Path, c
     compare = out.strip().splitlines()[-1].removeprefix("compare: stepjepa ").split()
     assert compare == ["compare", *(f"{folder}/{name}" for name in names), *compare[5:]]
     assert compare[5:] == ["--names", "regular,step-jepa_lbd0.5", "--baseline", "regular"]
+    # As it is printed; and as the folders alone name the runs.
+    assert main(compare) == 0
+    assert "step-jepa_lbd0.5/seed23" in capsys.readouterr().out
+    assert main(["compare", *map(str, folder.glob("*/seed*/"))]) == 0
+    capsys.readouterr()
     # Once more there is nothing to do; another grid under the same names is refused.
     assert main(command) == 0
     again = capsys.readouterr().out
@@ -209,7 +237,8 @@ def test_real_trainings_killed_in_between_come_to_the_same_table(
     }
     assert main(commands["undisturbed"]) == 0
     expected = figures(capsys.readouterr().out)
-    # In the first training; then, gone on, in the last one.
+    chance = random.Random()
+    # Some moment after the first training began; then, gone on, after the last one did.
     for place in ("regular/seed82/checkpoint-3", "step-jepa_lbd0.5/seed23/checkpoint-1"):
         process = subprocess.Popen([sys.executable, "-m", "stepjepa", *commands["killed"]], stdout=subprocess.DEVNULL)
         until = time.monotonic() + 200
@@ -217,6 +246,7 @@ def test_real_trainings_killed_in_between_come_to_the_same_table(
             assert process.poll() is None
             assert time.monotonic() < until
             time.sleep(0.02)
+        time.sleep(chance.uniform(0, 4))
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert main(commands["killed"]) == 0

@@ -1,5 +1,6 @@
 """Runs become arms, arms are paired with the baseline by seed, and what can't be compared is refused."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -136,9 +137,57 @@ def test_notes_say_on_what_footing_the_arms_stand(runs, tmp_path):
     assert compare(runs).notes[0].startswith("compared at equal steps (10)")
     longer = make_run(tmp_path / "longer", "1" * 8, seed=23, training={"num_train_epochs": 4.0}, steps=14)
     notes = compare([*runs, longer], baseline="regular num_train_epochs=3").notes
-    assert "not compared at equal steps" in notes[0]
+    assert notes[0].startswith("not all arms are compared at equal steps: ")
     assert "regular num_train_epochs=4 14" in notes[0]
-    assert all("FLOPs" in each[0] for each in (notes, compare(runs).notes))
+
+
+def test_compute_is_compared_by_seed(tmp_path):
+    """By hand: twice and once the baseline's compute, so one and a half; 2 % is equal, 3 % is not."""
+    for seed, flops in {3: 5e12, 5: 7e12}.items():
+        make_run(tmp_path / f"r{seed}", "1100", seed=seed, flops=flops)
+        make_run(tmp_path / f"a{seed}", "1110", seed=seed, flops=10e12 if seed == 3 else 7e12, jepa=LLM)
+        for name, ratio, k in (("b", 1.019, 2), ("c", 0.97, 3)):
+            jepa = {**LLM, "predictors": k}
+            make_run(tmp_path / f"{name}{seed}", "1110", seed=seed, flops=ratio * flops, jepa=jepa, steps=11)
+    folders = {name: [tmp_path / f"{name}{seed}" for seed in (3, 5)] for name in "rabc"}
+    found = compare([folder for pair in folders.values() for folder in pair], names=list("rabc"), baseline="r")
+    differences = [found.differences[name] for name in "abc"]
+    assert [each.flops for each in differences] == pytest.approx([1.5, 1.019, 0.97])
+    assert [each.equal for each in differences] == [("steps",), ("FLOPs",), ()]
+    assert not any("nothing here is comparable" in note for note in found.notes)
+    without = compare([folder for name in "rac" for folder in folders[name]]).notes
+    remedy = "nothing here is comparable at equal FLOPs (within 2% of regular); add runs trained with --same_flop"
+    assert any(note.startswith(remedy) for note in without)
+    # One run that does not know them, and the arm has none.
+    run = folders["b"][1] / "run.json"
+    change(
+        run,
+        "results",
+        to={key: value for key, value in json.loads(run.read_text())["results"].items() if key != "flops"},
+    )
+    notes = compare([*folders["r"], *folders["b"]]).notes
+    assert any(note.startswith("FLOPs are not in all run folders") for note in notes)
+    assert compare([*folders["r"], *folders["b"]]).differences["llm-jepa"].flops is None
+    # Nothing is made of tokens instead.
+    assert compare([*folders["r"], *folders["b"]]).differences["llm-jepa"].equal == ()
+
+
+def test_runs_that_were_loaded_in_another_way_are_named(runs):
+    """Older runs don't say, and are not warned of."""
+    loaded = {"dtype": "float32", "chat_template": "{% for %}\n" * 20, "attn_implementation": None}
+    for place in (1, 2):
+        change(runs[place] / "run.json", "loaded", to=loaded)
+    assert not any("were trained with different" in note for note in compare(runs).notes)
+    change(
+        runs[3] / "run.json", "loaded", to={"dtype": "bfloat16", "chat_template": "x", "attn_implementation": "sdpa"}
+    )
+    notes = [note for note in compare(runs).notes if "were trained with different" in note]
+    assert [note.partition(" with different ")[2] for note in notes] == [
+        "dtype: bfloat16, float32; arms that differ in it say less",
+        f"chat_template: {hashlib.sha256(loaded['chat_template'].encode()).hexdigest()[:12]}, x; arms that differ in "
+        "it say less",
+        "attn_implementation: null, sdpa; arms that differ in it say less",
+    ]
 
 
 def test_doubtful_runs_are_named(runs):
@@ -197,15 +246,18 @@ def test_other_settings_make_arms_too(tmp_path):
         make_run(tmp_path / "d", "10", seed=2, lora={**adapter, "alpha": 32}),
         make_run(tmp_path / "e", "10", lora={**adapter, "rank": 8, "alpha": 32}),
         make_run(tmp_path / "f", "10", model="/models/other", order={"records_per_micro_step": 8}),
+        make_run(tmp_path / "g", "10", loaded={"pretrain": True, "train_tokenizer": 500, "quantized": None}),
+        make_run(tmp_path / "h", "10", seed=2, loaded={"pretrain": False, "train_tokenizer": None, "dtype": "float32"}),
     ]
     found = compare(folders, baseline="regular model=preset:tiny learning_rate=2e-05 batch_size=4")
     assert {arm.name: [run.folder.name for run in arm.runs] for arm in found.arms} == {
-        "regular model=preset:tiny learning_rate=2e-05 batch_size=4": ["a"],
+        "regular model=preset:tiny learning_rate=2e-05 batch_size=4": ["a", "h"],
         "regular model=preset:tiny learning_rate=0.001 batch_size=4": ["b"],
         # An alpha left out is twice the rank.
         "regular lora lora_rank=16 model=preset:tiny learning_rate=2e-05 batch_size=4": ["c", "d"],
         "regular lora lora_rank=8 model=preset:tiny learning_rate=2e-05 batch_size=4": ["e"],
         "regular model=other learning_rate=2e-05 batch_size=8": ["f"],
+        "regular model=preset:tiny pretrain train_tokenizer=500 learning_rate=2e-05 batch_size=4": ["g"],
     }
 
 
@@ -227,6 +279,15 @@ def test_what_leaves_the_weights_alone_makes_no_arm(tmp_path):
         make_run(tmp_path / f"s{n}", "10", training={"max_steps": 5, "num_train_epochs": n}, seed=n) for n in (1, 2)
     ]
     assert [len(arm.runs) for arm in compare([*counted, folders[4]]).arms] == [2, 1]
+    # Of equal compute neither: it follows from the epochs of the regular run.
+    spent = {"steps": 7, "checkpoints": [7], "flops": 1.0, "regular_flops": 1.0}
+    for n in (1, 2):
+        training = {"max_steps": 6 + n}
+        counted.append(
+            make_run(tmp_path / f"f{n}", "10", training=training, seed=n, same_flop={**spent, "steps": 6 + n})
+        )
+    arms = compare([*counted, folders[4]], baseline="llm-jepa max_steps=-1").arms
+    assert [len(arm.runs) for arm in arms] == [1, 2, 2]
     # But a checkpoint is chosen by what is evaluated when.
     best = {"load_best_model_at_end": True, "eval_steps": 3}
     more = [make_run(tmp_path / str(n), "10", training={**best, "eval_steps": n}, seed=n) for n in (1, 2)]
@@ -391,6 +452,8 @@ def test_one_of_several_evaluations_is_chosen(runs):
 def test_a_run_says_what_it_is(runs):
     run = read_evaluated_run(runs[3])
     assert (run.seed, run.steps, run.evaluation, run.mean("headline")) == ("82", 10, "test", 0.5)
-    assert run.figures == {"gold_loss": 0.5, "matched": 0.75, "shuffled": 0.25, "tokens": 1500.0, "seconds": 2.5}
+    figures = {"gold_loss": 0.5, "matched": 0.75, "shuffled": 0.25, "tokens": 1500.0, "seconds": 2.5}
+    assert run.figures == {**figures, "flops": None}
+    assert run.loaded == {}
     assert run.verdicts("headline") == [True] * 4 + [False] * 4
     assert (run.settings["predictors"], run.settings["lbd"]) == (1, 0.5)

@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import re
+import shutil
+import subprocess
 from xml.etree import ElementTree
 
 import pytest
@@ -29,9 +31,18 @@ def runs(tmp_path):
         for seed, right in seeds.items():
             jepa, tokens = (LLM, 1500.0) if name == "jepa" else (None, 1000.0)
             stopped = right if name == "regular" else None
-            made.append(
-                make_run(tmp_path / f"{name}-{seed}", right, seed=seed, jepa=jepa, tokens=tokens, stopped=stopped)
-            )
+            parts = {"jepa": jepa, "tokens": tokens, "stopped": stopped, "flops": 8e9 * tokens}
+            made.append(make_run(tmp_path / f"{name}-{seed}", right, seed=seed, **parts))
+    return made
+
+
+@pytest.fixture
+def groups(tmp_path):
+    """Four arms: one equal in both, in steps, in FLOPs, in neither."""
+    made = [make_run(tmp_path / "regular", "1100", flops=8e12)]
+    for k, (steps, flops) in enumerate([(10, 8.1e12), (10, 16e12), (5, 7.9e12), (7, 12e12)], start=1):
+        jepa = {**LLM, "predictors": k}
+        made.append(make_run(tmp_path / f"k{k}", "1110", jepa=jepa, steps=steps, flops=flops))
     return made
 
 
@@ -54,6 +65,7 @@ def test_tables_by_hand(runs):
             "shuffled": "0.250",
             "tokens": "1,000",
             "seconds": "2",
+            "FLOPs": "8e+12",
         },
         {
             "arm": "llm-jepa",
@@ -66,6 +78,7 @@ def test_tables_by_hand(runs):
             "shuffled": "0.250",
             "tokens": "1,500",
             "seconds": "2",
+            "FLOPs": "1.2e+13",
         },
     ]
     # Differences 2, 1, 3 eighths: 25 points, std 12.5, half the interval 4.3027 * 12.5 / sqrt(3) = 31.05.
@@ -80,6 +93,7 @@ def test_tables_by_hand(runs):
         "p, two-tailed": "0.0742",
         "Holm": "0.0371",
         "tokens": "× 1.50",
+        "FLOPs": "× 1.50",
     }
     (row,) = examples
     assert row == {
@@ -100,6 +114,50 @@ def test_tables_by_hand(runs):
         ("llm-jepa", "37", "50.00%", "50.00%", "100.00%", "1", "0", "1.0000", "jepa-37"),
         ("llm-jepa", "82", "50.00%", "50.00%", "100.00%", "3", "0", "0.2500", "jepa-82"),
     ]
+
+
+IN_GROUPS = {
+    "At equal steps": ["llm-jepa K=1", "llm-jepa K=2"],
+    "At equal FLOPs": ["llm-jepa K=1", "llm-jepa K=3"],
+    "At neither equal steps nor FLOPs": ["llm-jepa K=4"],
+}
+
+
+def test_arms_are_grouped_by_what_is_equal_in_every_format(groups):
+    comparison = compare(groups)
+    titles = [table.title.partition(", against regular, paired by ")[::2] for table in tables(comparison)[1:-1]]
+    assert titles[0][1].startswith("seed")
+    assert titles[3][1].startswith("example")
+    assert [heading for heading, _ in titles] == 2 * list(IN_GROUPS)
+    for (heading, _), table in zip(titles, tables(comparison)[1:-1], strict=True):
+        assert [row[0] for row in table.rows] == IN_GROUPS[heading]
+        assert "Holm's correction" in table.title
+        assert table.title.endswith("over all arms of all groups")
+    ratios = {row["arm"]: row["FLOPs"] for table in tables(comparison)[1:4] for row in rows_of(table)}
+    assert list(ratios.values()) == ["× 1.01", "× 2.00", "× 0.99", "× 1.50"]
+    for kind in ("text", "markdown", "latex"):
+        text = FORMATS[kind](comparison)
+        places = [text.index(f"{heading}, against") for heading in IN_GROUPS]
+        assert places == sorted(places)
+        assert text.count("At equal FLOPs, against") == 2
+    rows = list(csv.DictReader(io.StringIO(FORMATS["csv"](comparison))))
+    assert [row["equal"] for row in rows] == ["", "steps FLOPs", "steps", "FLOPs", "neither"]
+    assert [float(row["flops_ratio"]) for row in rows[1:]] == [1.0125, 2, 0.9875, 1.5]
+    assert [float(row["flops_mean"]) for row in rows] == [8e12, 8.1e12, 16e12, 7.9e12, 12e12]
+    value = json.loads(FORMATS["json"](comparison))
+    assert [arm["difference"]["equal"] for arm in value["arms"][1:]] == [["steps", "FLOPs"], ["steps"], ["FLOPs"], []]
+    labels = [label.get_text() for label in draw(comparison).axes[0].get_yticklabels()]
+    ends = ["[steps, FLOPs]", "[steps]", "[FLOPs]", "[neither steps nor FLOPs]"]
+    assert labels == ["regular", *(f"llm-jepa K={k} {end}" for k, end in enumerate(ends, start=1))]
+
+
+def test_flops_that_are_not_known_are_a_dash(tmp_path):
+    folders = [make_run(tmp_path / "a", "10"), make_run(tmp_path / "b", "11", jepa=LLM, flops=8e12)]
+    arms, seeds, *_ = map(rows_of, tables(compare(folders)))
+    assert [row["FLOPs"] for row in arms] == ["–", "8e+12"]
+    assert (seeds[0]["tokens"], seeds[0]["FLOPs"]) == ("× 1.00", "–")
+    rows = list(csv.DictReader(io.StringIO(FORMATS["csv"](compare(folders)))))
+    assert (rows[1]["flops_ratio"], rows[1]["equal"]) == ("", "steps")
 
 
 def test_what_is_not_tested_is_a_dash(runs):
@@ -141,12 +199,12 @@ def test_names_that_would_break_a_table(runs):
     markdown = FORMATS["markdown"](comparison)
     rows = [line for line in markdown.splitlines() if line.startswith("|")]
     counts = [len(re.findall(r"(?<!\\)\|", line)) for line in rows]
-    assert counts == [11] * 4 + [10] * 3 + [8] * 3 + [10] * 9
+    assert counts == [12] * 4 + [11] * 3 + [8] * 3 + [10] * 9
     assert r"| a\|b\_c\* |" in markdown
     latex = FORMATS["latex"](comparison)
     assert r"50\% \& \{x\}\textbackslash{} \textasciitilde{}\textasciicircum{}\#\$ & 4 &" in latex
     body = [line for line in latex.splitlines() if line.endswith(r"\\")]
-    assert [len(re.findall(r"(?<!\\)&", line)) for line in body] == [9] * 3 + [8] * 2 + [6] * 2 + [8] * 8
+    assert [len(re.findall(r"(?<!\\)&", line)) for line in body] == [10] * 3 + [9] * 2 + [6] * 2 + [8] * 8
     assert latex.count(r"\begin{tabular}") == latex.count(r"\end{table}") == 4
     # Whatever is no comment is balanced.
     code = "\n".join(line for line in latex.splitlines() if not line.startswith("%"))
@@ -166,10 +224,31 @@ def test_names_that_would_break_a_table(runs):
         ("12% ± 3", r"12\% $\pm$ 3"),
         ("< 0.0001", "$<$ 0.0001"),
         ("a\\b", r"a\textbackslash{}b"),
+        ("--lbd ---", "-{}-lbd -{}-{}-"),
+        ("–", "--"),
     ],
 )
 def test_latex_escapes(text, escaped):
     assert latex_escape(text) == escaped
+
+
+def test_latex_takes_the_tables(groups, tmp_path):
+    """Names that LaTeX would read as its own, at the places where it would."""
+    comparison = compare(groups, names=["regular", "[x] a|b", "*50% & {x}\\ ~^#$", 'é "q" `r\'', "-2 --flag $m_1$ <x>"])
+    latex = FORMATS["latex"](comparison)
+    # Else they would belong to the end of the row before.
+    assert {line[:5] for line in latex.splitlines() if line.startswith("{}")} == {"{}[x]", "{}*50"}
+    assert not re.search(r"^[\[*]", latex, re.MULTILINE)
+    if (
+        shutil.which("pdflatex") is None
+        or subprocess.run(["kpsewhich", "booktabs.sty"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("pdflatex or booktabs is not installed")
+    page = r"\documentclass{article}\usepackage[paperwidth=60cm]{geometry}\usepackage{booktabs}\begin{document}"
+    (tmp_path / "a.tex").write_text(f"{page}\n{latex}\n\\end{{document}}\n", encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "a.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout[-2000:]
 
 
 def test_json_and_csv_hold_every_number(runs):
@@ -214,7 +293,7 @@ def test_the_picture_shows_means_deviations_seeds_and_the_baseline(runs):
     figure = draw(compare(runs))
     assert [axes.get_title() for axes in figure.axes] == ["exact", "prefix", "stop rate"]
     axes = figure.axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["regular", "llm-jepa"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["regular", "llm-jepa [steps]"]
     assert axes.get_ylim()[0] > axes.get_ylim()[1]
     (baseline,) = [line for line in axes.lines if line.get_linestyle() == "--"]
     assert list(baseline.get_xdata()) == [25, 25]

@@ -16,7 +16,7 @@ import pytest
 from stepjepa.errors import UserError
 from stepjepa.experiments.grid import Trial, expand, make_grid
 from stepjepa.experiments.processes import sole_use, visible_gpus
-from stepjepa.experiments.sweep import sweep
+from stepjepa.experiments.sweep import Local, sweep
 from stepjepa.experiments.sweep_folder import SweepFolder
 
 FAKE = (sys.executable, "-S", str(Path(__file__).with_name("fake_stepjepa.py")))
@@ -28,12 +28,12 @@ import json, sys
 from pathlib import Path
 from stepjepa.errors import UserError
 from stepjepa.experiments.grid import Trial
-from stepjepa.experiments.sweep import sweep
+from stepjepa.experiments.sweep import Local, sweep
 from stepjepa.experiments.sweep_folder import SweepFolder
 trials = [Trial(**dict(trial, train=tuple(trial["train"]), evaluate=())) for trial in json.loads(sys.argv[3])]
 folder = SweepFolder(Path(sys.argv[1]), trials, {{}}, {FAKE!r})
 try:
-    outcome = sweep(folder, trials, jobs=int(sys.argv[2]))
+    outcome = sweep(folder, trials, Local(int(sys.argv[2])))
 except UserError as error:
     sys.exit(str(error))
 print("stopped", outcome.stopped)
@@ -88,7 +88,7 @@ def test_a_whole_sweep_and_what_it_leaves(tmp_path: Path, capsys: Any) -> None:
     trials = trials_of()
     folder = folder_of(tmp_path / "deep" / "sweep", trials)
     assert set(folder.states(trials).values()) == {"new"}
-    outcome = sweep(folder, trials, jobs=2)
+    outcome = sweep(folder, trials, Local(2))
     assert (outcome.finished, outcome.failed, outcome.stopped) == (trials, {}, 0)
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 6
@@ -141,7 +141,7 @@ def test_a_failed_trial_is_kept_with_its_log_and_retried_only_when_asked(
         for t in trials
     ]
     folder = folder_of(tmp_path / "sweep", trials)
-    outcome = sweep(folder, trials, jobs=3)
+    outcome = sweep(folder, trials, Local(3))
     reason = f"{stage} failed with exit code 3: reason of {stage}"
     assert outcome.failed == {"ill/seed1": reason, "ill/seed2": reason}
     assert len(outcome.finished) == 6
@@ -154,7 +154,7 @@ def test_a_failed_trial_is_kept_with_its_log_and_retried_only_when_asked(
     assert (outcome.finished, outcome.failed) == (trials, {})
     assert reason.rpartition(": ")[2].split()[0] in folder.log_file(trials[-1]).read_text()
     # What the failed training had left is there still.
-    assert (tmp_path / "sweep/ill/seed1.interrupted-1/run.json").exists() == (stage == "train")
+    assert (tmp_path / "sweep/ill/interrupted-1-seed1/run.json").exists() == (stage == "train")
 
 
 def test_a_command_that_ends_well_but_leaves_nothing_has_failed(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_folder_that_no_sweep_made_is_left_alone(tmp_path: Path) -> None:
 def test_cores_and_gpus_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def environments(path: Path, **options: Any) -> list[dict[str, Any]]:
         trials = trials_of(seeds=(1,), slow=0.1)
-        sweep(folder_of(path, trials), trials, **options)
+        sweep(folder_of(path, trials), trials, Local(**options))
         return [json.loads((path / t.name / "run.json").read_text())["results"]["environment"] for t in trials]
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -251,7 +251,7 @@ def test_a_signal_ends_all_and_the_next_start_goes_on(number: signal.Signals, tm
     assert not running_pids(tmp_path)
     states = list(folder_of(tmp_path, trials).states(trials).values())
     assert "resumed" in states
-    assert sweep(folder_of(tmp_path, trials), trials, jobs=2).finished == trials
+    assert sweep(folder_of(tmp_path, trials), trials, Local(2)).finished == trials
 
 
 def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
@@ -291,35 +291,57 @@ def test_a_killed_child_is_not_at_fault_and_goes_on_at_the_next_start(tmp_path: 
     assert sweep(folder, trials).finished == trials
 
 
-def test_killed_at_random_moments_it_comes_to_the_same_table(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [7, 11, 13])
+def test_killed_at_random_moments_it_comes_to_the_same_table(seed: int, tmp_path: Path) -> None:
+    """Killed again and again, now and then after one of its children, and at once started again."""
     trials = trials_of(slow=0.02)
-    undisturbed = folder_of(tmp_path / "undisturbed", trials)
-    sweep(undisturbed, trials, jobs=2)
-    chance = random.Random(7)
-    seen = set()
-    for attempt in range(3):
-        path = tmp_path / f"killed-{attempt}"
-        folder = folder_of(path, trials)
-        for _ in range(6):
-            process = driver(path, trials)
-            # The driver itself takes a moment to start.
-            wait_for(lambda path=path: (path / "sweep.lock").exists())
-            time.sleep(chance.uniform(0, 0.6))
-            if chance.random() < 0.3 and (pids := running_pids(path)):
-                os.kill(chance.choice(pids), signal.SIGKILL)
-                time.sleep(chance.uniform(0, 0.1))
-            process.kill()
-            process.communicate()
-            # Its children have gone with it.
-            wait_for(lambda path=path: not running_pids(path), 5)
-            seen |= set(folder.states(trials).values())
-        assert sweep(folder, trials, jobs=2).finished == trials
-        assert folder.table(trials) == undisturbed.table(trials)
-        for trial in trials:
-            ours, theirs = (f.run_folder(trial) / "test.summary.json" for f in (folder, undisturbed))
-            assert ours.read_bytes() == theirs.read_bytes()
+    undisturbed, folder = folder_of(tmp_path / "undisturbed", trials), folder_of(tmp_path / "killed", trials)
+    assert sweep(undisturbed, trials, Local(2)).finished == trials
+    chance, seen = random.Random(seed), set()
+    for _ in range(6):
+        process = driver(folder.path, trials)
+        # The driver itself takes a moment to start, and writes this when it has the folder for itself.
+        wait_for(lambda process=process: lock_of(folder) == str(process.pid))
+        time.sleep(chance.uniform(0, 0.6))
+        if chance.random() < 0.3 and (pids := running_pids(folder.path)):
+            os.kill(chance.choice(pids), signal.SIGKILL)
+            time.sleep(chance.uniform(0, 0.1))
+        process.kill()
+        process.communicate()
+        seen |= {state for state in folder.states(trials).values() if state != "new"}
+    # Not a moment later: what is left of the last one must not go on beside this one.
+    assert sweep(folder, trials, Local(2)).finished == trials
+    assert not running_pids(folder.path)
+    assert folder.table(trials) == undisturbed.table(trials)
+    for trial in trials:
+        ours, theirs = (f.run_folder(trial) / "test.summary.json" for f in (folder, undisturbed))
+        assert ours.read_bytes() == theirs.read_bytes()
     # The moments were such that something was tested.
-    assert len(seen) > 1
+    assert seen
+
+
+def lock_of(folder: SweepFolder) -> str:
+    """The process that has the folder."""
+    file = folder.path / "sweep.lock"
+    return file.read_text().strip() if file.exists() else ""
+
+
+def test_what_a_killed_training_had_started_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children go with a killed sweep, but not their children; nothing is begun beside those."""
+    trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}}, worker=2)
+    # Not among the flags, so that the same trial can be quick later.
+    monkeypatch.setenv("FAKE_SLOW", "60")
+    process = driver(tmp_path, trials, jobs=1)
+    wait_for(lambda: running_pids(tmp_path) and list(tmp_path.glob("*/seed1/run.json")))
+    began = time.monotonic()
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not running_pids(tmp_path), 2)
+    monkeypatch.delenv("FAKE_SLOW")
+    folder = folder_of(tmp_path, trials)
+    assert sweep(folder, trials).finished == trials
+    assert time.monotonic() - began > 1
+    assert "two at work" not in folder.log_file(trials[0]).read_text()
 
 
 def test_a_training_killed_before_its_first_checkpoint_is_set_aside(
@@ -338,6 +360,6 @@ def test_a_training_killed_before_its_first_checkpoint_is_set_aside(
     assert list(folder.states(trials).values()) == ["begun again", "new", "new"]
     monkeypatch.delenv("FAKE_SLOW")
     assert sweep(folder, trials).finished == trials
-    aside = tmp_path / "regular" / "seed1.interrupted-1"
+    aside = tmp_path / "regular" / "interrupted-1-seed1"
     assert json.loads((aside / "run.json").read_text()) == {"status": "running"}
     assert (folder.run_folder(trials[0]) / "checkpoint-6").is_dir()

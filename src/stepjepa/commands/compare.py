@@ -11,8 +11,9 @@ SUMMARY = "compare methods over seeds with a baseline: tests, intervals, tables,
 
 EPILOG = """\
 Runs that differ in nothing but their seeds are an arm; an arm and the baseline are paired by seed. Over seeds:
-Student's paired t-test, one- and two-tailed, 95 % intervals, Holm's correction over arms. Over examples: McNemar's
-exact test for each seed, and over all seeds an exact permutation test whose units are the examples. Runs of other data,
+Student's paired t-test, one- and two-tailed, 95 % intervals, Holm's correction over all arms. Over examples: McNemar's
+exact test for each seed, and over all seeds an exact permutation test whose units are the examples. Arms are grouped by
+what is equal to the baseline: the optimizer steps, the FLOPs of training (within 2 %), or neither. Runs of other data,
 or evaluated in another way, are refused."""
 
 FORMATS = ("text", "markdown", "csv", "latex", "json")

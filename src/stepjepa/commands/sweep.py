@@ -5,20 +5,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import os
 import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stepjepa.arguments import add_objective_group
+from stepjepa.arguments import objective_flags
 from stepjepa.cli import Parser, refuse_unknown
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
 
 if TYPE_CHECKING:
     from stepjepa.experiments.grid import Flags, Grid, Trial
-    from stepjepa.experiments.sweep import Outcome
+    from stepjepa.experiments.sweep import Engine, Outcome
     from stepjepa.experiments.sweep_folder import SweepFolder
 
 SUMMARY = "train and evaluate every combination of a grid, over several seeds"
@@ -40,7 +41,15 @@ Without a file, every other flag is one of train or evaluate, and several values
     --step_jepa --lbd 0.1 0.5 --predictors 0 1 2
 
 Each trial has a run folder, DIR/ARM_lbd0.5_predictors1/seed82, with a log beside it. Stop it at any moment and start it
-again: what is finished is skipped, what was interrupted goes on, what failed is kept until --retry_failed."""
+again: what is finished is skipped, what was interrupted goes on, what failed is kept until --retry_failed.
+
+With --engine slurm each trial is a job, handed in through submitit as one array:
+
+  stepjepa sweep --config grid.yaml --output_dir sweeps/a --engine slurm --jobs 8 \
+    --slurm partition=gpu time=4:00:00 gpus_per_node=1 cpus_per_task=8 mem_gb=32
+
+Ctrl-C cancels the jobs. Where only the terminal or the sweep's process is lost they go on, and the same command watches
+them again. A job whose time is nearly up is put back into the queue and goes on from its last checkpoint."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,10 +59,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="YAML file with the grid")
     parser.add_argument("--output_dir", required=True, metavar="DIR", help="folder of all run folders")
     parser.add_argument("--seeds", type=int, nargs="+", metavar="N", help="instead of those of the file")
-    parser.add_argument("--jobs", type=int, metavar="N", help="trials at a time (1, or one for each GPU)")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="trials at a time (1, or one for each GPU; with SLURM as many as it lets)"
+    )
     parser.add_argument("--only", metavar="NAME,...", help="arms, combinations, trials or seeds: 'regular,82' is one")
     parser.add_argument("--retry_failed", action="store_true", help="try those again that failed")
     parser.add_argument("--dry_run", action="store_true", help="show what would be run, and write nothing")
+    parser.add_argument(
+        "--engine", choices=("local", "slurm"), default="local", help="this machine, or jobs of a cluster (local)"
+    )
+    parser.add_argument(
+        "--slurm", nargs="+", metavar="KEY=VALUE", help="what a job gets, by the names of submitit or of sbatch"
+    )
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
@@ -107,7 +124,7 @@ def _train_settings(arguments: list[str]) -> dict[str, Any]:
     for name in ("train_file", "eval_file", "data_file", "chat_template"):
         if getattr(args, name) is not None:
             existing_file(getattr(args, name), f"--{name}")
-    objective = {action.dest for action in add_objective_group(argparse.ArgumentParser())._group_actions}
+    objective = objective_flags()
     rest = {name: value for name, value in vars(args).items() if name not in objective}
     return {**rest, "jepa": config.to_dict()}
 
@@ -142,6 +159,7 @@ def _grid_of_flags(flags: Flags, seeds: Sequence[int] | None) -> Grid:
     parser = _Strict()
     train.add_arguments(parser)
     evaluating = _names(_evaluate_parser()) - _names(parser)
+    objective = objective_flags()
     grid: dict[str, Flags] = {"train": {}, "evaluate": {}}
     name = "step-jepa" if "step_jepa" in flags else "llm-jepa"
     own: Flags = {}
@@ -149,7 +167,7 @@ def _grid_of_flags(flags: Flags, seeds: Sequence[int] | None) -> Grid:
     for flag, value in flags.items():
         if flag in evaluating:
             grid["evaluate"][flag] = value
-        elif not _changes_regular(flag, value):
+        elif flag in objective and not _changes_regular(flag, value):
             own[flag] = value
         elif isinstance(value, list):
             own[flag] = baseline[flag] = value
@@ -159,8 +177,8 @@ def _grid_of_flags(flags: Flags, seeds: Sequence[int] | None) -> Grid:
 
 
 def _changes_regular(flag: str, value: Any) -> bool:
-    """Whether plain fine-tuning can be told a flag, and is another with it."""
-    regular = ["--regular", "--model_name="]
+    """Whether plain fine-tuning can be told a flag of the objective, and is another with it."""
+    regular = ["--regular", "--model_name=", f"--train_file={os.devnull}"]
     plain = _train_settings(regular)
     for choice in value if isinstance(value, list) else [value]:
         try:
@@ -174,12 +192,13 @@ def _changes_regular(flag: str, value: Any) -> bool:
 def run(args: argparse.Namespace) -> int:
     """Expand, check, run what is left, and show the table."""
     from stepjepa.experiments.grid import expand, read_grid, select
-    from stepjepa.experiments.processes import visible_gpus
     from stepjepa.experiments.sweep import sweep
     from stepjepa.experiments.sweep_folder import SweepFolder
 
     if args.jobs is not None and args.jobs < 1:
         raise UserError(f"--jobs: expected 1 or more, got {args.jobs}")
+    if args.slurm and args.engine != "slurm":
+        raise UserError("--slurm does nothing on this machine; add --engine slurm or leave it out")
     grid = read_grid(args.config, args.seeds) if args.config else _grid_of_flags(args.flags, args.seeds)
     trials = expand(grid, _train_settings, _evaluate_settings)
     chosen = select(trials, args.only)
@@ -188,20 +207,36 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("is a file; --output_dir needs a folder", path=path)
     folder = SweepFolder(path, trials, grid.to_dict())
     states = folder.states(chosen)
-    gpus = visible_gpus()
-    jobs = args.jobs or max(1, len(gpus))
-    _announce(grid, trials, states, jobs, gpus)
+    engine, where = _engine(args, folder)
+    _announce(grid, trials, states, where)
     if args.dry_run:
         for trial in chosen:
             print(f"\n{trial.name} ({states[trial.name]})")
             for stage in ("train", "evaluate"):
                 print(f"  $ {shlex.join(folder.command(trial, stage))}")
         return 0
-    outcome = sweep(folder, chosen, jobs=jobs, gpus=gpus, retry_failed=args.retry_failed)
+    outcome = sweep(folder, chosen, engine, retry_failed=args.retry_failed)
     return _conclude(folder, grid, outcome, len(chosen))
 
 
-def _announce(grid: Grid, trials: Sequence[Trial], states: dict[str, str], jobs: int, gpus: Sequence[str]) -> None:
+def _engine(args: argparse.Namespace, folder: SweepFolder) -> tuple[Engine, str]:
+    """What runs the trials, and how to say it."""
+    if args.engine == "slurm":
+        from stepjepa.experiments.cluster import Cluster, read_options
+        from stepjepa.experiments.slurm import Slurm
+
+        options = read_options(args.slurm or ())
+        given = " ".join(f"{name}={value}" for name, value in options.items())
+        return Slurm(Cluster(folder.jobs_folder, options, args.jobs)), f"{args.jobs or 'all'} (SLURM, {given})"
+    from stepjepa.experiments.processes import visible_gpus
+    from stepjepa.experiments.sweep import Local
+
+    gpus = visible_gpus()
+    jobs = args.jobs or max(1, len(gpus))
+    return Local(jobs, gpus), f"{jobs} ({f'{len(gpus)} GPUs' if gpus else 'no GPU'})"
+
+
+def _announce(grid: Grid, trials: Sequence[Trial], states: dict[str, str], where: str) -> None:
     """What is about to be run."""
     if grid.baseline_added:
         print(f"baseline: the arm '{grid.baseline}' (regular: true) was added")
@@ -209,8 +244,7 @@ def _announce(grid: Grid, trials: Sequence[Trial], states: dict[str, str], jobs:
     narrowed = f", {len(states)} of them chosen" if len(states) < len(trials) else ""
     there = ", ".join(f"{list(states.values()).count(state)} {state}" for state in dict.fromkeys(states.values()))
     print(f"sweep: {len(trials)} trials ({labels} combinations, {len(grid.seeds)} seeds){narrowed}: {there}")
-    where = f"{len(gpus)} GPUs" if gpus else "no GPU"
-    print(f"at a time: {jobs} ({where})", flush=True)
+    print(f"at a time: {where}", flush=True)
 
 
 def _conclude(folder: SweepFolder, grid: Grid, outcome: Outcome, count: int) -> int:

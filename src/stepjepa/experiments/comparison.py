@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,12 @@ from typing import Any
 from stepjepa.errors import UserError
 from stepjepa.experiments.evaluated_run import MEASURES, EvaluatedRun, read_evaluated_run, refuse_different
 from stepjepa.experiments.statistics import ExampleTest, PairedT, Spread, holm, mcnemar, paired_t, sign_flip, spread
+
+EQUAL = ("steps", "FLOPs")
+"""In what an arm may be equal to the baseline, and so be comparable with it: optimizer steps, compute of training."""
+
+SAME_FLOPS = 0.02
+"""Compute counts as equal within this share of the baseline's: a step is the smallest amount that can be added."""
 
 TAILS = {"one": "p_greater", "two": "p_two_sided"}
 """Which p a correction is made of, to the name that it has in the tests."""
@@ -45,13 +52,16 @@ class Difference:
     Attributes:
         seeds: those.
         measures: for each of ``MEASURES`` the test over seeds; None if it is unknown, or no seed is shared.
-        holm: the p of the headline over seeds, corrected for the number of arms; None without a test.
+        holm: the p of the headline over seeds, corrected for the number of all arms; None without a test.
         by_seed: McNemar's test for each of the seeds; empty where the headline is not right or wrong.
         by_example: the test over examples; None where ``by_seed`` is empty.
         by_example_holm: its p, corrected.
         known: of the examples gained, those that the baseline had right by the lenient score; None where that is not
             right or wrong.
         tokens: the arm's mean tokens of training to those of the baseline, over the shared seeds.
+        flops: the arm's compute of training to that of the baseline's run of the same seed, mean over the shared seeds;
+            None if it is unknown of a run.
+        equal: those of ``EQUAL`` that hold for every shared seed.
     """
 
     seeds: tuple[str, ...]
@@ -62,6 +72,8 @@ class Difference:
     by_example_holm: float | None
     known: int | None
     tokens: float | None
+    flops: float | None
+    equal: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -234,6 +246,11 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
     binary = bool(judged) and len(judged) == len(pairs)
     lenient = [other.verdicts("lenient") for _, other in pairs]
     spent = [sum(run.figures["tokens"] or 0 for run in side) for side in zip(*pairs, strict=True)]
+    ratios = _flops_ratios(pairs)
+    same = (
+        bool(pairs) and all(ours.steps == other.steps for ours, other in pairs),
+        bool(ratios) and all(abs(ratio - 1) <= SAME_FLOPS for ratio in ratios),
+    )
     return Difference(
         tuple(run.seed for run, _ in pairs),
         measures,
@@ -243,7 +260,16 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
         None,
         _known(judged, lenient) if binary else None,
         spent[0] / spent[1] if spent and spent[1] else None,
+        spread(ratios).mean if ratios else None,
+        tuple(what for what, holds in zip(EQUAL, same, strict=True) if holds),
     )
+
+
+def _flops_ratios(pairs: Sequence[tuple[EvaluatedRun, EvaluatedRun]]) -> list[float]:
+    """Compute to that of the baseline, for each pair; nothing if one is unknown."""
+    both = [(ours.figures["flops"], other.figures["flops"]) for ours, other in pairs]
+    found = [one / two for one, two in both if one and two]
+    return found if len(found) == len(both) else []
 
 
 def _known(pairs: Sequence[tuple[list[bool], list[bool]]], lenient: Sequence[list[bool] | None]) -> int | None:
@@ -283,7 +309,7 @@ def _corrected(differences: dict[str, Difference], tails: str) -> dict[str, Diff
 
 
 def _notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[str]:
-    yield _spent(arms)
+    yield from _footing(arms, differences)
     baseline = arms[0]
     for arm in arms[1:]:
         found = differences[arm.name]
@@ -311,15 +337,22 @@ def _seeds(seeds: Sequence[str]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
 
 
-def _spent(arms: Sequence[Arm]) -> str:
-    """On what footing the arms stand."""
+def _footing(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[str]:
+    """What is equal between the arms, and how it could be."""
     steps = {arm.name: sorted({run.steps for run in arm.runs}) for arm in arms}
     counts = sorted({count for found in steps.values() for count in found})
-    nothing = "FLOPs are not in the run folders, so nothing is said at equal compute"
     if len(counts) == 1:
-        return f"compared at equal steps ({counts[0]:,}); tokens of training differ as the table says; {nothing}"
-    said = "; ".join(f"{name} {' or '.join(f'{count:,}' for count in found)}" for name, found in steps.items())
-    return f"not compared at equal steps: {said}; {nothing}"
+        yield f"compared at equal steps ({counts[0]:,}); tokens and FLOPs of training differ as the tables say"
+    else:
+        said = "; ".join(f"{name} {' or '.join(f'{count:,}' for count in found)}" for name, found in steps.items())
+        yield f"not all arms are compared at equal steps: {said}"
+    if any(run.figures["flops"] is None for arm in arms for run in arm.runs):
+        yield "FLOPs are not in all run folders (older versions did not count them), so less is said at equal FLOPs"
+    if not any("FLOPs" in found.equal for found in differences.values()):
+        yield (
+            f"nothing here is comparable at equal FLOPs (within {SAME_FLOPS:.0%} of {arms[0].name}); add runs trained "
+            "with --same_flop, for as many steps as spend the compute of regular"
+        )
 
 
 def _doubts(runs: Sequence[EvaluatedRun]) -> Iterator[str]:
@@ -327,6 +360,10 @@ def _doubts(runs: Sequence[EvaluatedRun]) -> Iterator[str]:
         found = sorted({run.versions.get(package, "unknown") for run in runs})
         if len(found) > 1:
             yield f"the runs were made with different versions of {package}: {', '.join(found)}"
+    for what in ("dtype", "chat_template", "attn_implementation"):
+        values = sorted({_shown(run.loaded[what]) for run in runs if what in run.loaded})
+        if len(values) > 1:
+            yield f"the runs were trained with different {what}: {', '.join(values)}; arms that differ in it say less"
     models: dict[str, EvaluatedRun] = {}
     for run in runs:
         if run.model is not None:
@@ -340,3 +377,9 @@ def _doubts(runs: Sequence[EvaluatedRun]) -> Iterator[str]:
         yield "the headline is not right or wrong for every example, so there is no test by example"
     if any(run.examples["stopped"] is None for run in runs):
         yield "whether answers stopped by themselves is not known of all runs"
+
+
+def _shown(value: Any) -> str:
+    """A setting in a sentence; a template of many lines by its fingerprint."""
+    text = value if isinstance(value, str) else _text(value)
+    return text if len(text) <= 40 and text.isprintable() else hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -55,7 +55,8 @@ def draw(comparison: Comparison) -> Figure:
     from matplotlib.figure import Figure
 
     names = measure_names(comparison)
-    longest = max(len(arm.name) for arm in comparison.arms)
+    labels = [_label(comparison, arm.name) for arm in comparison.arms]
+    longest = max(map(len, labels))
     size = (3.2 * len(names) + min(0.075 * longest, 6) + 0.6, 0.42 * len(comparison.arms) + 1.7)
     figure = Figure(figsize=size, layout="constrained")
     for axes, (measure, name) in zip(
@@ -70,17 +71,25 @@ def draw(comparison: Comparison) -> Figure:
     first = figure.axes[0]
     first.set_yticks(range(len(comparison.arms)))
     for label, arm in zip(
-        first.set_yticklabels([drawable(arm.name, FONT) for arm in comparison.arms]), comparison.arms, strict=True
+        first.set_yticklabels([drawable(label, FONT) for label in labels]), comparison.arms, strict=True
     ):
         label.set_parse_math(False)
         label.set_fontweight("bold" if arm is comparison.baseline else "normal")
     first.set_ylim(len(comparison.arms) - 0.5, -0.5)
     figure.suptitle(
-        "Mean ± standard deviation over seeds; dots are seeds, the dashed line is the baseline's mean",
+        "Mean ± standard deviation over seeds; dots are seeds, the dashed line is the baseline's mean; in brackets: "
+        "equal to the baseline's",
         fontsize=9,
         wrap=True,
     )
     return figure
+
+
+def _label(comparison: Comparison, name: str) -> str:
+    """An arm's name, and what is equal between it and the baseline."""
+    if name == comparison.baseline.name:
+        return name
+    return f"{name} [{', '.join(comparison.differences[name].equal) or 'neither steps nor FLOPs'}]"
 
 
 def _panel(axes: Any, comparison: Comparison, measure: str) -> None:

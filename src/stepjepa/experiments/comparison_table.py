@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepjepa.experiments.comparison import Comparison, Difference
+from stepjepa.experiments.comparison import EQUAL, Comparison, Difference
 from stepjepa.experiments.evaluated_run import FIGURES, MEASURES
 from stepjepa.experiments.statistics import ExampleTest, PairedT, Spread
 
@@ -43,8 +43,27 @@ def measure_names(comparison: Comparison) -> dict[str, str]:
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """All tables: what the arms came to, their differences from the baseline over seeds and over examples, the runs."""
-    return [_arms(comparison), _over_seeds(comparison), _over_examples(comparison), _runs(comparison)]
+    """All tables: what the arms came to, their differences from the baseline over seeds and over examples, the runs.
+
+    Differences are grouped by what is equal; an arm that is equal in both stands in both groups.
+    """
+    by_group = [
+        table(comparison, heading, names)
+        for table in (_over_seeds, _over_examples)
+        for heading, names in _groups(comparison).items()
+    ]
+    return [_arms(comparison), *by_group, _runs(comparison)]
+
+
+def _groups(comparison: Comparison) -> dict[str, list[str]]:
+    """The arms by what is equal between them and the baseline; a group of none is left out."""
+    found = {
+        f"At equal {what}": [name for name, each in comparison.differences.items() if what in each.equal]
+        for what in EQUAL
+    }
+    neither = [name for name, each in comparison.differences.items() if not each.equal]
+    found["At neither equal steps nor FLOPs"] = neither
+    return {heading: names for heading, names in found.items() if names}
 
 
 def _arms(comparison: Comparison) -> Table:
@@ -53,31 +72,34 @@ def _arms(comparison: Comparison) -> Table:
     for arm in comparison.arms:
         cells = [arm.name, str(len(arm.runs)), *(_percent(arm.spread(name)) for name in names)]
         cells += [_number(arm.spread(name), "{:.3f}") for name in FIGURES[:3]]
-        cells += [_number(arm.spread(name), "{:,.0f}") for name in FIGURES[3:]]
-        rows.append(tuple(cells))
-    heads = ("arm", "seeds", *names.values(), "LM loss", "matched", "shuffled", "tokens", "seconds")
+        cells += [_number(arm.spread(name), "{:,.0f}") for name in FIGURES[3:5]]
+        rows.append((*cells, _number(arm.spread("flops"), "{:.3g}")))
+    heads = ("arm", "seeds", *names.values(), "LM loss", "matched", "shuffled", "tokens", "seconds", "FLOPs")
     return Table("Mean ± standard deviation over seeds", heads, tuple(rows))
 
 
-def _over_seeds(comparison: Comparison) -> Table:
+def _over_seeds(comparison: Comparison, heading: str, arms: Sequence[str]) -> Table:
     names, rows = measure_names(comparison), []
-    for name, found in comparison.differences.items():
+    for name in arms:
+        found = comparison.differences[name]
         test = found.measures["headline"]
         p_values = (None, None) if test is None else (test.p_greater, test.p_two_sided)
         cells = [name, str(len(found.seeds)), *(_points(found.measures[measure]) for measure in names)]
-        rows.append((*cells, *map(p_text, (*p_values, found.holm)), _times(found.tokens)))
+        rows.append((*cells, *map(p_text, (*p_values, found.holm)), _times(found.tokens), _times(found.flops)))
     heads = ("arm", "pairs", *(f"Δ {name}" for name in names.values()), "p, one-tailed", "p, two-tailed")
     return Table(
-        f"Against {comparison.baseline.name}, paired by seed: percentage points [95 % interval], t-test of "
-        f"{comparison.scores['headline']}, Holm's correction over arms of the {comparison.tails}-tailed p",
-        (*heads, "Holm", "tokens"),
+        f"{heading}, against {comparison.baseline.name}, paired by seed: percentage points [95 % interval], t-test of "
+        f"{comparison.scores['headline']}, Holm's correction of the {comparison.tails}-tailed p over all arms of all "
+        "groups",
+        (*heads, "Holm", "tokens", "FLOPs"),
         tuple(rows),
     )
 
 
-def _over_examples(comparison: Comparison) -> Table:
+def _over_examples(comparison: Comparison, heading: str, arms: Sequence[str]) -> Table:
     known, rows = "lenient" in measure_names(comparison), []
-    for name, found in comparison.differences.items():
+    for name in arms:
+        found = comparison.differences[name]
         test = found.by_example
         counts = [NOTHING] * 2 if test is None else [str(test.gained), str(test.lost)]
         if known:
@@ -86,8 +108,9 @@ def _over_examples(comparison: Comparison) -> Table:
         rows.append((name, *counts, *map(p_text, (*p_values, found.by_example_holm))))
     before = (f"of them {comparison.scores['lenient']} before",) if known else ()
     return Table(
-        f"Against {comparison.baseline.name}, paired by example: {comparison.scores['headline']} where the baseline "
-        "was wrong and the other way round, all seeds; exact test whose units are examples (one seed: McNemar's)",
+        f"{heading}, against {comparison.baseline.name}, paired by example: {comparison.scores['headline']} where the "
+        "baseline was wrong and the other way round, all seeds; exact test whose units are examples (one seed: "
+        "McNemar's), Holm's correction over all arms of all groups",
         ("arm", "gained", *before, "lost", "p, one-tailed", "p, two-tailed", "Holm"),
         tuple(rows),
     )
@@ -196,20 +219,30 @@ _LATEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
     "Δ": r"$\Delta$",
     "×": r"$\times$",
     "–": "--",
+    "\0": "{}",
 }
 
 
 def latex_escape(text: str) -> str:
     """A text that LaTeX prints as it is; a minus before a digit becomes one."""
-    pieces = re.split(r"((?<![\w.])-(?=\d))", text)
+    # Two hyphens would become one dash.
+    pieces = re.split(r"((?<![\w.])-(?=\d))", re.sub("-(?=-)", "-\0", text))
     return "".join("$-$" if piece == "-" else "".join(_LATEX.get(sign, sign) for sign in piece) for piece in pieces)
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    # A bracket or a star there would belong to the end of the row before.
+    guard = "{}" if cells[0][:1] in ("[", "*") else ""
+    return f"{guard}{' & '.join(map(latex_escape, cells))} \\\\"
 
 
 def as_latex(comparison: Comparison) -> str:
     """For a paper; needs the package booktabs."""
-    blocks = [r"% needs \usepackage{booktabs}"]
+    blocks = [
+        "% needs \\usepackage{booktabs}; with names that are not in Latin script also XeLaTeX or LuaLaTeX, and a font"
+    ]
     for table in tables(comparison):
-        lines = [" & ".join(map(latex_escape, cells)) + r" \\" for cells in (table.columns, *table.rows)]
+        lines = list(map(_latex_row, (table.columns, *table.rows)))
         blocks.append(
             "\n".join(
                 [
@@ -271,6 +304,8 @@ def _difference(found: Difference) -> dict[str, Any]:
         "by_example_holm": found.by_example_holm,
         "gained_lenient_before": found.known,
         "token_ratio": found.tokens,
+        "flops_ratio": found.flops,
+        "equal": list(found.equal),
     }
 
 
@@ -302,7 +337,8 @@ def as_csv(comparison: Comparison) -> str:
             "example_holm": found.get("by_example_holm"),
             "gained_lenient_before": found.get("gained_lenient_before"),
         }
-        rows.append(row | {"token_ratio": found.get("token_ratio")})
+        row |= {name: found.get(name) for name in ("token_ratio", "flops_ratio")}
+        rows.append(row | {"equal": " ".join(found["equal"]) or "neither" if found else None})
     stream = io.StringIO()
     writer = csv.DictWriter(stream, rows[0].keys(), lineterminator="\n")
     writer.writeheader()

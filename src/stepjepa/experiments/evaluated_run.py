@@ -22,9 +22,9 @@ SUMMARY = ".summary.json"
 MEASURES = ("headline", "lenient", "stopped")
 """What is measured of every answer: the score that decides, the one that forgives what follows, whether it ended."""
 
-FIGURES = ("gold_loss", "matched", "shuffled", "tokens", "seconds")
-"""What is measured of a run as a whole: LM loss on the right answers, similarity of matched and of shuffled views,
-tokens and seconds of training."""
+FIGURES = ("gold_loss", "matched", "shuffled", "tokens", "seconds", "flops")
+"""What is measured of a run as a whole: LM loss on the right answers, similarity of matched and of shuffled views;
+tokens, seconds and floating-point operations of training."""
 
 # What regular runs have no use for.
 _OF_VIEWS = (*NEEDS_VIEWS, *PUBLISHED_WITH_REGULAR, "jepa_loss_type", "infonce_temperature", "step_separator")
@@ -40,6 +40,8 @@ _NO_SETTING = frozenset(
 _NO_SETTING_BEGINS = ("logging_", "log_", "save_", "hub_", "eval_", "do_", "include_", "trackio_", "dataloader_")
 # The checkpoint that is kept depends on these.
 _WITH_BEST = ("eval_strategy", "eval_steps", "save_strategy", "save_steps")
+# Of how a model was loaded, what makes another model of it.
+_LOADED = ("pretrain", "train_tokenizer", "quantized")
 _RENAMED = {"per_device_train_batch_size": "batch_size", "gradient_accumulation_steps": "grad_accum"}
 
 # Settings of an evaluation in which runs may differ, or that the summary says elsewhere.
@@ -70,6 +72,7 @@ class EvaluatedRun:
         figures: for each of ``FIGURES`` a number; None if it is unknown or not finite.
         model: fingerprint of the model that was evaluated, if it is known.
         views: whose similarity was measured: ``llm-jepa`` or ``step-jepa``; None if it was not.
+        loaded: how the model was loaded for training: dtype, chat template, attention; empty if it is not known.
     """
 
     folder: Path
@@ -84,6 +87,7 @@ class EvaluatedRun:
     figures: dict[str, float | None]
     model: str | None
     views: str | None
+    loaded: dict[str, Any]
 
     @property
     def files(self) -> list[Path]:
@@ -144,9 +148,12 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
                 shuffled=similarity.get("shuffled_similarity"),
                 tokens=run["results"]["tokens"],
                 seconds=run["results"]["train_seconds"],
+                # Runs of an earlier version did not count them.
+                flops=run["results"].get("flops"),
             ),
             summary.get("settings", {}).get("model"),
             summary.get("settings", {}).get("similarity"),
+            dict(run.get("loaded") or {}),
         )
     except UserError:
         raise
@@ -198,6 +205,7 @@ def _settings(run: dict[str, Any]) -> dict[str, Any]:
     settings |= {f"lora_{name}": value for name, value in (lora or {}).items()}
     if lora is not None and lora["alpha"] is None:
         settings["lora_alpha"] = 2 * lora["rank"]
+    settings |= {name: (run.get("loaded") or {}).get(name) or False for name in _LOADED}
     training = run["training"]
     kept = _WITH_BEST if training.get("load_best_model_at_end") else ()
     for name, value in training.items():
@@ -205,7 +213,11 @@ def _settings(run: dict[str, Any]) -> dict[str, Any]:
             settings[_RENAMED.get(name, name)] = value
     if "order" in run:
         settings["batch_size"] = run["order"]["records_per_micro_step"]
-    if settings.get("max_steps", -1) > 0:
+    settings["same_flop"] = bool(run.get("same_flop"))
+    if settings["same_flop"]:
+        # Worked out from the compute of these epochs, with the order of the data, and so with the seed.
+        settings.pop("max_steps", None)
+    elif settings.get("max_steps", -1) > 0:
         settings.pop("num_train_epochs", None)
     return settings
 

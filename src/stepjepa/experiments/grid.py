@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stepjepa.arguments import as_arguments
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
 
@@ -28,10 +29,10 @@ BASELINE = "regular"
 
 # Where the sweep puts each trial, and what makes it go on, is not for the grid to say.
 OURS = {
-    "train": ("output_dir", "finetune_seed", "seed", "resume_from_checkpoint", "config", "help_all"),
+    "train": ("output_dir", "finetune_seed", "seed", "resume_from_checkpoint", "config", "help_all", "dry_run"),
     "evaluate": ("model_path", "model_name", "output_file", "overwrite"),
 }
-INSTEAD = {"finetune_seed": "; write 'seeds'", "seed": "; write 'seeds'"}
+INSTEAD = {"finetune_seed": "; write 'seeds'", "seed": "; write 'seeds'", "dry_run": "; 'sweep --dry_run' is there"}
 
 KEYS = ("train", "evaluate", "arms", "seeds", "baseline")
 
@@ -205,18 +206,6 @@ def _seeds(place: Grid, values: Any) -> tuple[int, ...]:
             f"expected different whole numbers, 0 or more, got {json.dumps(values, default=str)}", "seeds"
         )
     return tuple(values)
-
-
-def as_arguments(flags: Mapping[str, Any]) -> list[str]:
-    """Flags as command line arguments; those of value None are left out."""
-    result: list[str] = []
-    for name, value in flags.items():
-        if isinstance(value, list):
-            result.extend([f"--{name}", *map(str, value)])
-        elif value is not None:
-            # One word, so that a value that begins with a dash is not taken for a flag.
-            result.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
-    return result
 
 
 def expand(grid: Grid, check_train: Check, check_evaluate: Check) -> list[Trial]:

@@ -1,4 +1,4 @@
-"""The processes of a sweep: they end with it, hold its folder while they live, and share cores and GPUs out."""
+"""The processes of trials: they end with what started them, hold locks while they live, share cores and GPUs out."""
 
 from __future__ import annotations
 
@@ -90,6 +90,31 @@ def sole_use(folder: Path) -> Iterator[int | None]:
         yield handle
     finally:
         os.close(handle)
+
+
+def hold(stream: IO[bytes]) -> bool:
+    """Lock an open file for this process and for all that inherit it; the lock goes when the last of them has ended.
+
+    Args:
+        stream: the file.
+
+    Returns:
+        False if another process still has it. True where the file system knows no locks, as some that clusters share.
+    """
+    if fcntl is None:
+        return True
+    until = time.monotonic() + _LEFT_BEHIND
+    while True:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.1)
+        except OSError:
+            return True
+        else:
+            return True
 
 
 def _alive(pid: str) -> bool:

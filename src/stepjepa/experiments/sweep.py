@@ -1,37 +1,48 @@
-"""Train and evaluate the trials of a grid, each in processes of its own; stopped at any moment, it can go on."""
+"""Train and evaluate the trials of a grid, on this machine or a cluster; stopped at any moment, it can go on."""
 
 from __future__ import annotations
 
 import contextlib
-import shlex
-import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import IO
+from typing import Protocol
 
+from stepjepa.errors import UserError
 from stepjepa.experiments.grid import Trial
-from stepjepa.experiments.processes import Child, Interruptions, sole_use, trial_environment
-from stepjepa.experiments.sweep_folder import EVALUATED, FAILED, FINISHED, RESTARTED, RESUMED, SweepFolder
-
-# A trial that was ended from outside has no fault of its own, and goes on without being asked to.
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-# Seconds that a process may take to end by itself.
-_GRACE = 10.0
+from stepjepa.experiments.processes import Interruptions, sole_use, trial_environment
+from stepjepa.experiments.slurm import refuse_jobs
+from stepjepa.experiments.sweep_folder import FAILED, FINISHED, INTERRUPTED, SweepFolder
+from stepjepa.experiments.trial_run import Ending, TrialRun, end_all
 
 
-@dataclass
-class _Running:
-    """A trial in one of the places."""
+class Engine(Protocol):
+    """Where trials are at work."""
 
-    trial: Trial
-    stage: str
-    child: Child
-    log: IO[bytes]
-    began: float
+    @property
+    def places(self) -> int | None:
+        """How many are at work at a time; None if nobody knows."""
+
+    @property
+    def busy(self) -> int:
+        """How many have not ended, at work or waiting."""
+
+    def begin(self, folder: SweepFolder, trials: Sequence[Trial], lock: int | None) -> None:
+        """Take what is to be done.
+
+        Args:
+            folder: of the sweep.
+            trials: those that are not finished, in the order in which to begin them.
+            lock: of the folder, for processes to hold.
+        """
+
+    def ended(self) -> list[tuple[Trial, Ending]]:
+        """Those that have ended since the last call, which is not long ago."""
+
+    def end(self, asked: Interruptions) -> None:
+        """The sweep ends, because all is done or because it was asked to."""
 
 
 @dataclass
@@ -50,161 +61,113 @@ class Outcome:
 
 
 def sweep(
-    folder: SweepFolder,
-    trials: Sequence[Trial],
-    *,
-    jobs: int = 1,
-    gpus: Sequence[str] = (),
-    retry_failed: bool = False,
+    folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = None, *, retry_failed: bool = False
 ) -> Outcome:
     """Do what is left of some trials.
 
     Args:
         folder: where.
         trials: which.
-        jobs: how many run at a time.
-        gpus: names of the GPUs to spread them over.
+        engine: what runs them; by default this machine, one after the other.
         retry_failed: try those again that failed.
 
     Raises:
         UserError: another sweep is at work in the folder, or see :meth:`SweepFolder.state`; nothing has been started
             then.
     """
+    engine = Local() if engine is None else engine
     folder.states(trials)
     folder.path.mkdir(parents=True, exist_ok=True)
-    with sole_use(folder.path) as lock, Interruptions() as interruptions:
-        work = _Work(folder, trials, jobs=jobs, gpus=gpus, retry_failed=retry_failed, lock=lock, asked=interruptions)
-        folder.write_grid()
-        return work.run()
-
-
-class _Work:
-    """One start of a sweep, from the first trial to the last."""
-
-    def __init__(
-        self,
-        folder: SweepFolder,
-        trials: Sequence[Trial],
-        *,
-        jobs: int,
-        gpus: Sequence[str],
-        retry_failed: bool,
-        lock: int | None,
-        asked: Interruptions,
-    ) -> None:
-        self._folder, self._jobs, self._gpus, self._lock, self._asked = folder, jobs, gpus, lock, asked
-        self._order = {trial.name: number for number, trial in enumerate(trials)}
+    with sole_use(folder.path) as lock, Interruptions() as asked:
         states = folder.states(trials)
-        self._outcome = Outcome(finished=[trial for trial in trials if states[trial.name] == FINISHED])
+        outcome = Outcome(finished=[trial for trial in trials if states[trial.name] == FINISHED])
         if not retry_failed:
             failed = [trial for trial in trials if states[trial.name] == FAILED]
-            self._outcome.failed = {trial.name: folder.reason(trial) for trial in failed}
-        kept = {trial.name for trial in self._outcome.finished} | set(self._outcome.failed)
+            outcome.failed = {trial.name: folder.reason(trial) for trial in failed}
+        kept = {trial.name for trial in outcome.finished} | set(outcome.failed)
         # Seed by seed, so that a sweep that is stopped early has all arms to compare.
         seeds = list(dict.fromkeys(trial.seed for trial in trials))
-        left = [trial for trial in trials if trial.name not in kept]
-        self._waiting = deque(sorted(left, key=lambda trial: seeds.index(trial.seed)))
-        self._running: dict[int, _Running] = {}
-        self._took: list[float] = []
-        self._progress = _Progress(len(trials), len(kept))
-
-    def run(self) -> Outcome:
-        """Until nothing is left, or somebody wants it to stop."""
-        with contextlib.closing(self._progress):
+        left = sorted((trial for trial in trials if trial.name not in kept), key=lambda trial: seeds.index(trial.seed))
+        folder.write_grid()
+        with contextlib.closing(_Progress(len(trials), len(kept))) as progress:
             try:
-                while (self._waiting or self._running) and not self._asked.count:
-                    self._fill()
-                    self._collect()
-                    time.sleep(0.05)
+                engine.begin(folder, left, lock)
+                _wait(folder, engine, asked, outcome, progress)
             finally:
-                self._end_all()
-        self._outcome.stopped = self._asked.first
-        self._outcome.finished.sort(key=lambda trial: self._order[trial.name])
-        return self._outcome
+                engine.end(asked)
+    outcome.stopped = asked.first
+    order = {trial.name: number for number, trial in enumerate(trials)}
+    outcome.finished.sort(key=lambda trial: order[trial.name])
+    return outcome
 
-    def _fill(self) -> None:
-        """Start trials in the free places."""
-        for slot in range(self._jobs):
-            if slot in self._running or not self._waiting:
+
+def _wait(folder: SweepFolder, engine: Engine, asked: Interruptions, outcome: Outcome, progress: _Progress) -> None:
+    """Until nothing is left, or somebody wants it to stop."""
+    took: list[float] = []
+    while engine.busy and not asked.count:
+        for trial, ending in engine.ended():
+            if ending.status != FINISHED:
+                outcome.failed[trial.name] = ending.reason
+                progress.say(f"{trial.name}: {ending.reason} (log: {folder.log_file(trial)})")
                 continue
-            trial = self._waiting.popleft()
-            way = self._folder.way_on(trial)
-            self._folder.run_folder(trial).parent.mkdir(parents=True, exist_ok=True)
-            # Before anything of the run is there, so that what there is can be told to be ours.
-            self._folder.record(trial, "running")
-            if way == RESTARTED:
-                self._folder.set_aside(trial)
-            more = ("--resume_from_checkpoint", "last") if way == RESUMED else ()
-            self._start(slot, trial, "evaluate" if way == EVALUATED else "train", *more)
+            outcome.finished.append(trial)
+            line = f"{trial.name}: {folder.score(trial)}"
+            if ending.seconds is not None:
+                took.append(ending.seconds)
+                line += f", {_time(ending.seconds)}"
+            if took and engine.busy and engine.places:
+                # As long as the finished ones took.
+                left = engine.busy * sum(took) / len(took) / min(engine.places, engine.busy)
+                line += f", about {_time(left)} left"
+            progress.say(line)
+        time.sleep(0.05)
 
-    def _start(self, slot: int, trial: Trial, stage: str, *more: str, began: float | None = None) -> None:
-        command = self._folder.command(trial, stage, *more)
-        log = self._folder.log_file(trial).open("ab")
-        log.write(f"$ {shlex.join(command)}\n".encode())
-        log.flush()
-        environment = trial_environment(slot, self._jobs, self._gpus)
-        child = Child(command, log, environment, self._lock)
-        self._running[slot] = _Running(trial, stage, child, log, time.monotonic() if began is None else began)
 
-    def _collect(self) -> None:
-        """See which processes have ended."""
-        for slot, running in list(self._running.items()):
-            code = running.child.ended()
-            if code is None:
-                continue
-            del self._running[slot]
-            running.log.close()
-            if code == 0 and running.stage == "train":
-                self._start(slot, running.trial, "evaluate", began=running.began)
-            else:
-                self._close(running, code)
+class Local:
+    """Trials in processes of this machine.
 
-    def _close(self, running: _Running, code: int) -> None:
-        """Write down what became of a trial, and say it."""
-        folder, trial = self._folder, running.trial
-        seconds = time.monotonic() - running.began
-        if code == 0 and folder.state(trial) == FINISHED:
-            folder.record(trial, FINISHED, seconds=seconds)
-            self._took.append(seconds)
-            self._outcome.finished.append(trial)
-            self._progress.say(f"{trial.name}: {folder.score(trial)}, {_time(seconds)}{self._left()}")
-            return
-        how = (
-            f"was ended by signal {-code} ({signal.strsignal(-code)})"
-            if code < 0
-            else f"failed with exit code {code}"
-            if code
-            else "left no result"
-        )
-        reason = f"{running.stage} {how}: {folder.last_line(trial)}"
-        status = "interrupted" if -code in _FROM_OUTSIDE else FAILED
-        folder.record(trial, status, stage=running.stage, reason=reason, seconds=seconds)
-        self._outcome.failed[trial.name] = reason
-        self._progress.say(f"{trial.name}: {reason} (log: {folder.log_file(trial)})")
+    Args:
+        jobs: how many run at a time.
+        gpus: names of the GPUs to spread them over.
+    """
 
-    def _left(self) -> str:
-        """How long it will still take, as the finished ones did."""
-        count = len(self._waiting) + len(self._running)
-        if not count:
-            return ""
-        return f", about {_time(count * sum(self._took) / len(self._took) / min(self._jobs, count))} left"
+    def __init__(self, jobs: int = 1, gpus: Sequence[str] = ()) -> None:
+        self.places: int = jobs
+        self._gpus = gpus
+        self._waiting: deque[Trial] = deque()
+        self._running: dict[int, TrialRun] = {}
 
-    def _end_all(self) -> None:
-        """End what is still running, at once when asked twice."""
-        for running in self._running.values():
-            running.child.send(signal.SIGTERM)
-        until = time.monotonic() + _GRACE
-        killed = False
-        while any(running.child.ended() is None for running in self._running.values()):
-            if not killed and (self._asked.count > 1 or time.monotonic() > until):
-                killed = True
-                for running in self._running.values():
-                    running.child.send(signal.SIGKILL)
-            time.sleep(0.02)
-        for running in self._running.values():
-            # What a process started must not outlive it.
-            running.child.send(signal.SIGKILL)
-            running.log.close()
+    def begin(self, folder: SweepFolder, trials: Sequence[Trial], lock: int | None) -> None:
+        """See :class:`Engine`.
+
+        Raises:
+            UserError: a cluster is at work on one of them.
+        """
+        refuse_jobs(folder, trials)
+        self._folder, self._lock = folder, lock
+        self._waiting.extend(trials)
+
+    @property
+    def busy(self) -> int:
+        """See :class:`Engine`."""
+        return len(self._waiting) + len(self._running)
+
+    def ended(self) -> list[tuple[Trial, Ending]]:
+        """See :class:`Engine`; also begins trials in the free places."""
+        refused = []
+        for slot in range(self.places):
+            if slot not in self._running and self._waiting:
+                trial, environment = self._waiting.popleft(), trial_environment(slot, self.places, self._gpus)
+                try:
+                    self._running[slot] = TrialRun(self._folder, trial, environment, self._lock)
+                except UserError as error:
+                    refused.append((trial, Ending(INTERRUPTED, str(error))))
+        found = [(slot, ending) for slot, run in self._running.items() if (ending := run.ended()) is not None]
+        return refused + [(self._running.pop(slot).trial, ending) for slot, ending in found]
+
+    def end(self, asked: Interruptions) -> None:
+        """See :class:`Engine`: ends what is still running, at once when asked twice."""
+        end_all(list(self._running.values()), lambda: asked.count > 1)
 
 
 class _Progress:

@@ -2,10 +2,11 @@
 
 sweep.json                     the grid, all its trials, versions
 sweep.lock                     held while a sweep is at work
+_slurm/                        what submitit keeps of jobs, where there are any
 <label>/seed82/                run folder, with the evaluation in test.jsonl
 <label>/seed82.trial.json      the flags, and what became of the trial
-<label>/seed82.log             what its processes said
-<label>/seed82.interrupted-1/  what a training left that was stopped before its first checkpoint
+<label>/seed82.log             what its processes said; locked while one is at work on the trial
+<label>/interrupted-1-seed82/  what a training left that was stopped before its first checkpoint
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ NEW, FINISHED, FAILED, RESUMED, RESTARTED, EVALUATED = (
 )
 """What there is of a trial, or how it goes on: see :meth:`SweepFolder.state`."""
 
+SUBMITTED, RUNNING, INTERRUPTED = "submitted", "running", "interrupted"
+"""What the record of a trial says besides ``finished`` and ``failed``; none of them keeps it from going on."""
+
 # Bytes at the end of a log in which its last line is looked for.
 _LOOKED_AT = 65536
 
@@ -61,6 +65,11 @@ class SweepFolder:
     def log_file(self, trial: Trial) -> Path:
         """What the processes of a trial said."""
         return self._beside(trial, ".log")
+
+    @property
+    def jobs_folder(self) -> Path:
+        """What is kept of the jobs of a cluster; the name of no arm begins like that."""
+        return self.path / "_slurm"
 
     def _beside(self, trial: Trial, ending: str) -> Path:
         run = self.run_folder(trial)
@@ -100,7 +109,7 @@ class SweepFolder:
         Raises:
             UserError: what is there was made with other flags, or not by a sweep.
         """
-        run, record = self.run_folder(trial), self._record(trial)
+        run, record = self.run_folder(trial), self.read_record(trial)
         if not record:
             if run.exists() and (not run.is_dir() or any(run.iterdir())):
                 raise UserError(
@@ -117,8 +126,11 @@ class SweepFolder:
                 )
         if record.get("status") == FAILED:
             return FAILED
-        way = self.way_on(trial)
-        return FINISHED if way == EVALUATED and self._summary(trial) else way
+        return FINISHED if self.is_evaluated(trial) else self.way_on(trial)
+
+    def is_evaluated(self, trial: Trial) -> bool:
+        """Whether a trial is trained and evaluated."""
+        return self.way_on(trial) == EVALUATED and self._summary(trial) is not None
 
     def way_on(self, trial: Trial) -> str:
         """What is to be done with a trial that is not finished.
@@ -138,17 +150,32 @@ class SweepFolder:
         trials = [asdict(trial) for trial in self.trials]
         write_json(self.path / "sweep.json", {"grid": self.grid, "trials": trials, "versions": versions()})
 
-    def _record(self, trial: Trial) -> dict[str, Any]:
+    def read_record(self, trial: Trial) -> dict[str, Any]:
+        """What was written down of a trial; empty where nothing was."""
         return _read(self._beside(trial, ".trial.json")) or {}
 
     def record(self, trial: Trial, status: str, **more: Any) -> None:
-        """Write down what became of a trial."""
+        """Write down what became of a trial.
+
+        Args:
+            trial: which.
+            status: ``submitted``, ``running``, ``interrupted``, ``failed`` or ``finished``.
+            more: what else is to be known of it.
+        """
         known = {"name": trial.name, "status": status, "train": trial.train, "evaluate": trial.evaluate}
         write_json(self._beside(trial, ".trial.json"), {**known, **more})
 
+    def restore(self, trial: Trial, record: dict[str, Any]) -> None:
+        """Put back what :meth:`read_record` returned, where nothing has come of what was written since."""
+        path = self._beside(trial, ".trial.json")
+        if record:
+            write_json(path, record)
+        else:
+            path.unlink(missing_ok=True)
+
     def reason(self, trial: Trial) -> str:
         """Why a trial failed."""
-        return str(self._record(trial).get("reason", "unknown"))
+        return str(self.read_record(trial).get("reason", "unknown"))
 
     def score(self, trial: Trial) -> str:
         """The headline of a finished trial."""
@@ -167,10 +194,11 @@ class SweepFolder:
 
     def set_aside(self, trial: Trial) -> None:
         """Move away what an unfinished training left; nothing is ever deleted."""
-        number = 1
-        while (place := self._beside(trial, f".interrupted-{number}")).exists():
+        run, number = self.run_folder(trial), 1
+        # Not 'seed82...', so that 'seed*/' names the runs and nothing else.
+        while (place := run.with_name(f"interrupted-{number}-{run.name}")).exists():
             number += 1
-        self.run_folder(trial).rename(place)
+        run.rename(place)
 
     def last_line(self, trial: Trial) -> str:
         """What the log of a trial ends with."""

@@ -1,0 +1,60 @@
+"""One trial at work: never two at once, and only as long as the trial is its own."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_sweep import folder_of, trials_of
+
+from stepjepa.experiments.sweep import sweep
+from stepjepa.experiments.trial_run import Ending, TrialRun, end_all
+
+
+def test_two_are_never_at_work_on_one_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is locked by whoever writes it, whatever else was forgotten."""
+    monkeypatch.setattr("stepjepa.experiments.processes._LEFT_BEHIND", 0.2)
+    trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}})
+    folder = folder_of(tmp_path, trials)
+    folder.run_folder(trials[0]).parent.mkdir(parents=True)
+    code = "import fcntl, sys, time; fcntl.flock(sys.stdout, fcntl.LOCK_EX); sys.stderr.write('held'); time.sleep(60)"
+    with folder.log_file(trials[0]).open("ab") as log:
+        other = subprocess.Popen([sys.executable, "-c", code], stdout=log, stderr=subprocess.PIPE)
+    assert other.stderr is not None
+    assert other.stderr.read(4) == b"held"
+    words = "another process is at work on this trial; wait for it or stop it"
+    assert sweep(folder, trials).failed == {"regular/seed1": f"{folder.log_file(trials[0])}: {words}"}
+    other.kill()
+    other.communicate()
+    assert sweep(folder, trials).finished == trials
+
+
+def test_a_trial_given_to_somebody_else_is_written_down_by_them(tmp_path: Path) -> None:
+    trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}}, slow=0.1)
+    folder = folder_of(tmp_path, trials)
+    run = TrialRun(folder, trials[0], os.environ, token="ours", job="7_0")
+    noted = {"status": "running", "token": "ours", "job": "7_0"}
+    assert folder.read_record(trials[0]).items() > noted.items()
+    folder.record(trials[0], "submitted", token="theirs")
+    while (ending := run.ended()) is None:
+        time.sleep(0.02)
+    assert isinstance(ending, Ending)
+    assert ending.status == "finished"
+    assert folder.read_record(trials[0])["status"] == "submitted"
+    # Whoever comes to it finds that it is done.
+    assert folder.state(trials[0]) == "finished"
+
+
+def test_one_that_is_ended_may_go_on(tmp_path: Path) -> None:
+    trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}}, slow=0.3)
+    folder = folder_of(tmp_path, trials)
+    run = TrialRun(folder, trials[0], os.environ)
+    while folder.way_on(trials[0]) != "resumed":
+        assert run.ended() is None
+        time.sleep(0.02)
+    end_all([run], lambda: False)
+    assert folder.read_record(trials[0])["status"] == "running"
+    assert folder.state(trials[0]) == "resumed"
+    assert sweep(folder, trials).finished == trials
