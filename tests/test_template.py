@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import chat_templates
+import template_table
 import tiny
 from stepjepa.errors import UserError
 from stepjepa.template import PINNED_DATE, ChatTemplate
@@ -237,3 +238,64 @@ def test_preset_template(tiny_tokenizer: Any) -> None:
     template = ChatTemplate(tiny_tokenizer)
     check(template, messages(*CHAT))
     assert template.prompt(list(tiny.records()[1].messages[:-1])).endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+# -- what is told of a template ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", template_table.ORDER)
+def test_the_table_of_the_page_is_what_is_derived(family: str, request: pytest.FixtureRequest) -> None:
+    def load(name: str) -> Any:
+        return request.getfixturevalue("real_tokenizer")(name)
+
+    page = template_table.PAGE.read_text(encoding="utf-8")
+    lines = page.partition(template_table.BEGIN)[2].partition(template_table.END)[0].splitlines(keepends=True)
+    assert [text.split("|")[1].strip() for text in lines[2:]] == list(template_table.ORDER)
+    cells = template_table.cells(family, load)
+    written = template_table.table([cells]).splitlines(keepends=True)
+    assert [*lines[:2], lines[2 + template_table.ORDER.index(family)]] == written
+
+
+@pytest.mark.parametrize("family", chat_templates.FORMS)
+def test_contents_are_found_in_every_form(family: str, tiny_tokenizer: Any) -> None:
+    tokenizer = chat_templates.in_form(tiny_tokenizer, chat_templates.FORMS[family])
+    template = ChatTemplate(tokenizer)
+    chat = messages(*CHAT)
+    rendered = template.render(chat)
+    assert [rendered.text[a:b] for a, b in rendered.spans] == [message["content"] for message in chat]
+    assert rendered.text[slice(rendered.spans[-1][1], rendered.turn_ends[-1])] == template.end_of_turn
+    assert rendered.text.startswith(template.prompt(chat[:-1]))
+    ids = tokenizer(rendered.text, add_special_tokens=False)["input_ids"]
+    begins = ids.count(tokenizer.bos_token_id) if tokenizer.bos_token_id is not None else 0
+    assert begins == ("bos_token" in tokenizer.chat_template or "<|begin_of_text|>" in tokenizer.chat_template)
+    for role, number in zip(("user", "assistant"), (-1, -1), strict=True):
+        # The slow way: the number of tokens that follow the content when the message is cut off behind it.
+        alone = template.render_alone(role, "why")
+        whole = tokenizer(alone.text, add_special_tokens=False)["input_ids"]
+        kept = tokenizer(alone.text[: alone.spans[0][1]], add_special_tokens=False)["input_ids"]
+        assert whole[: len(kept)] == kept
+        told = template.describe()["last content token"]
+        assert f"{role} {number - len(whole) + len(kept)}" in told
+
+
+def test_what_a_template_writes_of_its_own(plain_tokenizer: Any, gemma_like: ChatTemplate) -> None:
+    template = ChatTemplate(plain_tokenizer)
+    assert template.special_tokens() == ["<|im_start|>", "<|im_end|>"]
+    assert template.own_words() == ("system\n", "\n", "user\n", "assistant\n")
+    assert gemma_like.special_tokens() == ["<start_of_turn>", "<end_of_turn>"]
+    assert gemma_like.own_words() == ("user\n", "\n", "model\n")
+
+
+@pytest.mark.parametrize(
+    ("template", "adds", "expected"),
+    [
+        ("{{ bos_token }}", True, "'<s>', once (the tokenizer would add another)"),
+        ("{{ bos_token }}", False, "'<s>'"),
+        ("", True, "none (the tokenizer would add one)"),
+        ("", False, "none"),
+    ],
+)
+def test_the_begin_of_text(template: str, adds: bool, expected: str, tiny_tokenizer: Any) -> None:
+    form = chat_templates.Form(template + chat_templates.HALF_TRIMMING, (), "<|im_end|>", "<s>", adds_bos=adds)
+    tokenizer = chat_templates.in_form(tiny_tokenizer, form)
+    assert ChatTemplate(tokenizer).describe()["begin of text"] == expected

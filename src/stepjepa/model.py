@@ -6,7 +6,8 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,14 +19,28 @@ from torch import nn
 
 from stepjepa.config import DTYPES
 from stepjepa.errors import UserError
-from stepjepa.predictors import add_predictor_tokens
+from stepjepa.plain_template import add_plain_tokens
 from stepjepa.presets import PREFIX, make_config, preset_tokenizer, read_template
+from stepjepa.presets import train_tokenizer as new_tokenizer
+from stepjepa.pretraining import as_loaded, chat_form, fit_config, random_model
+from stepjepa.template import ChatTemplate
+from stepjepa.token_rows import give_plain_tokens, give_predictors, grow
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 # What transformers, PEFT and safetensors raise for a folder that is missing, foreign or broken.
 LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, AttributeError, RuntimeError, SafetensorError)
+
+# One of them is in every folder that has a tokenizer.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+)
 
 
 @dataclass(frozen=True)
@@ -78,12 +93,9 @@ def load_tokenizer(name: str, *, chat_template: str | None = None, trust_remote_
     from transformers import AutoTokenizer
 
     quiet_bars()
-    if not Path(name).is_dir() and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
-        raise UserError("no such model folder; check the path", path=name)
-    try:
+    _refuse_missing(name)
+    with _reported(f"can't load a tokenizer from '{name}'"):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise UserError(f"can't load a tokenizer from '{name}': {_first_line(error)}") from None
     if chat_template is not None:
         tokenizer.chat_template = read_template(chat_template)
     return tokenizer
@@ -99,122 +111,134 @@ def load_model(
     chat_template: str | None = None,
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
+    pretrain: bool = False,
+    train_tokenizer: int | None = None,
+    plain: bool = False,
 ) -> tuple[PreTrainedModel, Any]:
     """A causal language model for training, with its tokenizer.
 
     Args:
         name: a folder, a hub id, or ``preset:NAME`` for a small model with random weights.
-        texts: what a preset's tokenizer is trained on; not used otherwise.
+        texts: what a new tokenizer is trained on: that of a preset, or of ``train_tokenizer``.
         predictors: K, how many predictor tokens to add.
-        seed: of a preset's weights and of new embedding rows.
+        seed: of random weights and of new embedding rows.
         dtype: of the weights: ``float32``, ``bfloat16``, ``float16`` or ``auto``, the checkpoint's own.
         chat_template: a Jinja file instead of the tokenizer's template.
         attn_implementation: as in transformers.
         trust_remote_code: run code that comes with the model.
+        pretrain: take only the configuration from ``name``, and random weights; what a preset does anyway.
+        train_tokenizer: with random weights, train a tokenizer of at most so many tokens, special ones and 256 bytes
+            included, instead of taking that of ``name``, whose chat template it keeps; ChatML where there is none. For
+            a preset it is the size instead of the preset's own. The tokens of ``plain`` and predictor tokens come on
+            top.
+        plain: add the tokens of the form without a chat, and let generation stop at its end of turn.
 
     Returns:
         The model, in training mode, and the tokenizer.
 
     Raises:
-        UserError: no such preset, folder or hub id, or it can't be loaded.
+        UserError: no such preset, folder or hub id, or it can't be loaded; ``train_tokenizer`` with trained weights, or
+            too small.
     """
     from transformers import AutoModelForCausalLM
 
     quiet_bars()
     tokenizer: Any
-    if name.startswith(PREFIX):
-        tokenizer, model = _build_preset(
-            name, texts, seed=seed, dtype=dtype, chat_template=chat_template, attention=attn_implementation
+    if (Path(name) / "adapter_config.json").is_file():
+        raise UserError(
+            "is an adapter; training starts from a whole model: run 'stepjepa export' on it first", path=Path(name)
         )
-    else:
-        tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
-        if (Path(name) / "adapter_config.json").is_file():
-            raise UserError(
-                "is an adapter; training starts from a whole model: run 'stepjepa export' on it first", path=Path(name)
+    if pretrain or name.startswith(PREFIX):
+        tokenizer, config = _new_config(
+            name, texts, train_tokenizer, chat_template=chat_template, trust_remote_code=trust_remote_code, plain=plain
+        )
+        ends = add_plain_tokens(tokenizer)[1:] if plain else list(ChatTemplate(tokenizer).end_of_turn_ids)
+        ends += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        wanted = torch_dtype(dtype)
+        with _reported(f"can't build a model from '{name}'"):
+            model = random_model(
+                config,
+                tokenizer,
+                seed=seed,
+                dtype=wanted if isinstance(wanted, torch.dtype) else config.dtype or torch.float32,
+                ends=ends,
+                attention=attn_implementation,
+                trust_remote_code=trust_remote_code,
             )
-        try:
+    else:
+        if train_tokenizer is not None:
+            raise UserError(
+                "--train_tokenizer needs random weights, since trained ones know the tokens of their own tokenizer; "
+                "add --pretrain, or leave it out"
+            )
+        tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
+        with _reported(f"can't load a model from '{name}'"):
             model = AutoModelForCausalLM.from_pretrained(
                 name,
                 dtype=torch_dtype(dtype),
                 attn_implementation=attn_implementation,
                 trust_remote_code=trust_remote_code,
             )
-        except LOAD_ERRORS as error:
-            raise UserError(f"can't load a model from '{name}': {_first_line(error)}") from None
+        if plain:
+            give_plain_tokens(model, tokenizer, seed)
     give_predictors(model, tokenizer, predictors, seed)
     model.train()
     return model, tokenizer
 
 
-def _build_preset(
-    name: str, texts: Iterable[str], *, seed: int, dtype: str, chat_template: str | None, attention: str | None
-) -> tuple[Any, PreTrainedModel]:
-    from transformers import AutoModelForCausalLM
+def _new_config(
+    name: str,
+    texts: Iterable[str],
+    vocabulary: int | None,
+    *,
+    chat_template: str | None,
+    trust_remote_code: bool,
+    plain: bool,
+) -> tuple[Any, Any]:
+    """Tokenizer and configuration of a model with random weights, fitted to each other."""
+    from transformers import AutoConfig
 
-    preset, tokenizer = preset_tokenizer(name, texts, chat_template)
-    # Weights depend on the seed alone, wherever the global generator stands.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(
-            make_config(preset, tokenizer),
-            dtype=torch.float32 if dtype == "auto" else torch_dtype(dtype),
-            attn_implementation=attention,
-        )
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    return tokenizer, model
-
-
-def give_predictors(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, seed: int = 42) -> None:
-    """Add ``<|predictor_1|>`` .. ``<|predictor_count|>`` to a tokenizer and rows for them to a model.
-
-    Rows that the embedding has beyond the tokenizer are used first; only then is it made larger. New rows, and spare
-    ones that can't be told apart (all zeros, or all alike), are drawn around the mean of the others, so that the K
-    tokens do not act as one. In a head of its own they stay at that mean: no predictor token is ever a label.
-
-    Args:
-        model: changed in place.
-        tokenizer: changed in place.
-        count: K.
-        seed: of the new rows.
-    """
-    if count == 0:
-        return
-    known = set(tokenizer.get_added_vocab().values())
-    ids = add_predictor_tokens(tokenizer, count)
-    new = [index for index in ids if index not in known]
-    resized = _grow(model, len(tokenizer))
-    if new:
-        _make_distinct(model.get_input_embeddings().weight, new, seed, anew=resized)
+    if name.startswith(PREFIX):
+        preset, tokenizer = preset_tokenizer(name, texts, chat_template, vocabulary)
+        if plain:
+            add_plain_tokens(tokenizer)
+        return tokenizer, make_config(preset, tokenizer)
+    _refuse_missing(name)
+    with _reported(f"can't load a configuration from '{name}'"):
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    folder = Path(name)
+    has_one = not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZER_FILES)
+    if vocabulary is None and not has_one:
+        raise UserError("holds no tokenizer; put one there, or train one with --train_tokenizer SIZE", path=folder)
+    tokenizer = None
+    if has_one:
+        tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
+    if vocabulary is not None:
+        tokenizer = new_tokenizer(texts, vocabulary, chat_form(tokenizer))
+        if chat_template is not None:
+            tokenizer.chat_template = read_template(chat_template)
+        tokenizer = as_loaded(tokenizer, config, trust_remote_code=trust_remote_code)
+    if plain:
+        add_plain_tokens(tokenizer)
+    fit_config(config, tokenizer, anew=vocabulary is not None)
+    return tokenizer, config
 
 
-def _grow(model: PreTrainedModel, rows: int) -> bool:
-    """Make the embedding larger if need be; new rows of a separate head are the mean of the others."""
-    known = model.get_input_embeddings().weight.shape[0]
-    if known >= rows:
-        return False
-    model.resize_token_embeddings(rows, mean_resizing=False)
-    head = model.get_output_embeddings()
-    if head is not None and head.weight is not model.get_input_embeddings().weight:
-        with torch.no_grad():
-            head.weight[known:] = head.weight[:known].float().mean(0).to(head.weight.dtype)
-    return True
+def _refuse_missing(name: str) -> None:
+    """Say of a folder that it is missing, before it is taken for a hub id."""
+    if not Path(name).is_dir() and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
+        raise UserError("no such model folder; check the path", path=name)
 
 
-def _make_distinct(weight: torch.Tensor, rows: Sequence[int], seed: int, *, anew: bool) -> None:
-    """Draw rows from the distribution of those before them: ``anew``, or where they are zero or alike."""
-    with torch.no_grad():
-        old = weight[: min(rows)].float()
-        mean, spread = old.mean(0), old.std(0)
-        fresh = weight[list(rows)].float()
-        scale = spread.norm()
-        distances = torch.cdist(fresh, fresh) + torch.eye(len(rows), device=fresh.device) * scale
-        told_apart = bool(distances.min() > 0.5 * scale and (fresh.norm(dim=-1) > 0.5 * scale).all())
-        if told_apart and not anew:
-            return
-        generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(fresh.shape, generator=generator).to(fresh.device)
-        weight[list(rows)] = (mean + spread * noise).to(weight.dtype)
+@contextmanager
+def _reported(what: str) -> Iterator[None]:
+    """Turn what the libraries raise for a model that can't be had into one line."""
+    try:
+        yield
+    except LOAD_ERRORS as error:
+        remedy = "; pass --trust_remote_code if you trust it" if "trust_remote_code" in str(error) else ""
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{what}: {line.rstrip(' .') if remedy else line}{remedy}") from None
 
 
 def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequence[int]) -> nn.Module:
@@ -223,7 +247,8 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequ
     Args:
         model: the base model, with its predictor tokens.
         settings: rank, scale, dropout.
-        trainable_ids: ids of the predictor tokens; plain LoRA would leave their rows as they were drawn for ever.
+        trainable_ids: ids of the new tokens (``token_rows.adapter_ids``); plain LoRA would leave their rows as they
+            were drawn for ever, and save none of them.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -282,14 +307,12 @@ def load_for_inference(
         if not base:
             raise UserError("names no base model (base_model_name_or_path); add it", path=adapter)
     options = {} if quantization is None else _quantization(quantization)
-    try:
+    with _reported(f"can't load a model from '{base}'"):
         model = AutoModelForCausalLM.from_pretrained(
             base, dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code, **options
         )
         if adapter.is_file():
             model = _merge(model, name, len(tokenizer))
-    except LOAD_ERRORS as error:
-        raise UserError(f"can't load a model from '{base}': {_first_line(error)}") from None
     if device is None:
         device = torch.accelerator.current_accelerator() or "cpu"
     # Quantized weights are where they belong already.
@@ -311,9 +334,5 @@ def _quantization(kind: str) -> dict[str, Any]:
 def _merge(model: PreTrainedModel, adapter: str, vocabulary: int) -> PreTrainedModel:
     from peft import PeftModel
 
-    _grow(model, vocabulary)
+    grow(model, vocabulary)
     return PeftModel.from_pretrained(model, adapter).merge_and_unload()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerFast
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 PREFIX = "preset:"
 
@@ -28,6 +28,31 @@ ROLE_REPEATS = 1000
 
 # Rows of the embedding kept free for predictor tokens, so that every mode and every K trains a model of one shape.
 SPARE_ROWS = 32
+
+BYTES = 256
+
+
+class ChatForm(NamedTuple):
+    """What a newly trained tokenizer knows of chats.
+
+    Attributes:
+        template: Jinja source.
+        special: its special tokens, in the order of their ids.
+        eos: the one that ends a text.
+        pad: the one that fills rows up.
+        bos: the one that begins a text, if any.
+        frequent: what the template writes around special tokens and contents.
+    """
+
+    template: str
+    special: tuple[str, ...]
+    eos: str
+    pad: str
+    bos: str | None
+    frequent: tuple[str, ...]
+
+
+CHATML = ChatForm(CHAT_TEMPLATE, SPECIAL_TOKENS, eos="<|im_end|>", pad="<|pad|>", bos=None, frequent=ROLE_WORDS)
 
 
 @dataclass(frozen=True)
@@ -73,18 +98,29 @@ def find_preset(name: str) -> Preset:
     return PRESETS[key]
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with a ChatML template, trained on some texts.
+def train_tokenizer(texts: Iterable[str], vocabulary: int, form: ChatForm = CHATML) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with a chat template, trained on some texts.
 
-    Every digit is a token of its own, which arithmetic needs; every byte is known, so that no text is unknown.
+    Every digit is a token of its own, which arithmetic needs; every byte is known, so that no text is unknown. It puts
+    no token of its own before or behind a text: templates write what they need.
 
     Args:
         texts: what to learn merges from.
         vocabulary: most tokens, special ones and the 256 bytes included.
+        form: special tokens and template.
+
+    Raises:
+        UserError: the vocabulary has no room for special tokens and bytes.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
+    smallest = BYTES + len(form.special)
+    if vocabulary < smallest:
+        raise UserError(
+            f"a tokenizer of {vocabulary} tokens is too small: expected {smallest} or more, {BYTES} bytes and "
+            f"{len(form.special)} special tokens"
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -92,24 +128,24 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=list(form.special),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     # Every record says these words, once it is in the template; so they are as frequent as anything in the texts.
-    tokenizer.train_from_iterator([*ROLE_WORDS * ROLE_REPEATS, *texts], trainer)
+    tokenizer.train_from_iterator([*form.frequent * ROLE_REPEATS, *texts], trainer)
+    roles = {"pad_token": form.pad, "eos_token": form.eos} | ({"bos_token": form.bos} if form.bos else {})
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        pad_token="<|pad|>",
-        eos_token="<|im_end|>",
-        extra_special_tokens=["<|im_start|>"],
-        chat_template=CHAT_TEMPLATE,
+        **roles,
+        extra_special_tokens=[token for token in form.special if token not in roles.values()],
+        chat_template=form.template,
         clean_up_tokenization_spaces=False,
     )
 
 
 def preset_tokenizer(
-    name: str, texts: Iterable[str], chat_template: str | None = None
+    name: str, texts: Iterable[str], chat_template: str | None = None, vocabulary: int | None = None
 ) -> tuple[Preset, PreTrainedTokenizerFast]:
     """A preset and the tokenizer trained for it.
 
@@ -117,12 +153,13 @@ def preset_tokenizer(
         name: such as ``preset:tiny``.
         texts: what the tokenizer is trained on.
         chat_template: a Jinja file instead of the built-in template.
+        vocabulary: most tokens of it; None for the preset's own number.
 
     Raises:
-        UserError: there is no such preset or file.
+        UserError: there is no such preset or file, or the vocabulary is too small.
     """
     preset = find_preset(name)
-    tokenizer = train_tokenizer(texts, preset.vocabulary)
+    tokenizer = train_tokenizer(texts, preset.vocabulary if vocabulary is None else vocabulary)
     if chat_template is not None:
         tokenizer.chat_template = read_template(chat_template)
     return preset, tokenizer
@@ -137,6 +174,11 @@ def read_template(path: str) -> str:
     return existing_file(path, "chat template").read_text(encoding="utf-8")
 
 
+def vocabulary_rows(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Rows of the embedding of a model made for a tokenizer: some to spare, and a multiple of 64, as hardware likes."""
+    return -(-(len(tokenizer) + SPARE_ROWS) // 64) * 64
+
+
 def make_config(preset: Preset, tokenizer: PreTrainedTokenizerFast, positions: int = 4096) -> PretrainedConfig:
     """The transformers configuration of a preset, for a tokenizer.
 
@@ -147,10 +189,8 @@ def make_config(preset: Preset, tokenizer: PreTrainedTokenizerFast, positions: i
     """
     from transformers import AutoConfig
 
-    # A multiple of 64, as hardware likes, with rows to spare.
-    rows = -(-(len(tokenizer) + SPARE_ROWS) // 64) * 64
     shape: dict[str, Any] = {
-        "vocab_size": rows,
+        "vocab_size": vocabulary_rows(tokenizer),
         "hidden_size": preset.hidden,
         "num_hidden_layers": preset.layers,
         "num_attention_heads": preset.heads,

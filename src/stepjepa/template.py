@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from jinja2.exceptions import TemplateError
 
@@ -21,6 +21,14 @@ Message = Mapping[str, str]
 
 # Some templates write today's date into the system turn; a run must not depend on the day it starts.
 PINNED_DATE = datetime.date(2024, 7, 26)
+
+# The ways in which templates come by today's date.
+_DATE_WORDS = ("strftime_now", "date_string")
+
+# The chats that show all that a template writes, the fullest first.
+_CHATS = (("system", "user", "assistant"), ("user", "assistant"), ("assistant",))
+
+_ASKED, _ANSWERED = {"role": "user", "content": "why"}, {"role": "assistant", "content": "so"}
 
 # Private-use characters: no template writes them and no ordinary text holds them.
 _OPEN, _CLOSE = "\ue000", "\ue001"
@@ -75,7 +83,8 @@ class ChatTemplate:
             raise UserError("the tokenizer has no fast version, and token positions need one; convert it first")
         if not tokenizer.chat_template:
             raise UserError(
-                "the tokenizer has no chat template; use an instruction-tuned model or pass --chat_template FILE"
+                "the tokenizer has no chat template; use an instruction-tuned model, pass --chat_template FILE, or "
+                "train without one (--plain)"
             )
         self._tokenizer = tokenizer
         self._source = _pin_date(tokenizer.get_chat_template())
@@ -215,6 +224,24 @@ class ChatTemplate:
         spans = ((start, start + len(system)), (end - len(user), end), *inner.spans[1:])
         return Rendered(inner.text, spans, (spans[0][1], *inner.turn_ends))
 
+    def special_tokens(self) -> list[str]:
+        """The special tokens that the template writes, in order."""
+        found: list[tuple[int, str]] = []
+        text = "".join(piece for roles in _CHATS for piece in self._skeleton(roles) or [])
+        position = 0
+        while (token := self._first_special(text[position:])) is not None:
+            position = text.index(token, position) + len(token)
+            found.append((position, token))
+        return list(dict.fromkeys(token for _, token in found))
+
+    def own_words(self) -> tuple[str, ...]:
+        """What the template writes between special tokens and contents, such as ``user`` and a line end."""
+        pieces = next(skeleton for roles in _CHATS if (skeleton := self._skeleton(roles)) is not None)
+        words = pieces
+        for token in sorted(self.special_tokens(), key=len, reverse=True):
+            words = [part for word in words for part in word.split(token)]
+        return tuple(dict.fromkeys(word for word in words if word))
+
     def _first_special(self, text: str) -> str | None:
         added = self._tokenizer.added_tokens_decoder.values()
         specials = {str(token) for token in added if token.special} | set(self._tokenizer.all_special_tokens)
@@ -226,10 +253,27 @@ class ChatTemplate:
         position = text.find(self.end_of_turn, content_end, limit)
         return content_end if position < 0 else position + len(self.end_of_turn)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, str]:
         """What was derived from the template, for reports."""
+        back = {role: self._last_content_token(role) for role in ("user", "assistant")}
         return {
             "system role": "yes" if self.has_system_role else "no: put before the first user message",
             "lone assistant turn": "yes" if self.lone_assistant else "no: rendered as a user turn",
             "end of turn": repr(self.end_of_turn) + (" (appended)" if self.appends_end_of_turn else ""),
+            "begin of text": self._describe_begin(),
+            "date": f"pinned to {PINNED_DATE}" if any(word in self._source for word in _DATE_WORDS) else "none",
+            "last content token": ", ".join(f"{role} {number}" for role, number in back.items()),
         }
+
+    def _describe_begin(self) -> str:
+        bos = self._tokenizer.bos_token
+        adds = bos is not None and self._tokenizer("a")["input_ids"][:1] == [self._tokenizer.bos_token_id]
+        if bos is None or not self.render([_ASKED, _ANSWERED]).text.startswith(bos):
+            return "none (the tokenizer would add one)" if adds else "none"
+        return f"{bos!r}, once (the tokenizer would add another)" if adds else repr(bos)
+
+    def _last_content_token(self, role: str) -> int:
+        """Where a view's content ends, counted from the end of the message alone in the template."""
+        rendered = self.render_alone(role, _ASKED["content"])
+        found = self._tokenizer(rendered.text, add_special_tokens=False, return_offsets_mapping=True)
+        return -1 - sum(start >= rendered.spans[0][1] for start, _ in found["offset_mapping"])
