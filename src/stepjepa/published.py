@@ -1,0 +1,120 @@
+"""Flags of the published scripts that have another name here, or nothing to act on: followed, or said to be idle.
+
+So that a published command line runs as it stands. The page docs/published.md says what became of every flag. Free of
+torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from stepjepa.arguments import add_switch
+from stepjepa.errors import UserError
+
+ANSWERED = 50
+"""Held-out records that the published ``--eval_accuracy`` answers where no number is named."""
+
+UNLIMITED, LONGEST = -1, 512
+"""The published ``--max_new_tokens -1``, and the length at which their default settings end an answer all the same."""
+
+IDLE = ("original_model_name", "nosplit_data", "device_map", "device", "use_lora", "no_lora")
+"""Flags of the published evaluations that choose what is found out here, or never done."""
+
+
+def add_training_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of the published training scripts, for ``stepjepa train``."""
+    group = parser.add_argument_group("of the published scripts (docs/published.md)")
+    group.add_argument(
+        "--linear", metavar="MODE", help="random_span: short for --regular with --stp, weighted by --lbd"
+    )
+    add_switch(group, "--linear_predictor", help="not here; refused with a reason")
+    add_switch(group, "--eval_accuracy", help="hold out --eval_split of --train_file and answer 50 records of it")
+    add_switch(group, "--wandb", help="short for --report_to wandb")
+    group.add_argument("--wandb_project", metavar="NAME", help="short for WANDB_PROJECT in the environment")
+    group.add_argument("--wandb_run_name", metavar="NAME", help="short for --run_name")
+    add_switch(group, "--no_save", help="short for --save_strategy no")
+
+
+def follow_training_flags(args: argparse.Namespace) -> None:
+    """Put into our flags what the published ones mean.
+
+    Args:
+        args: of ``commands.train``, with ``training``; changed in place, and unchanged the second time.
+
+    Raises:
+        UserError: a flag has no counterpart here, or contradicts another one.
+    """
+    _follow_tube(args)
+    _follow_accuracy(args)
+    for name, field, value in (
+        ("wandb", "report_to", "wandb"),
+        ("wandb_run_name", "run_name", args.wandb_run_name),
+        ("no_save", "save_strategy", "no"),
+    ):
+        if getattr(args, name):
+            named = args.training.setdefault(field, value)
+            if str(named) != value:
+                raise UserError(f"--{name} means --{field} {value}, and --{field} {named} is named too; leave one out")
+    if args.wandb_project is not None:
+        os.environ["WANDB_PROJECT"] = args.wandb_project
+
+
+def _follow_tube(args: argparse.Namespace) -> None:
+    """``--linear random_span``: the tube instead of the views, ``--lbd`` as its weight."""
+    if args.linear_predictor:
+        raise UserError("--linear_predictor: Semantic Tube Prediction has no map of its own here; leave it out")
+    if args.linear is None:
+        return
+    if args.linear != "random_span":
+        raise UserError(f"--linear {args.linear}: only random_span is here; see --stp, or leave it out for LLM-JEPA")
+    for name in ("regular", "step_jepa", "stp"):
+        if getattr(args, name):
+            raise UserError(f"--linear random_span means --regular --stp; leave --{name} out, or --linear")
+    print(f"note: --linear random_span --lbd {args.lbd} is --regular --stp {args.lbd}", file=sys.stderr)
+    args.regular, args.stp, args.lbd, args.linear = True, args.lbd, 0.1, None
+
+
+def _follow_accuracy(args: argparse.Namespace) -> None:
+    """``--eval_accuracy``: answers during training, to records held out of the training file."""
+    if not args.eval_accuracy:
+        return
+    said = ""
+    if args.train_file is not None and args.eval_file is None:
+        args.data_file, args.train_file, args.split_seed = args.train_file, None, args.finetune_seed
+        said = f"--data_file {args.data_file} --eval_split {args.eval_split} --split_seed {args.split_seed} "
+    args.eval_generate = ANSWERED if args.eval_generate is None else args.eval_generate
+    args.eval_accuracy = False
+    print(f"note: --eval_accuracy is {said}--eval_generate {args.eval_generate}", file=sys.stderr)
+
+
+def add_evaluation_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of the published evaluations, for ``stepjepa evaluate``."""
+    group = parser.add_argument_group("of the published scripts (docs/published.md)")
+    group.add_argument("--original_model_name", metavar="NAME", help="nothing: a run folder knows its tokenizer")
+    add_switch(group, "--nosplit_data", help="nothing: a test file is never split here")
+    group.add_argument("--device_map", "--device", metavar="NAME", help="nothing: see CUDA_VISIBLE_DEVICES")
+    add_switch(group, "--use_lora", help="nothing: a folder shows whether it holds an adapter")
+    add_switch(group, "--no_lora", help="nothing, likewise")
+
+
+def follow_evaluation_flags(args: argparse.Namespace) -> None:
+    """Put into our flags what the published ones mean, and say what has nothing to act on.
+
+    Args:
+        args: of ``commands.evaluate``; changed in place.
+
+    Raises:
+        UserError: the answers are to be made on a device that this flag can't choose here.
+    """
+    if args.device_map is not None and args.device_map.split(":")[0] not in ("auto", "cuda"):
+        raise UserError(
+            f"--device_map {args.device_map}: expected auto or cuda; for the CPU set CUDA_VISIBLE_DEVICES to nothing"
+        )
+    idle = [f"--{name}" for name in IDLE if getattr(args, name, None)]
+    if idle:
+        print(f"note: nothing comes of {', '.join(idle)}; see docs/published.md", file=sys.stderr)
+    if args.max_new_tokens == UNLIMITED:
+        print(f"note: --max_new_tokens -1 is --max_new_tokens {LONGEST}", file=sys.stderr)
+        args.max_new_tokens = LONGEST
