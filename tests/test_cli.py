@@ -194,7 +194,7 @@ def test_the_seed_is_that_of_an_adapter_too(base: Path, good: Path, tmp_path: Pa
 def test_no_chat_template(base: Path, good: Path, tmp_path: Path, capsys: Any) -> None:
     (base / "chat_template.jinja").unlink()
     error = error_of(capsys, "train", "--train_file", good, "--model_name", base, "--output_dir", tmp_path / "run")
-    assert "no chat template; use an instruction-tuned model or pass --chat_template FILE" in error
+    assert "no chat template; use an instruction-tuned model, pass --chat_template FILE" in error
 
 
 def test_a_model_that_can_do_neither(good: Path, tmp_path: Path, capsys: Any) -> None:

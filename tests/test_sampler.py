@@ -9,7 +9,8 @@ import pytest
 
 import tiny
 from stepjepa.config import JepaConfig
-from stepjepa.sampler import STRATEGIES, ForestDataset, Key, StepSampler, draw
+from stepjepa.forest import Forest, Segment
+from stepjepa.sampler import STRATEGIES, ForestDataset, Key, StepSampler, draw, draw_triple
 from stepjepa.segments import ForestBuilder
 
 COUNT = 101
@@ -48,12 +49,12 @@ def steps(keys: list[Key], size: int, processes: int, accumulation: int) -> list
 def test_every_record_once(strategy: str, count: int) -> None:
     for number in range(3):
         keys = epoch(number, lengths=LENGTHS[:count], strategy=strategy, multiple=4)
-        present = [index for index, _ in keys if index >= 0]
+        present = [key.record for key in keys if key.record >= 0]
         assert sorted(present) == list(range(count))
         assert len(keys) == -(-count // 4) * 4
         # Empty places stand at the very end.
         assert keys[:count] == [key for key in keys if key[0] >= 0]
-        assert set(keys[count:]) <= {(-1, False)}
+        assert set(keys[count:]) <= {Key(-1, False, number)}
 
 
 @each_strategy
@@ -73,11 +74,11 @@ def test_the_order_is_a_function_of_seed_and_epoch(strategy: str) -> None:
     keys = epoch(2, strategy=strategy, seed=5, jepa_ratio=0.5)
     np.random.seed(1)
     assert epoch(2, strategy=strategy, seed=5, jepa_ratio=0.5) == keys
-    indices = [index for index, _ in keys]
+    indices = [key.record for key in keys]
     for number, seed in [(1, 5), (2, 6)]:
         other = epoch(number, strategy=strategy, seed=seed, jepa_ratio=0.5)
-        assert (indices == [index for index, _ in other]) == (strategy == "sequential")
-        assert [views for _, views in other] != [views for _, views in keys]
+        assert (indices == [key.record for key in other]) == (strategy == "sequential")
+        assert [key.with_views for key in other] != [key.with_views for key in keys]
 
 
 def test_a_sampler_can_be_read_twice() -> None:
@@ -93,7 +94,7 @@ def test_views_are_dropped_by_whole_steps() -> None:
         keys = epoch(lengths=lengths, jepa_ratio=ratio)
         drawn = []
         for start in range(0, len(keys), 8):
-            (views,) = {views for _, views in keys[start : start + 8]}
+            (views,) = {key.with_views for key in keys[start : start + 8]}
             drawn.append(views)
         assert len(drawn) == 1000
         assert np.mean(drawn) == pytest.approx(ratio, abs=0.0 if ratio in (0.0, 1.0) else 0.05)
@@ -102,20 +103,20 @@ def test_views_are_dropped_by_whole_steps() -> None:
 def test_sequential_keeps_the_files_order_of_steps() -> None:
     keys = epoch(strategy="sequential")
     for number, start in enumerate(range(0, COUNT, 8)):
-        chosen = [index for index, _ in keys[start : start + 8]]
+        chosen = [key.record for key in keys[start : start + 8]]
         assert sorted(chosen) == list(range(8 * number, min(8 * number + 8, COUNT)))
         assert [LENGTHS[index] for index in chosen] == sorted(LENGTHS[index] for index in chosen)
 
 
 def padding(keys: list[Key], lengths: list[int], size: int) -> int:
-    batches = [[lengths[index] for index, _ in keys[start : start + size]] for start in range(0, len(keys), size)]
+    batches = [[lengths[key.record] for key in keys[start : start + size]] for start in range(0, len(keys), size)]
     return sum(max(batch) * len(batch) - sum(batch) for batch in batches)
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_sorting_saves_padding(size: int) -> None:
     lengths = np.random.default_rng(1).integers(5, 97, 400).tolist()
-    unsorted = [(int(index), True) for index in np.random.default_rng(2).permutation(400)]
+    unsorted = [Key(int(index)) for index in np.random.default_rng(2).permutation(400)]
     random = padding(epoch(lengths=lengths), lengths, size)
     grouped = padding(epoch(lengths=lengths, strategy="group_by_length"), lengths, size)
     assert grouped < 0.2 * padding(unsorted, lengths, size)
@@ -126,7 +127,7 @@ def test_sorting_saves_padding(size: int) -> None:
 
 def test_grouped_steps_come_in_random_order() -> None:
     keys = epoch(strategy="group_by_length", lengths=list(range(400)))
-    means = [np.mean([index for index, _ in keys[start : start + 8]]) for start in range(0, 400, 8)]
+    means = [np.mean([key.record for key in keys[start : start + 8]]) for start in range(0, 400, 8)]
     assert means != sorted(means)
     assert means != sorted(means, reverse=True)
 
@@ -150,8 +151,41 @@ def test_dataset_looks_keys_up(trained_tokenizer: Any) -> None:
     assert len(dataset) == 3
     assert dataset.lengths == [len(forest) for forest in forests]
     assert dataset[1] is forests[1]
-    assert dataset[1, True] is forests[1]
-    dropped = dataset[1, False]
+    assert dataset[Key(1, True)] is forests[1]
+    dropped = dataset[Key(1, False)]
     assert dropped is not None
     tiny.assert_same_forest(dropped, forests[1].without_views())
-    assert dataset[-1, False] is None
+    assert dataset[Key(-1, False)] is None
+
+
+def test_triples_are_drawn_from_the_main_text_by_seed_epoch_and_record_alone(trained_tokenizer: Any) -> None:
+    forests = ForestBuilder(trained_tokenizer, JepaConfig(mode="step-jepa")).build(tiny.records())
+    dataset = ForestDataset(forests)
+    assert dataset[Key(0)].triple is None  # type: ignore[union-attr]
+    dataset.triple_seed = 5
+    seen = set()
+    for number in range(200):
+        drawn = dataset[Key(0, True, number)]
+        assert drawn is not None
+        assert drawn.triple is not None
+        first, second, third = drawn.triple
+        assert 0 <= first < second < third < forests[0].segments[0].end
+        assert drawn.triple == dataset[Key(0, False, number)].triple  # type: ignore[union-attr]
+        seen.add(drawn.triple)
+    assert len(seen) > 150
+    assert {place for triple in seen for place in triple} >= {0, forests[0].segments[0].end - 1}
+    others = ForestDataset(forests)
+    others.triple_seed = 6
+    assert [others[Key(0, True, n)].triple for n in range(9)] != [dataset[Key(0, True, n)].triple for n in range(9)]  # type: ignore[union-attr]
+
+
+def test_inplace_triples_leave_isolated_steps_out(trained_tokenizer: Any) -> None:
+    config = JepaConfig(mode="step-jepa", layout="inplace")
+    forest = ForestBuilder(trained_tokenizer, config).build(tiny.records())[0]
+    main = {index for s in forest.segments if s.kind == "main" for index in range(s.start, s.end)}
+    assert len(main) < len(forest.without_views())
+    for number in range(50):
+        triple = draw_triple(forest, 1, number, 0)
+        assert triple is not None
+        assert set(triple) <= main
+    assert draw_triple(Forest(*[np.arange(2)] * 3, (Segment(0, 2),), np.empty((0, 2))), 1) is None  # type: ignore[arg-type]

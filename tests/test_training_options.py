@@ -67,7 +67,7 @@ def test_infonce_does_not_sort_its_negatives_by_length(tiny_tokenizer: Any, tmp_
         )
         keys = list(trainer._get_train_sampler())
         lengths = trainer.prepared.dataset.lengths if trainer.prepared else []
-        orders[loss] = [lengths[index] for index, _ in keys[:7]]
+        orders[loss] = [lengths[key.record] for key in keys[:7]]
     assert orders["cosine"] == sorted(orders["infonce"]) != orders["infonce"]
 
 

@@ -1,7 +1,7 @@
 """Distances between paired embeddings. Each takes all pairs of a batch and returns the *sum* over them.
 
 Sums, because the mean must be taken over the pairs of a whole optimizer step, across accumulation and processes; the
-objective does that. A term that acts on one set of embeddings (against collapse) has a place beside these.
+objective does that. Terms that act on one set of embeddings, against collapse, are in ``regularizers``.
 """
 
 from __future__ import annotations
@@ -60,9 +60,17 @@ class InfoNCE:
 
     temperature: float = 0.07
 
-    def __call__(self, source: Tensor, target: Tensor) -> Tensor:
+    def __call__(self, source: Tensor, target: Tensor, first: int = 0) -> Tensor:
+        """Sum over the sources.
+
+        Args:
+            source: ``[P, D]``.
+            target: ``[Q, D]``; those that belong to no source are negatives only.
+            first: the target of source i is row ``first + i``.
+        """
         logits = F.normalize(source.float(), dim=-1) @ F.normalize(target.float(), dim=-1).T / self.temperature
-        return F.cross_entropy(logits, torch.arange(len(logits), device=logits.device), reduction="sum")
+        wanted = torch.arange(first, first + len(logits), device=logits.device)
+        return (torch.logsumexp(logits, dim=-1) - logits.gather(1, wanted[:, None])[:, 0]).sum()
 
 
 def make_alignment(name: str, temperature: float = 0.07) -> AlignmentLoss:

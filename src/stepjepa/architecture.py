@@ -26,6 +26,11 @@ def find_decoder(model: nn.Module) -> PreTrainedModel:
     return decoder
 
 
+def has_experts(model: nn.Module) -> bool:
+    """Whether a model sends tokens to some of several experts, so that a step may leave weights unused."""
+    return any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
+
+
 def why_no_forest(model: PreTrainedModel) -> str | None:
     """The reason why a model's layers can't run a forest, or None if they can."""
     config = model.config.get_text_config()

@@ -6,7 +6,7 @@ import argparse
 import difflib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from stepjepa.errors import UserError
 from stepjepa.files import existing_file
 
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+
+EMA_DECAY, LBD_WARMUP, STP = 0.99, 0.1, 0.02
 
 SHORT_LOSSES = {"jepa_l2": "l2", "jepa_mse": "mse", "infonce": "infonce"}
 
@@ -79,6 +81,35 @@ def add_objective_group(parser: argparse.ArgumentParser) -> argparse._ArgumentGr
     group.add_argument(
         "--predictors", type=int, metavar="K", help="predictor tokens (1 for LLM-JEPA, 2 for Step-JEPA); 0 is allowed"
     )
+    group.add_argument(
+        "--last_token", type=last_token, metavar="N", help="readout counted from the end of the templated view (auto)"
+    )
+    add_switch(group, "--front_pred", help="predictor tokens before the source view")
+    add_switch(group, "--reverse_pred", help="the second view predicts the first")
+    group.add_argument("--pairs", choices=CHOICES["pairs"], default="first", help="pairs of each record (first)")
+    group.add_argument(
+        "--pair_distance", type=int, default=1, metavar="N", help="a step predicts the one N further on (1)"
+    )
+    group.add_argument(
+        "--pooling", choices=CHOICES["pooling"], default="last", help="read one token, or average over a view (last)"
+    )
+    group.add_argument(
+        "--step_separator", default="blank", metavar="SEP", help="blank (lines), line, or a literal string (blank)"
+    )
+    add_switch(group, "--require_pairs", help="a record without a usable pair is an error")
+    group.add_argument("--labels", choices=CHOICES["labels"], help="tokens that carry LM loss (assistant)")
+    add_switch(group, "--train_all", "--trainall", help="short for --labels all")
+    add_switch(group, "--plain", help="no chat format: question <|perception|> answer; with --train_all no answer")
+    group.add_argument(
+        "--encoding", choices=CHOICES["encoding"], default="auto", help="one row a record, or one a view (auto)"
+    )
+    add_switch(group, "--additive_mask", help="of the published scripts; the forest is one pass without it")
+    return group
+
+
+def add_loss_group(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """The parts of the objective and their weights."""
+    group = parser.add_argument_group("loss")
     group.add_argument("--lbd", type=float, default=0.1, metavar="W", help="weight of the alignment loss (0.1)")
     group.add_argument("--gamma", type=float, default=1.0, metavar="W", help="weight of the LM loss (1.0)")
     group.add_argument(
@@ -91,22 +122,40 @@ def add_objective_group(parser: argparse.ArgumentParser) -> argparse._ArgumentGr
         "--jepa_ratio", type=float, default=1.0, metavar="R", help="share of steps with the alignment loss (1.0)"
     )
     group.add_argument(
-        "--last_token", type=last_token, metavar="N", help="readout counted from the end of the templated view (auto)"
+        "--lbd_schedule", choices=CHOICES["lbd_schedule"], default="constant", help="of --lbd over the run (constant)"
     )
-    add_switch(group, "--front_pred", help="predictor tokens before the source view")
-    add_switch(group, "--reverse_pred", help="the second view predicts the first")
-    group.add_argument("--pairs", choices=CHOICES["pairs"], default="first", help="pairs of each record (first)")
+    group.add_argument("--lbd_warmup", type=float, metavar="S", help=f"share of the run for warmup ({LBD_WARMUP})")
     group.add_argument(
-        "--step_separator", default="blank", metavar="SEP", help="blank (lines), line, or a literal string (blank)"
-    )
-    add_switch(group, "--require_pairs", help="a record without a usable pair is an error")
-    group.add_argument(
-        "--labels", choices=CHOICES["labels"], default="assistant", help="tokens that carry LM loss (assistant)"
+        "--predictor_head", choices=CHOICES["predictor_head"], default="none", help="map on the source (none)"
     )
     group.add_argument(
-        "--encoding", choices=CHOICES["encoding"], default="auto", help="one row a record, or one a view (auto)"
+        "--target_grad",
+        choices=CHOICES["target_grad"],
+        default="on",
+        help="train through the target, not, or encode it with averaged weights (on)",
+    )
+    group.add_argument("--ema_decay", type=float, metavar="D", help=f"of these averaged weights ({EMA_DECAY})")
+    group.add_argument(
+        "--jepa_layer", type=int, default=-1, metavar="N", help="hidden state of the embeddings; -1 is the last (-1)"
+    )
+    for name, what in (("sigreg", "SIGReg"), ("variance", "VICReg's variance"), ("covariance", "VICReg's covariance")):
+        group.add_argument(f"--{name}", type=float, default=0.0, metavar="W", help=f"weight of {what} term (0: off)")
+    group.add_argument(
+        "--stp",
+        type=float,
+        nargs="?",
+        const=STP,
+        default=0.0,
+        metavar="W",
+        help=f"weight of Semantic Tube Prediction (0: off; {STP} where no weight is named)",
     )
     return group
+
+
+def objective_flags() -> set[str]:
+    """The names of all flags of :func:`add_objective_group` and :func:`add_loss_group`."""
+    parser = argparse.ArgumentParser()
+    return {action.dest for add in (add_objective_group, add_loss_group) for action in add(parser)._group_actions}
 
 
 def jepa_config(args: argparse.Namespace) -> JepaConfig:
@@ -122,28 +171,24 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
         named.append(args.jepa_loss_type)
     if len(set(named)) > 1:
         raise UserError(f"more than one alignment loss is named ({', '.join(named)}); leave one")
+    if args.train_all and args.labels not in (None, "all"):
+        raise UserError(f"--train_all means --labels all, and --labels {args.labels} is named too; leave one out")
+    if args.jepa_ratio < 0:
+        # How the published scripts say that no step is dropped.
+        args.jepa_ratio = 1.0
     _refuse_without_effect(args, named)
+    if args.additive_mask:
+        print("note: --additive_mask changes nothing: all views are run in one pass anyway", file=sys.stderr)
     mode = "regular" if args.regular else "step-jepa" if args.step_jepa else "llm-jepa"
-    same: tuple[str, ...] = (
-        "layout",
-        "predictors",
-        "lbd",
-        "gamma",
-        "infonce_temperature",
-        "jepa_ratio",
-        "last_token",
-        "front_pred",
-    )
-    same += ("reverse_pred", "pairs", "step_separator", "require_pairs", "labels", "encoding", "max_length")
-    same += ("over_length",)
+    # Fields of the same name; a flag that was not named leaves the field's default.
+    same = {name: getattr(args, name) for name in DEFAULTS if getattr(args, name, None) is not None}
+    same |= {"mode": mode, "jepa_loss_type": (named or ["cosine"])[0]}
+    if args.train_all:
+        same["labels"] = "all"
+    # A literal separator is typed with \n for a line end.
+    same["step_separator"] = args.step_separator.replace("\\n", "\n")
     try:
-        return JepaConfig(
-            mode=mode,  # type: ignore[arg-type]  # one of the three literals
-            jepa_loss_type=(named or ["cosine"])[0],  # type: ignore[arg-type]  # argparse checked the choices
-            # A literal separator is typed with \n for a line end.
-            **{name: getattr(args, name) for name in same if name != "step_separator"},
-            step_separator=args.step_separator.replace("\\n", "\n"),
-        )
+        return JepaConfig(**same)
     except ValueError as error:
         raise UserError(f"--{error}" if str(error).split(":")[0].isidentifier() else str(error)) from None
 
@@ -151,7 +196,17 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
 # The published scripts name these also for their baseline.
 PUBLISHED_WITH_REGULAR = ("predictors", "last_token", "lbd")
 
-NEEDS_VIEWS = ("layout", "front_pred", "reverse_pred", "pairs", "jepa_ratio", "require_pairs", "encoding")
+NEEDS_VIEWS: tuple[str, ...] = (
+    "layout",
+    "front_pred",
+    "reverse_pred",
+    "pairs",
+    "jepa_ratio",
+    "require_pairs",
+    "encoding",
+)
+NEEDS_VIEWS += ("pair_distance", "pooling", "jepa_layer", "predictor_head", "target_grad", "lbd_schedule")
+NEEDS_VIEWS += ("sigreg", "variance", "covariance")
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(JepaConfig)}
 
@@ -168,8 +223,29 @@ def _refuse_without_effect(args: argparse.Namespace, losses: list[str]) -> None:
             print(f"note: --regular has no views, so nothing comes of {', '.join(noted)}", file=sys.stderr)
             for name in PUBLISHED_WITH_REGULAR:
                 setattr(args, name, DEFAULTS[name])
+    elif args.step_jepa and args.last_token not in (None, -1):
+        print(
+            f"note: --last_token {args.last_token} is followed here; the published Step-JEPA script leaves it unused",
+            file=sys.stderr,
+        )
     if args.infonce_temperature != DEFAULTS["infonce_temperature"] and "infonce" not in losses:
         raise UserError("--infonce_temperature does nothing without --jepa_loss_type infonce; add it or leave both out")
+    if args.ema_decay is not None and args.target_grad != "ema":
+        raise UserError("--ema_decay does nothing without --target_grad ema; add it or leave both out")
+    if args.lbd_warmup is not None and args.lbd_schedule != "warmup":
+        raise UserError("--lbd_warmup does nothing without --lbd_schedule warmup; add it or leave both out")
+
+
+def as_arguments(flags: Mapping[str, Any]) -> list[str]:
+    """Flags as command line arguments; those of value None are left out."""
+    result: list[str] = []
+    for name, value in flags.items():
+        if isinstance(value, list):
+            result.extend([f"--{name}", *map(str, value)])
+        elif value is not None:
+            # One word, so that a value that begins with a dash is not taken for a flag.
+            result.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+    return result
 
 
 def arguments_of_file(path: str, flags: Sequence[str]) -> list[str]:
@@ -194,22 +270,15 @@ def arguments_of_file(path: str, flags: Sequence[str]) -> list[str]:
         return []
     if not isinstance(values, dict):
         raise UserError(f"holds a {type(values).__name__}; expected 'flag: value' lines", path=found)
-    result: list[str] = []
+    flags_of_file: dict[str, Any] = {}
     for key, value in values.items():
         name = str(key).replace("-", "_")
         if name not in flags or name == "config":
             near = difflib.get_close_matches(name, flags, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else "; see 'stepjepa train --help'"
             raise UserError(f"unknown key '{key}'{hint}", path=found, line=_line_of(found, str(key)))
-        if value is None:
-            continue
-        if isinstance(value, list):
-            result.extend([f"--{name}", *map(str, value)])
-        else:
-            text = json.dumps(value) if isinstance(value, dict) else str(value)
-            # One word, so that a value that begins with a dash is not taken for a flag.
-            result.append(f"--{name}={text}")
-    return result
+        flags_of_file[name] = value
+    return as_arguments(flags_of_file)
 
 
 def _line_of(path: Path, key: str) -> int | None:

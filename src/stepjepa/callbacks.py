@@ -20,14 +20,23 @@ logger = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
 
 
+# Parts of the loss beside the LM loss, as a console line names them.
+_PARTS = {
+    "jepa_loss": "JEPA loss",
+    "sigreg_loss": "SIGReg",
+    "variance_loss": "variance",
+    "covariance_loss": "covariance",
+    "stp_loss": "STP",
+}
+
+
 def console_line(logs: dict[str, float]) -> str | None:
     """One line for people out of a line of logs; None for logs that are not losses."""
     prefix = "eval_" if "eval_lm_loss" in logs else ""
     if f"{prefix}lm_loss" not in logs:
         return None
     parts = [f"LM loss: {logs[f'{prefix}lm_loss']:.4f}"]
-    if f"{prefix}jepa_loss" in logs:
-        parts.append(f"JEPA loss: {logs[f'{prefix}jepa_loss']:.4f}")
+    parts += [f"{word}: {logs[prefix + name]:.4f}" for name, word in _PARTS.items() if prefix + name in logs]
     parts.append(f"Total: {logs[f'{prefix}loss']:.4f}")
     if f"{prefix}matched_similarity" in logs:
         shuffled = logs.get(f"{prefix}shuffled_similarity")

@@ -29,7 +29,9 @@ class ForestCollator:
     * ``input_ids`` ``[R, T]``, ``attention_mask`` ``[R, T]`` all ones: padding stands on the right, where no causal
       token sees it, and an all-ones mask lets attention run without any mask tensor;
     * ``label_index`` ``[N]``: flat positions (row * T + column) that predict a token, ``label_ids`` ``[N]``: which;
-    * ``source_index``, ``target_index`` ``[P]``: flat positions of the readouts;
+    * ``source_index``, ``target_index`` ``[P]``: flat positions of the readouts; only where more than one token is
+      averaged: ``source_pooled``, ``target_pooled`` ``[P]``, how many, those up to and including that position;
+    * ``triple_index`` ``[S, 3]``: flat positions of the records' triples, for Semantic Tube Prediction;
     * ``num_tokens`` ``[1]``: tokens without padding; ``num_records`` ``[2]``: records, and those without a pair;
     * only where a row is more than plain causal text: ``position_ids`` ``[R, T]`` and the visibility (see
       ``masks.Visibility``).
@@ -55,6 +57,11 @@ class ForestCollator:
             present,
             labels=[(start, forest.shift_labels) for start, forest in zip(starts, present, strict=True)],
             pairs=[forest.pairs + start for start, forest in zip(starts, present, strict=True)],
+            triples=[
+                tuple(start + place for place in forest.triple)
+                for start, forest in zip(starts, present, strict=True)
+                if forest.triple is not None
+            ],
         )
         if any(not forest.is_plain for forest in present):
             visibility = batch_visibility(present, length)
@@ -66,6 +73,7 @@ class ForestCollator:
         rows: list[NDArray[np.int32]] = []
         places: list[NDArray[np.int32]] = []
         labels: list[tuple[int, NDArray[np.int32]]] = []
+        triples: list[NDArray[np.int32]] = []
         for forest in forests:
             # Where each token of the forest is read: a branch at the end of its path's row, the main text in its own.
             row_of = np.zeros(len(forest), np.int32)
@@ -79,6 +87,8 @@ class ForestCollator:
                 rows.append(forest.input_ids[indices])
             for pair in forest.pairs:
                 places.append(np.stack([row_of[pair], column_of[pair]], axis=1))
+            if forest.triple is not None:
+                triples.append(np.stack([row_of[list(forest.triple)], column_of[list(forest.triple)]], axis=1))
         batch = self._pad(rows)
         length = batch["input_ids"].shape[1]
         self._finish(
@@ -86,6 +96,7 @@ class ForestCollator:
             forests,
             labels=[(row * length, values) for row, values in labels],
             pairs=[(place[:, 0] * length + place[:, 1])[None] for place in places],
+            triples=[tuple(place[:, 0] * length + place[:, 1]) for place in triples],
         )
         return batch
 
@@ -106,6 +117,7 @@ class ForestCollator:
         forests: Sequence[Forest],
         labels: Sequence[tuple[int, NDArray[np.int32]]],
         pairs: Sequence[NDArray[np.int32]],
+        triples: Sequence[tuple[int, ...]],
     ) -> None:
         index = [np.flatnonzero(values != IGNORE) for _, values in labels]
         flat = [start + place for (start, _), place in zip(labels, index, strict=True)]
@@ -115,6 +127,16 @@ class ForestCollator:
         both = np.concatenate([np.empty((0, 2), np.int64), *pairs]).astype(np.int64)
         batch["source_index"] = torch.from_numpy(both[:, 0].copy())
         batch["target_index"] = torch.from_numpy(both[:, 1].copy())
+        pooled = np.concatenate(
+            [
+                np.ones((0, 2), np.int64),
+                *(np.ones((len(f.pairs), 2)) if f.pooled is None else f.pooled for f in forests),
+            ]
+        )
+        if (pooled > 1).any():
+            batch["source_pooled"] = torch.from_numpy(pooled[:, 0].astype(np.int64))
+            batch["target_pooled"] = torch.from_numpy(pooled[:, 1].astype(np.int64))
+        batch["triple_index"] = torch.from_numpy(np.asarray(triples, np.int64).reshape(-1, 3))
         batch["num_records"] = torch.tensor([len(forests), sum(not len(forest.pairs) for forest in forests)])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -10,6 +11,10 @@ Layout = Literal["separate", "branched", "inplace"]
 Encoding = Literal["auto", "forest", "rows"]
 Labels = Literal["assistant", "all", "reference"]
 Alignment = Literal["cosine", "l2", "mse", "infonce"]
+Pooling = Literal["last", "mean"]
+PredictorHead = Literal["none", "linear", "mlp"]
+TargetGrad = Literal["on", "stop", "ema"]
+LbdSchedule = Literal["constant", "warmup", "cosine"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "mode": ("regular", "llm-jepa", "step-jepa"),
@@ -19,6 +24,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "jepa_loss_type": ("cosine", "l2", "mse", "infonce"),
     "pairs": ("first", "all"),
     "over_length": ("error", "truncate", "skip"),
+    "pooling": ("last", "mean"),
+    "predictor_head": ("none", "linear", "mlp"),
+    "target_grad": ("on", "stop", "ema"),
+    "lbd_schedule": ("constant", "warmup", "cosine"),
 }
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -29,6 +38,20 @@ LAYOUTS: dict[str, tuple[Layout, ...]] = {
     "regular": ("separate",),
     "llm-jepa": ("separate", "branched"),
     "step-jepa": ("branched", "inplace"),
+}
+
+_FROM_ZERO: tuple[Callable[[Any], bool], str] = (lambda value: value >= 0, "0 or more")
+
+RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    # Field -> whether a value is one, and how that is said. Comparisons are such that NaN is none.
+    **dict.fromkeys(("predictors", "lbd", "gamma", "sigreg", "variance", "covariance", "stp"), _FROM_ZERO),
+    "last_token": (lambda value: value < 0, "a negative number (-1 is the last token)"),
+    "pair_distance": (lambda value: value >= 1, "1 or more"),
+    "jepa_ratio": (lambda value: 0 <= value <= 1, "a share between 0 and 1"),
+    "ema_decay": (lambda value: 0 <= value < 1, "0 or more and less than 1"),
+    "lbd_warmup": (lambda value: 0 < value <= 1, "a share of the run above 0 and up to 1"),
+    "infonce_temperature": (lambda value: value > 0, "more than 0"),
+    "max_length": (lambda value: value >= 2, "2 or more"),
 }
 
 DEFAULT_PREDICTORS = {"regular": 0, "llm-jepa": 1, "step-jepa": 2}
@@ -62,12 +85,42 @@ class JepaConfig:
     """Where embeddings are read, counted from the end of the templated view (-1 is its last token, template's tail
     included). None reads the last predictor of the source and the last token of the target's content; a step's content
     ends with the separator that closes it, which most tokenizers fuse with its full stop."""
+    pair_distance: int = 1
+    """How many steps ahead a step predicts: with 2, step i predicts step i + 2."""
+    pooling: Pooling = "last"
+    """``last`` reads an embedding at one token; ``mean`` averages the source over the K predictor tokens (over its
+    view's content where K is 0 or ``front_pred`` is set) and the target over its view's content."""
+    jepa_layer: int = -1
+    """Hidden state that embeddings are read from, counted as transformers counts ``hidden_states``: 0 are the token
+    embeddings, -1 is the last one, after the final norm."""
+    predictor_head: PredictorHead = "none"
+    """A trained map on the source embedding: ``linear``, or ``mlp`` with one hidden layer. Saved beside the model;
+    inference never needs it."""
+    target_grad: TargetGrad = "on"
+    """``on`` trains the model through the target too; ``stop`` does not; ``ema`` encodes the target with an exponential
+    moving average of the weights."""
+    ema_decay: float = 0.99
+    """What the average keeps of itself at every step, for ``target_grad='ema'``."""
     jepa_loss_type: Alignment = "cosine"
     """Distance between the paired embeddings."""
     infonce_temperature: float = 0.07
     """Temperature of ``infonce``."""
     lbd: float = 0.1
     """Weight of the alignment loss."""
+    lbd_schedule: LbdSchedule = "constant"
+    """``warmup`` lets ``lbd`` rise from 0 over the first ``lbd_warmup`` of the run; ``cosine`` lets it fall to 0 along
+    half a cosine."""
+    lbd_warmup: float = 0.1
+    """Share of the run over which ``lbd`` rises, for ``lbd_schedule='warmup'``."""
+    sigreg: float = 0.0
+    """Weight of SIGReg, which makes the embeddings of a batch look like draws of a standard normal distribution."""
+    variance: float = 0.0
+    """Weight of VICReg's variance term, which keeps every dimension's standard deviation at 1 or more."""
+    covariance: float = 0.0
+    """Weight of VICReg's covariance term, which keeps dimensions from repeating each other."""
+    stp: float = 0.0
+    """Weight of Semantic Tube Prediction, which needs no views and no tokens of its own: any mode takes it, and loss
+    dropout leaves it."""
     gamma: float = 1.0
     """Weight of the LM loss."""
     jepa_ratio: float = 1.0
@@ -76,6 +129,8 @@ class JepaConfig:
     encoding: Encoding = "auto"
     """``forest`` runs one row per record with a mask; ``rows`` gives every view a plain row of its own; ``auto`` picks
     by architecture."""
+    plain: bool = False
+    """No chat format: the user's text, ``<|perception|>``, the answer; with ``labels='all'`` the user's text alone."""
     labels: Labels = "assistant"
     """Tokens that carry LM loss: the assistant's content and end of turn; ``all`` tokens; or those of the published
     collator (``reference``: all but every end of turn)."""
@@ -105,20 +160,10 @@ class JepaConfig:
         self._check_combinations()
 
     def _check_numbers(self) -> None:
-        assert self.predictors is not None
-        if self.predictors < 0:
-            raise ValueError(f"predictors: expected 0 or more, got {self.predictors}")
-        if self.last_token is not None and self.last_token >= 0:
-            raise ValueError(f"last_token: expected a negative number (-1 is the last token), got {self.last_token}")
-        for name in ("lbd", "gamma"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
-        if not 0 <= self.jepa_ratio <= 1:
-            raise ValueError(f"jepa_ratio: expected a share between 0 and 1, got {self.jepa_ratio}")
-        if not self.infonce_temperature > 0:
-            raise ValueError(f"infonce_temperature: expected more than 0, got {self.infonce_temperature}")
-        if self.max_length < 2:
-            raise ValueError(f"max_length: expected 2 or more, got {self.max_length}")
+        for name, (allowed, words) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not allowed(value):
+                raise ValueError(f"{name}: expected {words}, got {value}")
         if not self.step_separator:
             raise ValueError("step_separator: expected 'blank', 'line' or a literal string, got an empty one")
 
@@ -137,13 +182,33 @@ class JepaConfig:
                 )
             if self.last_token is not None:
                 raise ValueError("last_token contradicts layout 'inplace', whose views end inside the row")
+            if self.pairs == "all" and self.pair_distance > 1:
+                raise ValueError(
+                    f"pairs 'all' with pair_distance {self.pair_distance} contradicts layout 'inplace', where pairs "
+                    "would overlap; use layout 'branched' or pairs 'first'"
+                )
+        if self.pair_distance > 1 and self.mode != "step-jepa":
+            raise ValueError(f"pair_distance {self.pair_distance} counts steps, and mode {self.mode} has none")
+        if self.pooling == "mean" and self.last_token is not None:
+            raise ValueError("last_token names one token, and pooling 'mean' averages over several; leave one out")
+        if self.plain and self.labels == "all" and self.mode == "step-jepa":
+            raise ValueError(
+                "plain with labels 'all' trains the user's text alone, which has no steps; use labels 'assistant'"
+            )
         if self.front_pred and not self.predictors:
             raise ValueError("front_pred needs predictor tokens, got predictors 0; set predictors to 1 or more")
 
     @property
     def uses_views(self) -> bool:
-        """Whether there is anything beside the LM loss."""
+        """Whether records have pairs of views; if not, the main text is all that is run."""
         return self.mode != "regular"
+
+    @property
+    def compares_pairs(self) -> bool:
+        """Whether a term of the objective depends on which pairs share a batch."""
+        return self.uses_views and (
+            self.jepa_loss_type == "infonce" or self.sigreg > 0 or self.variance > 0 or self.covariance > 0
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, resolved, for the run folder."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from stepjepa.architecture import find_decoder
 from stepjepa.attention import forest_visibility
 from stepjepa.collate import visibility_of
+from stepjepa.masks import Visibility
 
 
 class Outputs(NamedTuple):
@@ -17,16 +18,44 @@ class Outputs(NamedTuple):
 
     Attributes:
         logits: ``[N, V]``, at the labelled positions only.
-        source: ``[P, D]``, last hidden state (after the final norm) at the source readouts.
-        target: ``[P, D]``, the same at the target readouts.
+        source: ``[P, D]``, hidden state at the source readouts, through the predictor head if the model has one.
+        target: ``[P, D]``, hidden state at the target readouts.
+        triples: ``[S, 3, D]``, hidden state at the triples of the main text.
     """
 
     logits: Tensor
     source: Tensor
     target: Tensor
+    triples: Tensor
 
 
-def forward(model: nn.Module, batch: dict[str, Tensor]) -> Outputs:
+HEAD = "predictor_head"
+"""Name of the submodule of a model that maps the source embedding, where there is one."""
+
+
+def read(flat: Tensor, index: Tensor, pooled: Tensor | None) -> Tensor:
+    """Embeddings at readouts.
+
+    Args:
+        flat: ``[R * T, D]`` hidden states.
+        index: ``[P]`` positions.
+        pooled: ``[P]`` how many tokens are averaged, those up to and including the position; None means one.
+
+    Returns:
+        ``[P, D]``.
+    """
+    if pooled is None:
+        return flat[index]
+    pair = torch.repeat_interleave(torch.arange(len(index), device=index.device), pooled)
+    # Counted from the first token of each readout.
+    within = torch.arange(len(pair), device=index.device) - (pooled.cumsum(0) - pooled)[pair]
+    tokens = flat[(index - pooled + 1)[pair] + within]
+    summed = torch.zeros((len(index), flat.shape[-1]), dtype=torch.float32, device=flat.device)
+    summed = summed.index_add(0, pair, tokens.float())
+    return (summed / pooled[:, None]).to(flat.dtype)
+
+
+def forward(model: nn.Module, batch: dict[str, Tensor], layer: int = -1) -> Outputs:
     """Run a batch of ``collate.ForestCollator`` once.
 
     The decoder's output is cut down to the labelled positions by a hook before the model's own head sees it. So the
@@ -37,29 +66,79 @@ def forward(model: nn.Module, batch: dict[str, Tensor]) -> Outputs:
         model: a causal language model, possibly wrapped (PEFT, DDP, FSDP); prepared by ``attention.enable_forest`` if
             the batch carries a visibility.
         batch: tensors on the model's device.
+        layer: the hidden state that embeddings and triples are read from, as transformers counts ``hidden_states``;
+            -1 is the last, after the final norm.
+
+    Raises:
+        ValueError: the model has no such hidden state.
     """
     kept: dict[str, Tensor] = {}
+    head = find_head(model)
 
     def cut(_module: nn.Module, _args: Any, output: Any) -> Any:
         hidden = output[0]  # [R, T, D]
         flat = hidden.reshape(-1, hidden.shape[-1])
-        kept["source"] = flat[batch["source_index"]]
-        kept["target"] = flat[batch["target_index"]]
+        states = flat if layer == -1 else hidden_state(output, layer).reshape(flat.shape)
+        source = read(states, batch["source_index"], batch.get("source_pooled"))
+        kept["source"] = source if head is None else head(source)
+        kept["target"] = read(states, batch["target_index"], batch.get("target_pooled"))
+        kept["triples"] = states[batch["triple_index"]]
         labelled = flat[batch["label_index"]][None]  # [1, N, D]
         if isinstance(output, tuple):
             return (labelled, *output[1:])
         return type(output)(**{**output, "last_hidden_state": labelled})
 
-    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "use_cache": False}
-    visibility = visibility_of(batch)
-    if visibility is not None:
-        inputs["position_ids"] = batch["position_ids"]
-    handle = find_decoder(model).register_forward_hook(cut)
+    def show(_module: nn.Module, _args: Any, output: Any) -> Any:
+        # DDP looks for parameters without a gradient in what the output depends on, and would miss the head's.
+        output["source"] = kept["source"]
+        return output
+
+    inputs, visibility = decoder_inputs(batch, layer)
+    handles = [find_decoder(model).register_forward_hook(cut)]
+    if head is not None:
+        handles.append(getattr(model, "module", model).register_forward_hook(show))
     try:
         with forest_visibility(visibility):
             logits = model(**inputs).logits  # [1, N, V]
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
     if logits.shape[:2] != torch.Size([1, batch["label_index"].numel()]):
         raise ValueError(f"expected logits at {batch['label_index'].numel()} positions, got {tuple(logits.shape)}")
-    return Outputs(logits[0], kept["source"], kept["target"])
+    return Outputs(logits[0], **kept)
+
+
+def decoder_inputs(batch: dict[str, Tensor], layer: int = -1) -> tuple[dict[str, Any], Visibility | None]:
+    """What a model is called with for a batch, and the visibility to call it under."""
+    inputs: dict[str, Any] = {
+        "input_ids": batch["input_ids"],
+        "attention_mask": batch["attention_mask"],
+        "use_cache": False,
+    }
+    visibility = visibility_of(batch)
+    if visibility is not None:
+        inputs["position_ids"] = batch["position_ids"]
+    if layer != -1:
+        inputs["output_hidden_states"] = True
+    return inputs, visibility
+
+
+def hidden_state(output: Any, layer: int) -> Tensor:
+    """One of the hidden states ``[R, T, D]`` of a decoder's output.
+
+    Raises:
+        ValueError: there is none of this number.
+    """
+    states = output.hidden_states
+    if not -len(states) <= layer < len(states):
+        last = len(states) - 1
+        raise ValueError(f"jepa_layer: expected {-last - 1} to {last} for a model of {last} layers, got {layer}")
+    return states[layer]
+
+
+def find_head(model: nn.Module) -> nn.Module | None:
+    """The predictor head of a model, under any wrapper; None if it has none."""
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] == HEAD:
+            return module
+    return None

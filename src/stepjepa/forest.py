@@ -54,6 +54,8 @@ class Forest:
         segments: in row order; a parent stands before its children.
         pairs: ``[P, 2]`` int32, row indices of the source readout and the target readout of each pair.
         line: line of the record in its file, counted from 1.
+        pooled: ``[P, 2]`` int32, how many tokens each readout averages: those up to and including it. None means one.
+        triple: three row indices of the main text, ascending, for Semantic Tube Prediction; None for none.
     """
 
     input_ids: NDArray[np.int32]
@@ -62,6 +64,8 @@ class Forest:
     segments: tuple[Segment, ...]
     pairs: NDArray[np.int32]
     line: int = 0
+    pooled: NDArray[np.int32] | None = None
+    triple: tuple[int, int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -71,14 +75,24 @@ class Forest:
         """An ordinary causal row, for which no mask is needed."""
         return len(self.segments) == 1
 
+    @property
+    def _text(self) -> list[Segment]:
+        """The segments of the record's own text."""
+        return [s for s in self.segments if s.kind == "main" or (s.kind == "target" and s.parent >= 0)]
+
+    @property
+    def text_length(self) -> int:
+        """Tokens of :meth:`without_views`."""
+        return sum(len(segment) for segment in self._text)
+
     def without_views(self) -> Forest:
         """The main text alone: what is left of the record in a batch that drops the alignment loss.
 
         Predictor tokens inside the row go too, and what follows them moves up.
         """
-        main = [s for s in self.segments if s.kind == "main" or (s.kind == "target" and s.parent >= 0)]
+        main = self._text
         if len(main) == len(self.segments) == 1:
-            return self if not len(self.pairs) else replace(self, pairs=np.empty((0, 2), np.int32))
+            return self if not len(self.pairs) else replace(self, pairs=np.empty((0, 2), np.int32), pooled=None)
         keep = np.concatenate([np.arange(s.start, s.end) for s in main])
         return Forest(
             self.input_ids[keep],

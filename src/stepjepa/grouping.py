@@ -22,16 +22,19 @@ CPU_PASS_COST = 64
 counts most; larger ones only gain)."""
 
 
-def split_by_length(lengths: Sequence[int], pass_cost: int) -> list[list[int]]:
+def split_by_length(lengths: Sequence[int], pass_cost: int | None) -> list[list[int]]:
     """Cut rows into groups so that ``sum(rows x longest) + groups x pass_cost`` is smallest.
 
     Args:
         lengths: tokens of each row.
-        pass_cost: what a group costs beside its cells, in cells.
+        pass_cost: what a group costs beside its cells, in cells; None keeps all rows in one, as several processes need
+            it, which must run the same number of passes.
 
     Returns:
         The groups, each a list of indices of ``lengths``, the shortest rows first.
     """
+    if pass_cost is None:
+        return [list(range(len(lengths)))]
     order = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
     # best[j]: least cost of the first j rows in this order; cut[j]: where the last group of that solution begins.
     best = np.zeros(len(order) + 1)
@@ -55,8 +58,7 @@ class GroupCollator:
 
     Args:
         collator: makes one group.
-        pass_cost: see :func:`split_by_length`; None never splits, as several processes need, which must run the same
-            number of passes.
+        pass_cost: see :func:`split_by_length`.
     """
 
     collator: ForestCollator
@@ -65,7 +67,7 @@ class GroupCollator:
     def __call__(self, forests: Sequence[Forest | None]) -> dict[str, list[dict[str, Tensor]]]:
         """Collate; None stands for an empty place."""
         present = [forest for forest in forests if forest is not None]
-        if self.pass_cost is None or not present:
+        if not present:
             return {"groups": [self.collator(present)]}
         groups = split_by_length([self._row_length(forest) for forest in present], self.pass_cost)
         return {"groups": [self.collator([present[index] for index in group]) for group in groups]}
@@ -76,13 +78,18 @@ class GroupCollator:
         return max(len(path(forest, index)) for index in range(len(forest.segments)))
 
 
-def forward_groups(model: nn.Module, groups: Sequence[dict[str, Tensor]]) -> tuple[Outputs, Tensor]:
+def forward_groups(model: nn.Module, groups: Sequence[dict[str, Tensor]], layer: int = -1) -> tuple[Outputs, Tensor]:
     """``embeddings.forward`` over all groups of a batch.
+
+    Args:
+        model: see there.
+        groups: of a batch of :class:`GroupCollator`.
+        layer: see there.
 
     Returns:
         The outputs of all groups together, pairs and labels in the order of the groups, and the ``[N]`` label ids.
     """
-    parts = [forward(model, group) for group in groups]
+    parts = [forward(model, group, layer) for group in groups]
     label_ids = torch.cat([group["label_ids"] for group in groups])
     if len(parts) == 1:
         return parts[0], label_ids

@@ -15,7 +15,10 @@ from torch import Tensor
 COLLAPSE_SIMILARITY = 0.99
 """Mean cosine of *unrelated* pairs from which on embeddings count as one constant direction."""
 
-REMEDIES = "try --jepa_loss_type infonce or a smaller --lbd"
+REMEDIES = (
+    "try --jepa_loss_type infonce, --target_grad stop or ema, --sigreg 0.05, --variance 1 with --covariance 1, or a "
+    "smaller --lbd"
+)
 
 
 def pair_similarity(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

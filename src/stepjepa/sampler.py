@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
 from stepjepa.forest import Forest
 
-Key = tuple[int, bool]
-"""Index of a record (-1: an empty place) and whether its views are run."""
+
+class Key(NamedTuple):
+    """What the sampler yields for a place in a batch.
+
+    Attributes:
+        record: its index; -1 for an empty place.
+        with_views: its views are run.
+        epoch: of which this is a part; decides what is drawn for the record.
+    """
+
+    record: int
+    with_views: bool = True
+    epoch: int = 0
+
 
 STRATEGIES = ("random", "group_by_length", "sequential")
 
@@ -25,6 +39,24 @@ def draw(seed: int, *place: int) -> float:
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
+def draw_triple(forest: Forest, *place: int) -> tuple[int, int, int] | None:
+    """Three places s < r < t of a record's main text, every choice as likely as any other.
+
+    Args:
+        forest: of the record.
+        place: what the draw depends on: seed, epoch, index.
+
+    Returns:
+        Row indices; None for a main text of less than three tokens.
+    """
+    main = np.concatenate([np.arange(s.start, s.end) for s in forest.segments if s.kind == "main"])
+    if len(main) < 3:
+        return None
+    chosen = np.random.default_rng(place).choice(len(main), 3, replace=False)
+    first, second, third = (int(main[index]) for index in sorted(chosen))
+    return first, second, third
+
+
 class StepSampler(Sampler[Key]):
     """Yields one epoch of records in the order in which they are trained.
 
@@ -35,6 +67,7 @@ class StepSampler(Sampler[Key]):
 
     Args:
         lengths: tokens of each record.
+        text_lengths: the same without views, for steps that drop them; None where they are alike.
         records_per_step: batch size x accumulation x processes.
         seed: of the order and of loss dropout.
         strategy: ``random``; ``group_by_length`` also puts records of like length into one step; ``sequential`` keeps
@@ -49,6 +82,7 @@ class StepSampler(Sampler[Key]):
         lengths: Sequence[int],
         records_per_step: int,
         *,
+        text_lengths: Sequence[int] | None = None,
         seed: int = 0,
         strategy: str = "random",
         jepa_ratio: float = 1.0,
@@ -58,6 +92,7 @@ class StepSampler(Sampler[Key]):
         if strategy not in STRATEGIES:
             raise ValueError(f"train_sampling_strategy: expected one of {', '.join(STRATEGIES)}, got '{strategy}'")
         self._lengths = np.asarray(lengths)
+        self._text_lengths = self._lengths if text_lengths is None else np.asarray(text_lengths)
         self._per_step = records_per_step
         self._seed = seed
         self._strategy = strategy
@@ -80,9 +115,10 @@ class StepSampler(Sampler[Key]):
             with_views = draw(self._seed, self.epoch, number) < self._jepa_ratio
             members = step.tolist()
             if self._tight:
-                members.sort(key=lambda index: (self._lengths[index], index))
-            keys.extend((index, with_views) for index in members)
-        keys.extend((-1, False) for _ in range(len(self) - len(keys)))
+                lengths = self._lengths if with_views else self._text_lengths
+                members.sort(key=lambda index: (lengths[index], index))
+            keys.extend(Key(index, with_views, self.epoch) for index in members)
+        keys.extend(Key(-1, False, self.epoch) for _ in range(len(self) - len(keys)))
         return iter(keys)
 
     def _steps(self, generator: np.random.Generator) -> list[np.ndarray]:
@@ -91,7 +127,9 @@ class StepSampler(Sampler[Key]):
         if self._strategy == "group_by_length":
             pool = size * POOL
             parts = [order[start : start + pool] for start in range(0, count, pool)]
-            order = np.concatenate([part[np.argsort(self._lengths[part], kind="stable")] for part in parts])
+            # Whether a step drops its views is drawn later, so its records are alike in what they cost on average.
+            mean = self._jepa_ratio * self._lengths + (1 - self._jepa_ratio) * self._text_lengths
+            order = np.concatenate([part[np.argsort(mean[part], kind="stable")] for part in parts])
         steps = [order[start : start + size] for start in range(0, count, size)]
         if self._strategy == "group_by_length":
             # The one short step, if any, stays last, as it must for the count of batches to come out.
@@ -105,21 +143,36 @@ class ForestDataset(Dataset[Forest | None]):
 
     Args:
         forests: in file order.
+
+    Attributes:
+        triple_seed: where it is set, every record comes with three random places of its main text, drawn anew each
+            epoch from this seed, the epoch and the record's index alone.
     """
 
     def __init__(self, forests: Sequence[Forest]) -> None:
         self.forests = forests
+        self.triple_seed: int | None = None
 
     def __len__(self) -> int:
         return len(self.forests)
 
     def __getitem__(self, key: int | Key) -> Forest | None:
-        index, with_views = key if isinstance(key, tuple) else (key, True)
-        if index < 0:
+        chosen = key if isinstance(key, Key) else Key(int(key))
+        if chosen.record < 0:
             return None
-        return self.forests[index] if with_views else self.forests[index].without_views()
+        forest = self.forests[chosen.record]
+        if not chosen.with_views:
+            forest = forest.without_views()
+        if self.triple_seed is None:
+            return forest
+        return replace(forest, triple=draw_triple(forest, self.triple_seed, chosen.epoch, chosen.record))
 
     @property
     def lengths(self) -> list[int]:
         """Tokens of each record, views included."""
         return [len(forest) for forest in self.forests]
+
+    @property
+    def text_lengths(self) -> list[int]:
+        """Tokens of each record without views."""
+        return [forest.text_length for forest in self.forests]

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
-from stepjepa.forest import IGNORE, Forest, Kind, Segment
+from stepjepa.forest import IGNORE, Forest
+from stepjepa.layouts import Ids, Located, Placing
+from stepjepa.plain_template import PlainTemplate
 from stepjepa.predictors import predictor_ids, predictor_token
 from stepjepa.records import Record
 from stepjepa.template import ChatTemplate, Rendered
@@ -22,8 +23,6 @@ from stepjepa.views import MessageView, Pair, SpanView, View, find_pairs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Ids = NDArray[np.int32]
 
 # A message alone in the template, and whether it is a source, which has predictors.
 _Alone = tuple[MessageView, bool]
@@ -51,70 +50,12 @@ class Tokens(NamedTuple):
         return int(np.searchsorted(self.starts, character, side="left"))
 
 
-class _Row:
-    """A row under construction."""
-
-    def __init__(self) -> None:
-        self.ids: list[Ids] = []
-        self.positions: list[Ids] = []
-        self.labels: list[Ids] = []
-        self.segments: list[Segment] = []
-        self.pairs: list[tuple[int, int]] = []
-        self.length = 0
-
-    def add(
-        self,
-        ids: Ids,
-        kind: Kind,
-        *,
-        parent: int = -1,
-        attachment: int = 0,
-        isolated: bool = False,
-        position: int = 0,
-        labels: Ids | None = None,
-    ) -> int:
-        """Append a segment; returns its index."""
-        self.ids.append(ids)
-        self.positions.append(np.arange(position, position + len(ids), dtype=np.int32))
-        self.labels.append(np.full(len(ids), IGNORE, np.int32) if labels is None else labels)
-        self.segments.append(Segment(self.length, self.length + len(ids), kind, parent, attachment, isolated))
-        self.length += len(ids)
-        return len(self.segments) - 1
-
-    def forest(self, line: int) -> Forest:
-        return Forest(
-            np.concatenate(self.ids),
-            np.concatenate(self.positions),
-            np.concatenate(self.labels),
-            tuple(self.segments),
-            np.asarray(self.pairs, np.int32).reshape(-1, 2),
-            line,
-        )
-
-
-class _Located(NamedTuple):
-    """A view as tokens: ``ids[:end]`` up to the end of its content, which begins at ``start``.
-
-    Attributes:
-        ids: all tokens of the text that the view stands in, up to the template's tail behind it.
-        start: first token of the content.
-        end: one past the last token of the content.
-        in_main: the view stands in the main text, where its prefix is there already.
-        predictors: how many of the content's tokens are predictors.
-    """
-
-    ids: Ids
-    start: int
-    end: int
-    in_main: bool
-    predictors: int = 0
-
-
 class ForestBuilder:
     """Turns records into forests for one tokenizer and one configuration.
 
     Args:
-        tokenizer: fast, with a chat template, predictor tokens added (``predictors.add_predictor_tokens``).
+        tokenizer: fast, with a chat template or, for ``plain``, its tokens (``plain_template.add_plain_tokens``);
+            predictor tokens added (``predictors.add_predictor_tokens``).
         config: mode, layout, labels, limits.
 
     Attributes:
@@ -125,11 +66,14 @@ class ForestBuilder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> None:
         self.tokenizer = tokenizer
         self.config = config
-        self.template = ChatTemplate(tokenizer)
+        self.template = (
+            PlainTemplate(tokenizer, answers=config.labels != "all") if config.plain else ChatTemplate(tokenizer)
+        )
         self.counts: Counter[str] = Counter()
         assert config.predictors is not None
         wanted = config.predictors if config.uses_views else 0
         self._predictors = np.asarray(predictor_ids(tokenizer, wanted), np.int32)
+        self._placing = Placing(config, self._predictors)
         self._predictor_text = "".join(predictor_token(number) for number in range(1, wanted + 1))
 
     def build(self, records: Sequence[Record]) -> list[Forest]:
@@ -210,7 +154,7 @@ class ForestBuilder:
         return result
 
     def _one(
-        self, record: Record, whole: Rendered, tokens: Tokens, pairs: list[Pair], alone: dict[_Alone, _Located]
+        self, record: Record, whole: Rendered, tokens: Tokens, pairs: list[Pair], alone: dict[_Alone, Located]
     ) -> Forest | None:
         limit = self.config.max_length
         length = self._main_length(record, whole, tokens)
@@ -239,7 +183,7 @@ class ForestBuilder:
             both = [
                 alone[view, is_source]
                 if isinstance(view, MessageView)
-                else _Located(tokens.ids, *token_span(view, record, whole, tokens), in_main=True)
+                else Located(tokens.ids, *token_span(view, record, whole, tokens), in_main=True)
                 for view, is_source in self._ends(pair)
             ]
             if any(view.end - view.predictors > (length if view.in_main else limit) for view in both):
@@ -257,14 +201,7 @@ class ForestBuilder:
                     path=record.path,
                     line=record.line,
                 )
-        row = _Row()
-        if self.config.layout == "inplace":
-            self._lay_inplace(row, ids, labels, usable)
-        else:
-            main = row.add(ids, "main", labels=labels)
-            for first, second in usable:
-                self._lay_pair(row, main, first, second)
-        return row.forest(record.line)
+        return self._placing.forest(ids, labels, usable, record.line)
 
     def _main_length(self, record: Record, whole: Rendered, tokens: Tokens) -> int:
         """Tokens up to the end of the last assistant turn: what the template writes behind it teaches nothing."""
@@ -286,94 +223,10 @@ class ForestBuilder:
                 targets[np.isin(tokens.ids, self.template.end_of_turn_ids)] = IGNORE
         return np.append(targets[1:], np.int32(IGNORE)).astype(np.int32)
 
-    def _lay_pair(self, row: _Row, main: int, first: _Located, second: _Located) -> None:
-        if self.config.reverse_pred:
-            source = self._lay_root(row, second, "source")
-            target = self._read_main(row, main, first.end) if first.in_main else self._lay_root(row, first, "target")
-        else:
-            source = self._lay_branch(row, main, first) if first.in_main else self._lay_root(row, first, "source")
-            target = self._lay_root(row, second, "target")
-        row.pairs.append((source, target))
 
-    def _read_main(self, row: _Row, main: int, end: int) -> int:
-        """The readout of a view that ends at a token of the main text and needs no tokens of its own."""
-        index = end + (-1 if self.config.last_token is None else self.config.last_token)
-        if index < 0:
-            raise UserError(f"--last_token {self.config.last_token} reaches before the start of a view")
-        return row.segments[main].start + index
-
-    def _lay_branch(self, row: _Row, main: int, view: _Located) -> int:
-        """Predictors hanging on the main text behind a view (or, in front, before it); returns the readout."""
-        attachment = view.start if self.config.front_pred else view.end
-        ids = self._predictors
-        if self.config.front_pred:
-            ids = np.concatenate([ids, view.ids[view.start : view.end]])
-        back = -1 if self.config.last_token is None else self.config.last_token
-        beginning = row.length
-        if len(ids):
-            row.add(ids, "source", parent=main, attachment=attachment, position=attachment)
-        # A readout further back than the branch is long stands in the main text that the branch hangs on.
-        index = len(ids) + back
-        if attachment + index < 0:
-            raise UserError(f"--last_token {back} reaches before the start of a view; use a number nearer to -1")
-        return beginning + index if index >= 0 else row.segments[main].start + attachment + index
-
-    def _lay_root(self, row: _Row, view: _Located, kind: Kind) -> int:
-        """A view that sees nothing else, with predictors if it is a source; returns the readout."""
-        added = self._predictors if kind == "source" and not view.predictors else self._predictors[:0]
-        before, content, tail = view.ids[: view.start], view.ids[view.start : view.end], view.ids[view.end :]
-        if view.in_main:
-            # A step by itself: neither the chat before it nor what follows.
-            before, tail = before[:0], tail[:0]
-        if self.config.last_token is None:
-            # Nothing behind the readout can change it.
-            tail = tail[:0]
-        pieces = [before, added, content, tail] if self.config.front_pred else [before, content, added, tail]
-        ids = np.concatenate(pieces)
-        readout = len(ids) + (-1 if self.config.last_token is None else self.config.last_token)
-        if readout < 0:
-            raise UserError(
-                f"--last_token {self.config.last_token} reaches before the start of a view of {len(ids)} tokens; "
-                "use a number nearer to -1"
-            )
-        beginning = row.length
-        row.add(ids[: readout + 1], kind)
-        return beginning + readout
-
-    def _lay_inplace(self, row: _Row, ids: Ids, labels: Ids, pairs: list[tuple[_Located, _Located]]) -> None:
-        """Predictors inside the row behind each source step, the step they predict seeing only itself.
-
-        The last token of the source step keeps its label, the first token of the next step; predictor positions have
-        none. Everything after the last pair sees the whole row.
-        """
-        parent, done = -1, 0
-        targets: list[int] = []
-
-        def append(tokens: Ids, kind: Kind, wanted: Ids | None = None, isolated: bool = False) -> int:
-            nonlocal parent
-            if len(tokens):
-                seen = len(row.segments[parent]) if parent >= 0 else 0
-                parent = row.add(
-                    tokens, kind, parent=parent, attachment=seen, isolated=isolated, position=row.length, labels=wanted
-                )
-            return row.length - 1
-
-        sources = []
-        for first, second in pairs:
-            if done < first.end:
-                append(ids[done : first.end], "main", labels[done : first.end])
-            sources.append(append(self._predictors, "source"))
-            if first.end < second.start:
-                append(ids[first.end : second.start], "main", labels[first.end : second.start])
-            targets.append(append(ids[second.start : second.end], "target", labels[second.start : second.end], True))
-            done = second.end
-        append(ids[done:], "main", labels[done:])
-        row.pairs.extend(zip(sources, targets, strict=True))
-
-
-def _locate_alone(tokens: Tokens, rendered: Rendered, predictors: int) -> _Located:
+def _locate_alone(tokens: Tokens, rendered: Rendered, predictors: int) -> Located:
     start, end = rendered.spans[0]
-    return _Located(tokens.ids, tokens.first_overlapping(start), tokens.first_from(end), False, predictors)
+    return Located(tokens.ids, tokens.first_overlapping(start), tokens.first_from(end), False, predictors)
 
 
 def token_span(view: SpanView, record: Record, whole: Rendered, tokens: Tokens) -> tuple[int, int]:

@@ -63,8 +63,13 @@ def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
     chosen: dict[str, Any] = {"over_length": "skip", "mode": views, "predictors": 0}
     if trained is not None:
         chosen |= {name: trained[name] for name in ("step_separator", "max_length", "labels")}
+        if trained.get("plain"):
+            # Also where the user's text alone was trained on: the answer is a view of its own.
+            chosen |= {"plain": True, "labels": "assistant"}
         if trained["mode"] == views:
-            kept = ("layout", "predictors", "pairs", "front_pred", "reverse_pred", "last_token")
+            kept: tuple[str, ...] = ("layout", "predictors", "pairs", "front_pred", "reverse_pred", "last_token")
+            # Runs of earlier versions do not know the later ones.
+            kept += tuple(name for name in ("pair_distance", "pooling", "jepa_layer") if name in trained)
             chosen |= {name: trained[name] for name in kept}
             if chosen["layout"] == "inplace":
                 # Read as branches: the same views without a row that is cut up between them.

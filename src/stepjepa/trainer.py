@@ -9,37 +9,42 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
+from transformers import TrainingArguments
 from transformers.trainer_utils import speed_metrics
 
-from stepjepa.architecture import choose_encoding
-from stepjepa.attention import enable_forest
+from stepjepa.architecture import has_experts
 from stepjepa.callbacks import CollapseCallback, ConsoleCallback, EpochCallback, MetricsCallback
 from stepjepa.collate import ForestCollator
 from stepjepa.config import JepaConfig
+from stepjepa.ema import EmaCallback, EmaEncoder
+from stepjepa.embeddings import Outputs
 from stepjepa.evaluation.in_training import COUNT
+from stepjepa.flop_callback import FlopTracker
+from stepjepa.flop_trainer import FlopTrainer
+from stepjepa.gathering import gather_rows
 from stepjepa.grouping import CPU_PASS_COST, GroupCollator, forward_groups
-from stepjepa.model import give_predictors
+from stepjepa.held_out import measure
+from stepjepa.model_setup import base_model, set_up
 from stepjepa.monitors import Window, share
-from stepjepa.objective import Objective, Sums
-from stepjepa.predictors import all_predictor_ids
+from stepjepa.objective import Gather, Objective, Sums, alone
+from stepjepa.predictor_head import without_head
 from stepjepa.preparation import Prepared, prepare
 from stepjepa.records import Record, as_records
 from stepjepa.sampler import StepSampler
-from stepjepa.trainer_checks import check_positions, refuse_contradictions
+from stepjepa.saving import SavingTrainer
+from stepjepa.trainer_checks import check_positions, refuse_contradictions, refuse_sharding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 Data = Prepared | Iterable[Record | dict[str, Any]]
 
-# Names of the running sums of a window, in the order in which they travel between processes.
-_SUMS = ["lm_loss", "jepa_loss", "steps", "jepa_steps", "matched", "shuffled", "pairs", "crossings"]
+# Names of the running sums of a window beside the parts of the loss, as they travel between processes.
+_SUMS = ["steps", "jepa_steps", "matched", "shuffled", "pairs", "crossings"]
 _SUMS += ["tokens", "records", "records_with_views", "records_without_pair"]
 
 
-class JepaTrainer(Trainer):
+class JepaTrainer(SavingTrainer, FlopTrainer):
     """Trains a causal language model with ``gamma * LM loss + lbd * alignment loss``.
 
     Everything else is transformers' Trainer: schedules, accumulation, checkpoints, resume, reporting, DDP, FSDP.
@@ -56,6 +61,7 @@ class JepaTrainer(Trainer):
         answer_scores: called by ``evaluate`` with model, rank and number of processes, it lets the model answer and
             returns sums of scores, see ``evaluation.in_training``; their means are logged as ``eval_answer_<score>``,
             so that ``metric_for_best_model="answer_exact"`` keeps the checkpoint that answers best.
+        track_flop: measure the FLOPs of the first steps and print them beside the derived ones.
 
     Attributes:
         prepared: the training records as forests, with counts.
@@ -87,29 +93,22 @@ class JepaTrainer(Trainer):
         callbacks: Sequence[TrainerCallback] = (),
         optimizers: tuple[Any, Any] = (None, None),
         answer_scores: Callable[[Any, int, int], dict[str, float]] | None = None,
+        track_flop: bool = False,
     ) -> None:
         self.jepa = jepa or JepaConfig()
-        self.objective = Objective.from_config(self.jepa)
+        self.objective = Objective.from_config(self.jepa, args.seed)
         refuse_contradictions(args)
         args.remove_unused_columns = False
-        base = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]  # a PEFT model's method
-        assert self.jepa.predictors is not None
-        missing = self.jepa.predictors - len(all_predictor_ids(processing_class))
-        if hasattr(model, "peft_config") and self.jepa.uses_views and missing > 0:
-            raise ValueError(
-                f"expected a PEFT model with {self.jepa.predictors} trained predictor tokens, got {missing} too few; "
-                "call load_model(..., predictors=K) and add_lora(model, settings, all_predictor_ids(tokenizer)) first"
-            )
-        if self.jepa.uses_views:
-            give_predictors(base, processing_class, self.jepa.predictors, args.seed)
-        self.encoding, self.encoding_reason = choose_encoding(base, self.jepa.encoding)
-        if self.jepa.layout == "inplace" and self.encoding == "rows":
-            raise ValueError(f"layout 'inplace' needs encoding 'forest', but {self.encoding_reason}; use 'branched'")
-        if self.encoding == "forest" and self.jepa.uses_views:
-            enable_forest(base)
+        if args.ddp_find_unused_parameters is None and not has_experts(model):
+            # All weights take part in every step; looking for others costs a walk through the graph.
+            args.ddp_find_unused_parameters = False
+        self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)
         self.prepared = self._prepare(train_dataset, processing_class, "training data")
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
-        check_positions(base, [self.prepared, self.prepared_eval])
+        check_positions(base_model(model), [self.prepared, self.prepared_eval])
+        for prepared in (self.prepared, self.prepared_eval):
+            if prepared is not None and self.jepa.stp:
+                prepared.dataset.triple_seed = args.seed
         pad = processing_class.pad_token_id
         collator = GroupCollator(ForestCollator(0 if pad is None else int(pad), self.encoding))
         if args.device.type == "cpu" and args.world_size == 1:
@@ -132,8 +131,17 @@ class JepaTrainer(Trainer):
                 f"expected one device per process, got {self.args.n_gpu} under DataParallel, which can't carry "
                 "this objective; start with torchrun, or set CUDA_VISIBLE_DEVICES to one device"
             )
-        if answer_scores is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            raise ValueError("answer_scores: expected None, since sharded weights can't generate; evaluate afterwards")
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            refuse_sharding(self.jepa, answer_scores)
+        if self.jepa.target_grad == "ema":
+            with without_head(self.model):
+                self.ema = EmaEncoder(self.model, self.jepa.ema_decay)
+            self.add_callback(EmaCallback(self.ema, self.model))
+        # Derived here, where the model is whole.
+        flops = self.flops
+        if track_flop:
+            say = print if self.is_world_process_zero() else None
+            self.tracker = FlopTracker(flops, self.plan, say=say, total=self._total)
         self.answer_scores = answer_scores
         self.num_tokens = 0.0
         self._window = Window()
@@ -155,17 +163,18 @@ class JepaTrainer(Trainer):
     ) -> Any:
         """The loss of one micro-batch, scaled so that the gradients of a step add up to the step's mean."""
         groups: list[dict[str, Tensor]] = inputs["groups"]
-        outputs, label_ids = forward_groups(model, groups)
-        sums = self.objective.sums(outputs, label_ids)
+        outputs, label_ids = self._encode(model, groups)
         if num_items_in_batch is None:
             num_items_in_batch = self._counts([inputs], self.args.device)
-        parts = self.objective.parts(sums, num_items_in_batch)
+        # A step without views has nothing to bring together, on no process.
+        gather: Gather = gather_rows if self.jepa.compares_pairs and num_items_in_batch[1] > 0 else alone
+        sums = self.objective.sums(outputs, label_ids, step=self.state.global_step, gather=gather)
+        parts = self.objective.parts(sums, num_items_in_batch, self._progress())
         # DDP and FSDP average the gradients of the processes, and the counts are already those of all of them.
         world = self.accelerator.num_processes
         records, without_pair = torch.stack([group["num_records"] for group in groups]).sum(0)
         self._window.add(
-            lm_loss=parts.lm_loss,
-            jepa_loss=parts.jepa_loss,
+            **{name: part for name, part in parts.items() if name != "loss"},
             tokens=torch.cat([group["num_tokens"] for group in groups]).sum(),
             records=records,
         )
@@ -174,11 +183,22 @@ class JepaTrainer(Trainer):
         self._window.add(records_with_views=records * with_views, records_without_pair=without_pair * with_views)
         if len(outputs.source):
             self._window.add_pairs(outputs.source, outputs.target)
-        loss = parts.loss * world
+        loss = parts["loss"] * world
         return (loss, outputs) if return_outputs else loss
 
+    def _encode(self, model: nn.Module, groups: list[dict[str, Tensor]]) -> tuple[Outputs, Tensor]:
+        """What the objective needs of a batch, and the tokens to be predicted."""
+        outputs, label_ids = forward_groups(model, groups, self.jepa.jepa_layer)
+        if self.ema is not None and len(outputs.source):
+            outputs = outputs._replace(target=self.ema.targets(groups, self.jepa.jepa_layer))
+        return outputs, label_ids
+
+    def _progress(self) -> float:
+        """Share of the run that is over."""
+        return self.state.global_step / max(self.state.max_steps, 1)
+
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
-        """Labelled tokens and pairs of the whole optimizer step, over accumulation and processes: ``[2]``."""
+        """Labelled tokens, pairs and triples of the whole step, over accumulation and processes: ``[3]``."""
         counts = self._counts(batch_samples, device)
         self._window.add(steps=1, jepa_steps=(counts[1] > 0).float())
         return counts
@@ -187,15 +207,13 @@ class JepaTrainer(Trainer):
         groups = [group for batch in batches for group in batch["groups"]]
         labels = sum(group["label_index"].numel() for group in groups)
         pairs = sum(group["source_index"].numel() for group in groups)
-        counts = torch.tensor([labels, pairs], dtype=torch.float64, device=device if device.type != "mps" else "cpu")
+        triples = sum(len(group["triple_index"]) for group in groups)
+        counts = torch.tensor(
+            [labels, pairs, triples], dtype=torch.float64, device=device if device.type != "mps" else "cpu"
+        )
         if self.accelerator.num_processes > 1:
             counts = self.accelerator.reduce(counts, "sum")
         return counts
-
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Trainer's estimate of six operations per token and parameter, for what is run, padding included."""
-        cells = sum(group["input_ids"].numel() for group in inputs["groups"])
-        return 6 * cells * self.model.num_parameters(exclude_embeddings=True)
 
     # -- the order of records -----------------------------------------------------------------------------------------
 
@@ -207,11 +225,12 @@ class JepaTrainer(Trainer):
         return StepSampler(
             self.prepared.dataset.lengths,
             per_micro_step * self.args.gradient_accumulation_steps,
+            text_lengths=self.prepared.dataset.text_lengths,
             seed=seed,
             strategy=str(self.args.train_sampling_strategy),
             jepa_ratio=self.jepa.jepa_ratio if self.jepa.uses_views else 1.0,
-            # Negatives must be drawn from all records, not from those of like length.
-            tight=self.jepa.jepa_loss_type != "infonce",
+            # What pairs are compared with must be drawn from all records, not from those of like length.
+            tight=not self.jepa.compares_pairs,
             multiple=per_micro_step,
         )
 
@@ -220,27 +239,27 @@ class JepaTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the parts of the loss, the monitors and the speed to a line of training logs."""
         if "loss" in logs:
+            self.store_flos()
             logs = {**logs, **self._window_metrics()}
         super().log(logs, start_time)
 
     def _window_metrics(self) -> dict[str, float]:
-        totals = torch.tensor(self._window.totals(_SUMS), dtype=torch.float64, device=self._reduce_device())
+        names = [*self.objective.names, *_SUMS]
+        sums = dict(zip(names, self._total(self._window.totals(names)), strict=True))
         world = self.accelerator.num_processes
-        if world > 1:
-            totals = self.accelerator.reduce(totals, "sum")
-        sums = dict(zip(_SUMS, totals.tolist(), strict=True))
         seconds = max(time.perf_counter() - self._window_start, 1e-9)
         steps = max(sums["steps"] / world, 1)
         self._add_tokens(sums["tokens"])
-        metrics = {
-            "lm_loss": sums["lm_loss"] / steps,
+        metrics: dict[str, float] = {
+            **{name: sums[name] / steps for name in ("lm_loss", "stp_loss") if name in sums},
             "num_tokens": self.num_tokens,
+            "total_flos": self.state.total_flos,
             "tokens_per_second": sums["tokens"] / seconds,
             "records_per_second": sums["records"] / seconds,
         }
         if self.jepa.uses_views:
             metrics |= {
-                **share("jepa_loss", sums["jepa_loss"], sums["jepa_steps"] / world),
+                **self._aligned_parts(sums, sums["jepa_steps"] / world),
                 **share("matched_similarity", sums["matched"], sums["pairs"]),
                 **share("shuffled_similarity", sums["shuffled"], sums["crossings"]),
                 **self._window.geometry(),
@@ -251,6 +270,25 @@ class JepaTrainer(Trainer):
         self._window_start = time.perf_counter()
         return metrics
 
+    def _aligned_parts(self, sums: dict[str, float], steps: float) -> dict[str, float]:
+        """Means over the steps that had views, and the weight where it changes."""
+        named = [name for name in self.objective.names if name not in ("lm_loss", "stp_loss")]
+        means: dict[str, float] = {}
+        for name in named:
+            means |= share(name, sums[name], steps)
+        scheduled = self.jepa.lbd_schedule != "constant"
+        return means | ({"lbd": self.objective.lbd_at(self._progress())} if scheduled else {})
+
+    def _total(self, values: Sequence[float]) -> list[float]:
+        """Sums of some numbers over all processes."""
+        # Sums of a window need more than the single precision that mps has.
+        device = torch.device("cpu") if self.args.device.type == "mps" else self.args.device
+        totals = torch.tensor(values, dtype=torch.float64, device=device)
+        if self.accelerator.num_processes > 1:
+            totals = self.accelerator.reduce(totals, "sum")
+        summed: list[float] = totals.tolist()
+        return summed
+
     def _add_tokens(self, tokens: float) -> None:
         if self.num_tokens == 0:
             # A resumed run goes on counting where its checkpoint was written.
@@ -259,27 +297,23 @@ class JepaTrainer(Trainer):
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """As in Trainer, with the tokens seen so far in the state."""
-        pending = torch.tensor(self._window.totals(["tokens"]), dtype=torch.float64, device=self._reduce_device())
-        if self.accelerator.num_processes > 1:
-            pending = self.accelerator.reduce(pending, "sum")
+        (pending,) = self._total(self._window.totals(["tokens"]))
         self._add_tokens(0.0)
-        self.state.num_input_tokens_seen = int(self.num_tokens + pending.item())
+        self.state.num_input_tokens_seen = int(self.num_tokens + pending)
         super()._save_checkpoint(*args, **kwargs)
 
-    def _reduce_device(self) -> torch.device:
-        # Sums of a window need more than the single precision that mps has.
-        return torch.device("cpu") if self.args.device.type == "mps" else self.args.device
+    # -- the whole ----------------------------------------------------------------------------------------------------
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As in Trainer."""
         self._window.reset()
         self._window_start = time.perf_counter()
         result = super().train(*args, **kwargs)
+        if self.tracker is not None:
+            self.tracker.close()
         # What came after the last line of logs.
         self._window_metrics()
         return result
-
-    # -- evaluation on held-out records -------------------------------------------------------------------------------
 
     def evaluate(
         self,
@@ -287,7 +321,7 @@ class JepaTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Losses and monitors on held-out records: exact means over all tokens and pairs, every record once.
+        """Losses and monitors on held-out records, see ``held_out``; scores of answers, if asked for.
 
         Args:
             eval_dataset: records instead of those given at the start.
@@ -304,65 +338,42 @@ class JepaTrainer(Trainer):
         if chosen is None:
             raise ValueError("evaluate: expected an eval_dataset, got none; pass one here or to JepaTrainer")
         start = time.time()
-        window = self._evaluate_all(chosen)
-        device = self._reduce_device()
-        totals = torch.tensor(window.totals(["labels", *_SUMS]), dtype=torch.float64, device=device)
-        if self.accelerator.num_processes > 1:
-            totals = self.accelerator.reduce(totals, "sum")
-        sums = dict(zip(["labels", *_SUMS], totals.tolist(), strict=True))
-        lm_loss = sums["lm_loss"] / max(sums["labels"], 1)
-        metrics = {"lm_loss": lm_loss, "loss": self.jepa.gamma * lm_loss}
-        if self.jepa.uses_views:
-            jepa_loss = sums["jepa_loss"] / max(sums["pairs"], 1)
-            metrics["loss"] += self.jepa.lbd * jepa_loss
-            metrics |= {
-                "jepa_loss": jepa_loss,
-                **share("matched_similarity", sums["matched"], sums["pairs"]),
-                **share("shuffled_similarity", sums["shuffled"], sums["crossings"]),
-                **window.geometry(),
-            }
+        model = self.model_wrapped if self.is_fsdp_enabled else self.model
+        model.eval()
+        metrics, records = measure(
+            chosen,
+            self.objective,
+            lambda batch: self._measure_batch(model, batch),
+            collator=self.data_collator,
+            batch_size=self.args.per_device_eval_batch_size,
+            rank=self.accelerator.process_index,
+            world=self.accelerator.num_processes,
+            total=self._total,
+        )
+        model.train()
         if self.answer_scores is not None and chosen is self.prepared_eval:
             metrics |= self._answer_metrics(self.answer_scores)
         # The speed of training is that of training.
         self._window_start += time.time() - start
         named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        named.update(speed_metrics(metric_key_prefix, start, num_samples=int(sums["records"])))
+        named.update(speed_metrics(metric_key_prefix, start, num_samples=records))
         self.log(named)
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, named)
         return named
+
+    @torch.no_grad()
+    def _measure_batch(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Outputs, int, Sums]:
+        inputs = self._prepare_inputs(batch)
+        with self.compute_loss_context_manager():
+            outputs, label_ids = self._encode(model, inputs["groups"])
+            gather = gather_rows if self.jepa.compares_pairs else alone
+            return outputs, label_ids.numel(), self.objective.sums(outputs, label_ids, gather=gather)
 
     def _answer_metrics(self, scores: Callable[[Any, int, int], dict[str, float]]) -> dict[str, float]:
         """Means of the scores of generated answers, over all processes."""
         self.model.eval()
         sums = scores(self.model, self.accelerator.process_index, self.accelerator.num_processes)
         self.model.train()
-        totals = torch.tensor(list(sums.values()), dtype=torch.float64, device=self._reduce_device())
-        if self.accelerator.num_processes > 1:
-            totals = self.accelerator.reduce(totals, "sum")
-        means = dict(zip(sums, totals.tolist(), strict=True))
+        means = dict(zip(sums, self._total(list(sums.values())), strict=True))
         count = means.pop(COUNT)
         return {f"answer_{name}": total / count for name, total in means.items()}
-
-    @torch.no_grad()
-    def _evaluate_all(self, chosen: Prepared) -> Window:
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        size = self.args.per_device_eval_batch_size
-        sampler = StepSampler(chosen.dataset.lengths, size * world, strategy="sequential", multiple=size * world)
-        keys = list(sampler)
-        # Every process runs the same number of batches, empty ones if need be: FSDP waits for all of them.
-        batches = [keys[at : at + size] for at in range(rank * size, len(keys), size * world)]
-        loader = DataLoader(chosen.dataset, batch_sampler=batches, collate_fn=self.data_collator)
-        model = self.model_wrapped if self.is_fsdp_enabled else self.model
-        model.eval()
-        window = Window()
-        for batch in loader:
-            inputs = self._prepare_inputs(batch)
-            with self.compute_loss_context_manager():
-                outputs, label_ids = forward_groups(model, inputs["groups"])
-                sums: Sums = self.objective.sums(outputs, label_ids)
-            window.add(lm_loss=sums.lm, jepa_loss=sums.jepa, labels=label_ids.numel())
-            window.add(records=sum(group["num_records"][0] for group in inputs["groups"]))
-            if len(outputs.source):
-                window.add_pairs(outputs.source, outputs.target)
-        model.train()
-        return window

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from stepjepa.config import JepaConfig
 from stepjepa.preparation import Prepared
 from stepjepa.sampler import STRATEGIES
 
@@ -37,6 +38,24 @@ def refuse_contradictions(args: TrainingArguments) -> None:
     for name in WITHOUT_EFFECT:
         if name in defaults and getattr(args, name) != defaults[name]:
             raise ValueError(f"{name}: has no effect with this trainer; leave it at {defaults[name]}")
+
+
+def check_layer(model: Any, layer: int) -> None:
+    """The layer that embeddings are read from must exist."""
+    last = int(model.config.get_text_config().num_hidden_layers)
+    if not -last - 1 <= layer <= last:
+        raise ValueError(f"jepa_layer: expected {-last - 1} to {last} for a model of {last} layers, got {layer}")
+
+
+def refuse_sharding(config: JepaConfig, answer_scores: object | None) -> None:
+    """What can't be done where each process holds a part of the weights."""
+    if answer_scores is not None:
+        raise ValueError("answer_scores: expected None, since sharded weights can't generate; evaluate afterwards")
+    if config.target_grad == "ema":
+        raise ValueError(
+            "target_grad 'ema' keeps a whole second set of weights, which sharded training has no place for; use "
+            "'stop', or train without FSDP and DeepSpeed"
+        )
 
 
 def check_positions(model: Any, prepared: Sequence[Prepared | None]) -> None:

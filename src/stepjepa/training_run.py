@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import argparse
 import logging
-import random
 import re
 import sys
 import time
-from collections import Counter
 from contextlib import closing, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from transformers import TrainingArguments
+from transformers.trainer_utils import SaveStrategy
 
+from stepjepa.checkpointing import enable_selective, refuse_full
 from stepjepa.config import JepaConfig
+from stepjepa.dry_run import dry_run
+from stepjepa.equal_compute import EqualCompute, equal_compute
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores, spread
 from stepjepa.evaluation.prompts import common_system_prompt, with_system_prompt
 from stepjepa.files import fingerprint
+from stepjepa.flop_callback import EqualComputeCallback
 from stepjepa.model import LoraSettings, add_lora, load_model
 from stepjepa.predictors import all_predictor_ids
 from stepjepa.preparation import prepare
-from stepjepa.records import Record, read_records
+from stepjepa.records import Record
 from stepjepa.run_folder import (
     RUN_FILE,
     earlier_launches,
@@ -37,7 +41,9 @@ from stepjepa.run_folder import (
 )
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep
+from stepjepa.token_rows import adapter_ids
 from stepjepa.trainer import JepaTrainer
+from stepjepa.training_inputs import read_data, system_prompts, training_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -62,75 +68,26 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
     # Before anything is drawn, an adapter's weights among it.
     transformers.set_seed(args.finetune_seed)
     folder, checkpoint = open_run_folder(args.output_dir, args.resume_from_checkpoint)
-    train_records, eval_records, files = _read(args)
-    training = _training_arguments(args, bool(eval_records))
-    try:
-        lora = LoraSettings(args.lora_rank, args.lora_alpha, args.lora_dropout) if args.lora else None
-    except ValueError as error:
-        raise UserError(f"--{error}") from None
-    assert config.predictors is not None
-    model: Any
-    model, tokenizer = load_model(
-        args.model_name,
-        texts=(message["content"] for record in train_records for message in record.messages),
-        predictors=config.predictors if config.uses_views else 0,
-        seed=args.finetune_seed,
-        dtype=args.dtype,
-        chat_template=args.chat_template,
-        attn_implementation=args.attn_implementation,
-        trust_remote_code=args.trust_remote_code,
-    )
-    data = prepare(train_records, tokenizer, config)
-    held_out = prepare(eval_records, tokenizer, config, what="evaluation data") if eval_records else None
-    _say(f"data: {data.describe()}")
-    if lora is not None:
-        model = add_lora(model, lora, all_predictor_ids(tokenizer))
-    # Generation must never produce a token that only training knows.
-    model.generation_config.suppress_tokens = all_predictor_ids(tokenizer) or None
-    answer_scores = None
-    if args.eval_generate is not None:
-        answer_scores = _answer_scores(args, eval_records, _system_prompts(train_records), model, tokenizer)
-    try:
-        trainer = JepaTrainer(
-            model,
-            training,
-            config,
-            train_dataset=data,
-            eval_dataset=held_out,
-            processing_class=tokenizer,
-            answer_scores=answer_scores,
-        )
-    except (ValueError, RuntimeError, ImportError) as error:
-        raise UserError(str(error)) from None
-    _say(f"encoding: {trainer.encoding} ({trainer.encoding_reason})")
-    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    total = sum(p.numel() for p in model.parameters())
-    _say(f"model: {trainable:,} of {total:,} parameters trained")
-    record: dict[str, Any] = {
-        "status": "running",
-        "command": sys.argv[1:],
-        "model": args.model_name,
-        "jepa": config.to_dict(),
-        "lora": vars(lora) if lora else None,
-        "encoding": {"used": trainer.encoding, "because": trainer.encoding_reason},
-        "training": training.to_dict(),
+    train_records, eval_records, files = read_data(args)
+    if args.dry_run:
+        dry_run(args, config, train_records, eval_records, lambda args: training_arguments(args, bool(eval_records)))
+        return
+    trainer = _build(args, config, train_records, eval_records)
+    equal = _equal_compute(trainer, args) if args.same_flop else None
+    record = {
+        **_describe(args, trainer),
         "data": files,
-        "order": _order(training),
-        "counts": data.counts,
-        "tokens": {**data.tokens, "ratio": data.tokens["all"] / data.tokens["main"]},
-        "template": data.template,
-        "system_prompts": _system_prompts(train_records),
-        "parameters": {"trained": trainable, "total": total},
-        "versions": versions(),
-        "launches": [],
+        "system_prompts": system_prompts(train_records),
+        "same_flop": asdict(equal) if equal else None,
     }
     if checkpoint is not None:
-        parts = ("model", "jepa", "lora", "data", "order")
+        parts = ("model", "jepa", "lora", "loaded", "data", "order")
         record["launches"] = earlier_launches(folder, {name: record[name] for name in parts}, record["training"])
     write_run(folder, record)
-    with closing(answer_scores) if answer_scores is not None else nullcontext():
+    scores = trainer.answer_scores
+    with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
         metrics = _run(trainer, folder, checkpoint, record)
-        if held_out is not None:
+        if trainer.prepared_eval is not None:
             metrics |= trainer.evaluate()
     save_whole(folder, trainer.save_model)
     trainer.save_state()
@@ -139,6 +96,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
         "results": {
             "steps": trainer.state.global_step,
             "tokens": trainer.num_tokens,
+            "flops": trainer.state.total_flos,
             "last_log": next((line for line in reversed(trainer.state.log_history) if "lm_loss" in line), {}),
             "train_seconds": sum(launch["seconds"] for launch in record["launches"]),
             "seconds": time.time() - start,
@@ -148,6 +106,108 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
     write_run(folder, record)
     _say(f"run folder: {folder}")
     _leave_group()
+
+
+def _build(
+    args: argparse.Namespace, config: JepaConfig, train_records: list[Record], eval_records: list[Record]
+) -> JepaTrainer:
+    """Everything up to the trainer; prints what was found."""
+    training = training_arguments(args, bool(eval_records))
+    lora = _lora_settings(args)
+    assert config.predictors is not None
+    model: Any
+    model, tokenizer = load_model(
+        args.model_name,
+        texts=(message["content"] for record in train_records for message in record.messages),
+        predictors=config.predictors if config.uses_views else 0,
+        seed=args.finetune_seed,
+        dtype=args.dtype,
+        pretrain=args.pretrain,
+        train_tokenizer=args.train_tokenizer,
+        plain=config.plain,
+        chat_template=args.chat_template,
+        attn_implementation=args.attn_implementation,
+        trust_remote_code=args.trust_remote_code,
+    )
+    data = prepare(train_records, tokenizer, config)
+    held_out = prepare(eval_records, tokenizer, config, what="evaluation data") if eval_records else None
+    _say(f"data: {data.describe()}")
+    if lora is not None:
+        model = add_lora(model, lora, adapter_ids(tokenizer, plain=config.plain))
+    # Generation must never produce a token that only training knows.
+    model.generation_config.suppress_tokens = all_predictor_ids(tokenizer) or None
+    scores = None
+    if args.eval_generate is not None:
+        scores = _answer_scores(args, eval_records, system_prompts(train_records), model, tokenizer)
+    try:
+        if args.selective_checkpointing:
+            refuse_full(training)
+            enable_selective(model)
+        trainer = JepaTrainer(
+            model,
+            training,
+            config,
+            train_dataset=data,
+            eval_dataset=held_out,
+            processing_class=tokenizer,
+            answer_scores=scores,
+            track_flop=args.track_flop,
+        )
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise UserError(str(error)) from None
+    _say(f"encoding: {trainer.encoding} ({trainer.encoding_reason})")
+    return trainer
+
+
+def _lora_settings(args: argparse.Namespace) -> LoraSettings | None:
+    try:
+        return LoraSettings(args.lora_rank, args.lora_alpha, args.lora_dropout) if args.lora else None
+    except ValueError as error:
+        raise UserError(f"--{error}") from None
+
+
+def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
+    """What ``run.json`` says of a run that begins."""
+    trainable = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in trainer.model.parameters())
+    _say(f"model: {trainable:,} of {total:,} parameters trained")
+    lora, data = _lora_settings(args), trainer.prepared
+    assert data is not None
+    return {
+        "status": "running",
+        "command": sys.argv[1:],
+        "model": args.model_name,
+        "jepa": trainer.jepa.to_dict(),
+        "lora": vars(lora) if lora else None,
+        "loaded": {
+            "dtype": args.dtype,
+            "pretrain": args.pretrain,
+            "train_tokenizer": args.train_tokenizer,
+            "quantized": "4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None,
+            "chat_template": None if args.chat_template is None else fingerprint(args.chat_template),
+            "attn_implementation": args.attn_implementation,
+        },
+        "encoding": {"used": trainer.encoding, "because": trainer.encoding_reason},
+        "training": trainer.args.to_dict(),
+        "order": _order(trainer.args),
+        "counts": data.counts,
+        "tokens": {**data.tokens, "ratio": data.tokens["all"] / data.tokens["main"]},
+        "template": data.template,
+        "parameters": {"trained": trainable, "total": total},
+        "versions": versions(),
+        "launches": [],
+    }
+
+
+def _equal_compute(trainer: JepaTrainer, args: argparse.Namespace) -> EqualCompute:
+    """Make a run as long as its compute allows, with a checkpoint wherever a regular epoch's compute is spent."""
+    equal = equal_compute(trainer.plan, trainer.args.num_train_epochs)
+    trainer.args.max_steps = equal.steps
+    if "save_strategy" not in args.training:
+        trainer.args.save_strategy = SaveStrategy.EPOCH
+    trainer.add_callback(EqualComputeCallback(equal))
+    _say(f"same FLOPs as {trainer.args.num_train_epochs:g} regular epochs: {equal.describe()}")
+    return equal
 
 
 def _leave_group() -> None:
@@ -174,6 +234,7 @@ def _answer_scores(
             tokenizer,
             max_new_tokens=args.eval_max_new_tokens,
             batch_size=args.batch_size,
+            plain=args.plain,
         )
         scores.check(model)
     except UserError as error:
@@ -213,70 +274,6 @@ def _order(training: TrainingArguments) -> dict[str, Any]:
     }
 
 
-# More than this many are no system prompts but parts of the records.
-_MOST_PROMPTS = 10
-
-
-def _system_prompts(records: list[Record]) -> list[str | None]:
-    """The different system prompts of some records, the most frequent first; None stands for having none."""
-    first = (record.messages[0] for record in records)
-    counts = Counter(message["content"] if message["role"] == "system" else None for message in first)
-    return [prompt for prompt, _ in counts.most_common(_MOST_PROMPTS)]
-
-
 def _say(line: str) -> None:
     if is_main_process():
         print(line, flush=True)
-
-
-def _read(args: argparse.Namespace) -> tuple[list[Record], list[Record], dict[str, Any]]:
-    """Training records, held-out records and what identifies their files."""
-    if args.data_file is not None:
-        records = read_records(args.data_file)
-        order = random.Random(args.split_seed).sample(range(len(records)), len(records))
-        count = round(len(records) * args.eval_split)
-        if not 0 < count < len(records):
-            raise UserError(
-                f"{len(records)} records can't be split with --eval_split {args.eval_split}; one part would be empty",
-                path=args.data_file,
-            )
-        held = set(order[:count])
-        parts = [records[i] for i in range(len(records)) if i not in held], [records[i] for i in sorted(held)]
-        split = {"eval_split": args.eval_split, "split_seed": args.split_seed}
-        return *parts, {"data": {**_identify(args.data_file, records), **split}}
-    train_records = read_records(args.train_file)
-    files = {"train": _identify(args.train_file, train_records)}
-    if args.eval_file is None:
-        return train_records, [], files
-    eval_records = read_records(args.eval_file)
-    return train_records, eval_records, {**files, "eval": _identify(args.eval_file, eval_records)}
-
-
-def _identify(path: str, records: list[Record]) -> dict[str, Any]:
-    return {"file": Path(path).name, "records": len(records), "sha256": fingerprint(path)}
-
-
-def _training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArguments:
-    values: dict[str, Any] = {
-        "output_dir": args.output_dir,
-        "per_device_train_batch_size": args.batch_size,
-        "gradient_accumulation_steps": args.grad_accum,
-        "learning_rate": args.learning_rate,
-        "num_train_epochs": args.num_epochs,
-        "seed": args.finetune_seed,
-        "logging_steps": 10,
-        "report_to": "none",
-        "disable_tqdm": not sys.stderr.isatty(),
-        # A process that only the CPU serves has nothing to pin.
-        "dataloader_pin_memory": torch.accelerator.is_available(),
-    }
-    if has_eval:
-        values["eval_strategy"] = "epoch" if args.eval_steps is None else "steps"
-        values["eval_steps"] = args.eval_steps
-    elif args.eval_steps is not None:
-        raise UserError("--eval_steps does nothing without --eval_file or --data_file; add one or leave it out")
-    values.update(args.training)
-    try:
-        return TrainingArguments(**values)
-    except (ValueError, ImportError, TypeError) as error:
-        raise UserError(str(error).strip().splitlines()[0]) from None

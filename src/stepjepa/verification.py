@@ -119,7 +119,8 @@ def check_end_of_turn(subject: Subject) -> str:
         compared += 1
         labels = forest.shift_labels[forest.shift_labels != IGNORE].tolist()
         _require(labels[-1] == end, f"line {record.line}: the last label is not the end of turn")
-        wanted = "".join(m["content"].strip() for m in record.messages if m["role"] == "assistant")
+        answers = [m["content"].strip() for m in record.messages if m["role"] == "assistant"]
+        wanted = answers[-1] if subject.config.plain else "".join(answers)
         taught = tokenizer.decode([index for index in labels if index != end], clean_up_tokenization_spaces=False)
         _require(
             "".join(taught.split()) == "".join(wanted.split()),
@@ -194,7 +195,8 @@ def check_lm_loss(subject: Subject) -> str:
     forests = subject.forests[:4]
     device = subject.model.device
     batch = {key: value.to(device) for key, value in ForestCollator(0, subject.encoding)(forests).items()}
-    ours = Objective(Cosine()).sums(forward(subject.model, batch), batch["label_ids"]).lm / len(batch["label_ids"])
+    sums = Objective(None).sums(forward(subject.model, batch), batch["label_ids"])
+    ours = sums["lm_loss"] / len(batch["label_ids"])
     total, count = 0.0, 0
     for forest in forests:
         main = forest.without_views()
@@ -236,9 +238,9 @@ def check_step(subject: Subject) -> str:
     for _ in range(2):
         batch = ForestCollator(0, subject.encoding)(subject.forests[:4])
         batch = {key: value.to(model.device) for key, value in batch.items()}
-        counts = torch.tensor([len(batch["label_ids"]), len(batch["source_index"])])
+        counts = torch.tensor([len(batch[name]) for name in ("label_ids", "source_index", "triple_index")])
         sums = objective.sums(forward(model, batch), batch["label_ids"])
-        objective.parts(sums, counts).loss.backward()
+        objective.parts(sums, counts)["loss"].backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

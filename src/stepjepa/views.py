@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 from stepjepa.config import JepaConfig
 from stepjepa.records import Record
@@ -58,7 +57,7 @@ def step_views(record: Record, separator: str) -> list[SpanView]:
 def find_pairs(record: Record, config: JepaConfig) -> list[Pair]:
     """The pairs of a record, none where it has too few steps or an explicit view is empty.
 
-    * Step-JEPA: consecutive steps of the last assistant message.
+    * Step-JEPA: steps of the last assistant message, each with the one ``pair_distance`` further on.
     * LLM-JEPA: each user message with the assistant message that answers it; the record's explicit ``text`` and
       ``code`` instead, where it has them. With layout ``branched`` the user's message is taken where it stands in the
       chat, except for explicit views, which do not stand there.
@@ -68,14 +67,16 @@ def find_pairs(record: Record, config: JepaConfig) -> list[Pair]:
     pairs: list[Pair]
     if config.mode == "step-jepa":
         steps = step_views(record, config.step_separator)
-        pairs = [Pair(first, second) for first, second in pairwise(steps)]
+        pairs = [Pair(*both) for both in zip(steps, steps[config.pair_distance :], strict=False)]
     elif record.text is not None and record.code is not None:
         usable = record.text.strip() and record.code.strip()
         pairs = [Pair(MessageView("user", record.text), MessageView("assistant", record.code))] if usable else []
     else:
         pairs = []
+        last = len(record.messages) - 1
         for index, message in enumerate(record.messages):
-            if message["role"] != "assistant":
+            if message["role"] != "assistant" or (config.plain and index < last):
+                # Without a chat format the last exchange is all there is.
                 continue
             user = record.messages[index - 1]["content"]
             first: View = (

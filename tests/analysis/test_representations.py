@@ -231,7 +231,7 @@ def test_what_can_not_be_embedded(tiny_model: Any, trained_tokenizer: Any) -> No
         UserError, match=r"memory.jsonl: none of the 1 records has a pair of step-jepa views; check step"
     ):
         embed_views(model, trained_tokenizer, records[2:], JepaConfig(**STEPS))
-    with pytest.raises(ValueError, match="pooling: expected last or mean, got 'cls'"):
+    with pytest.raises(ValueError, match="pooling: expected last, mean or trained, got 'cls'"):
         Reading(-1, "cls")
     for mode, layout in (("regular", None), ("step-jepa", "inplace")):
         with pytest.raises(ValueError, match="expected views in branched or separate layout"):

@@ -1,5 +1,6 @@
 """Invariant 6: a run that is killed and resumed ends with the very weights of one that was left alone."""
 
+import copy
 import json
 import signal
 import subprocess
@@ -8,12 +9,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, TrainingArguments
 
 import tiny
+from stepjepa.config import JepaConfig
 from stepjepa.files import write_jsonl
+from stepjepa.model import LoraSettings, add_lora
+from stepjepa.predictors import all_predictor_ids
 from stepjepa.run_folder import is_checkpoint, open_run_folder
+from stepjepa.trainer import JepaTrainer
 
 STEPS = 14
 
@@ -74,6 +81,68 @@ def test_killed_and_resumed_equals_uninterrupted(trained_tokenizer: Any, tmp_pat
         json.loads((tmp_path / name / "run.json").read_text())["results"]["tokens"] for name in ("whole", "killed")
     ]
     assert tokens[0] == tokens[1]
+
+
+EXTRAS: dict[str, dict[str, Any]] = {
+    "averaged target": {"target_grad": "ema", "ema_decay": 0.9},
+    "head and tube": {"predictor_head": "mlp", "stp": 0.3},
+    "regularizers on falling lbd": {"sigreg": 0.2, "variance": 0.3, "lbd_schedule": "cosine"},
+}
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["whole model", "adapter"])
+@pytest.mark.parametrize("name", EXTRAS)
+def test_what_belongs_to_a_run_is_resumed_too(name: str, lora: bool, trained_tokenizer: Any, tmp_path: Path) -> None:
+    def trainer(folder: Path) -> JepaTrainer:
+        model: Any = tiny.make_model("llama", seed=3)
+        tokenizer = copy.deepcopy(trained_tokenizer)
+        if lora:
+            torch.manual_seed(5)
+            model = add_lora(model, LoraSettings(3), all_predictor_ids(tokenizer)[:2])
+        fixed = {"use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False, "report_to": "none"}
+        arguments = TrainingArguments(
+            str(folder), max_steps=6, save_steps=3, logging_steps=1, per_device_train_batch_size=4, **fixed
+        )
+        config = JepaConfig(mode="step-jepa", lbd=0.7, **EXTRAS[name])
+        records = (tiny.records() * 9)[:9]
+        return JepaTrainer(model, arguments, config, train_dataset=records, processing_class=tokenizer)
+
+    whole = trainer(tmp_path / "whole")
+    whole.train()
+    resumed = trainer(tmp_path / "resumed")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    for (key, value), same in zip(whole.model.named_parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(value, same), key
+    if whole.ema is not None and resumed.ema is not None:
+        for key, value in whole.ema._average.items():
+            assert torch.equal(value, resumed.ema._average[key]), key
+    last = tmp_path / "whole" / "checkpoint-6"
+    files = {file.name for file in last.iterdir()}
+    assert ("ema.safetensors" in files) == (name == "averaged target")
+    assert ("predictor_head.safetensors" in files) == (name == "head and tube")
+    model_file = "adapter_model.safetensors" if lora else "model.safetensors"
+    assert not any("predictor_head" in key for key in load_file(last / model_file))
+    if not lora:
+        _, told = AutoModelForCausalLM.from_pretrained(last, output_loading_info=True)
+        assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+
+
+def test_a_head_or_an_average_that_was_not_saved_is_missed(trained_tokenizer: Any, tmp_path: Path) -> None:
+    def trainer(folder: Path, **extra: Any) -> JepaTrainer:
+        fixed = {"use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False, "report_to": "none"}
+        arguments = TrainingArguments(str(folder), max_steps=2, save_steps=1, **fixed)
+        return JepaTrainer(
+            tiny.make_model("llama", seed=3),
+            arguments,
+            JepaConfig(mode="step-jepa", **extra),
+            train_dataset=tiny.records(),
+            processing_class=copy.deepcopy(trained_tokenizer),
+        )
+
+    trainer(tmp_path / "without").train()
+    for extra, file in (({"predictor_head": "linear"}, "predictor_head"), ({"target_grad": "ema"}, "ema")):
+        with pytest.raises(ValueError, match=rf"expected {file}\.safetensors in .*checkpoint-1, got none"):
+            trainer(tmp_path / "with", **extra).train(resume_from_checkpoint=str(tmp_path / "without" / "checkpoint-1"))
 
 
 def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:

@@ -31,12 +31,13 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Reading:
-    """Where in the model embeddings are read. The defaults are those of training.
+    """Where in the model embeddings are read.
 
     Attributes:
         layer: index of ``hidden_states``: 0 is the embedding layer, -1 the last layer after the final norm.
         pooling: ``last`` takes the readout, ``mean`` the mean over the view up to the readout: the template around it
-            where the view stands alone, and its predictor tokens, are parts of it.
+            where the view stands alone, and its predictor tokens, are parts of it. ``trained`` is what the
+            configuration of training says, see ``JepaConfig.pooling``.
 
     Raises:
         ValueError: no such pooling.
@@ -46,8 +47,8 @@ class Reading:
     pooling: str = "last"
 
     def __post_init__(self) -> None:
-        if self.pooling not in ("last", "mean"):
-            raise ValueError(f"pooling: expected last or mean, got '{self.pooling}'")
+        if self.pooling not in ("last", "mean", "trained"):
+            raise ValueError(f"pooling: expected last, mean or trained, got '{self.pooling}'")
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def embed_views(
         tokenizer: with the predictor tokens that ``config`` asks for.
         records: any; those without a pair, or left out for their length, have no embeddings.
         config: a mode with views, in a layout other than ``inplace``.
-        reading: layer and pooling; None reads as training does.
+        reading: layer and pooling; None reads as training does, but for a predictor head, which is no part of Enc.
         batch_size: records per batch.
 
     Raises:
@@ -104,7 +105,7 @@ def embed_views(
     """
     from tqdm.auto import tqdm
 
-    reading = reading or Reading()
+    reading = reading or Reading(config.jepa_layer, "trained")
     if not config.uses_views or config.layout == "inplace":
         raise ValueError(f"expected views in branched or separate layout, got {config.mode} {config.layout}")
     check_layer(model, reading.layer)
@@ -182,6 +183,11 @@ def _view_rows(forest: Forest, record: Record, builder: ForestBuilder, pooling: 
     """For the source and the target of each pair the rows that are pooled."""
     if pooling == "last":
         return tuple((pair[:1].astype(np.int64), pair[1:].astype(np.int64)) for pair in forest.pairs)
+    if pooling == "trained":
+        pooled = np.ones_like(forest.pairs) if forest.pooled is None else forest.pooled
+        firsts = forest.pairs - pooled + 1
+        both = zip(firsts.tolist(), forest.pairs.tolist(), strict=True)
+        return tuple((np.arange(a, b + 1), np.arange(c, d + 1)) for (a, c), (b, d) in both)
     spans: list[tuple[int, int]] = []
     views = {view for pair in find_pairs(record, builder.config) for view in (pair.first, pair.second)}
     inside = [view for view in views if isinstance(view, SpanView)]
@@ -220,7 +226,7 @@ def _embed(jobs: Sequence[_Job], model: Any, encoding: str, layer: int) -> list[
     for job in jobs:
         every = np.concatenate([rows for view in job.views for rows in view]).astype(np.int32)
         # The collator finds the place of the two ends of a pair in either encoding; here every row stands for itself.
-        read.append(replace(job.forest, pairs=np.stack([every, every], axis=1)))
+        read.append(replace(job.forest, pairs=np.stack([every, every], axis=1), pooled=None))
     batch = {name: value.to(model.device) for name, value in ForestCollator(0, encoding)(read).items()}
     hidden = _hidden(model, batch, layer)
     states = hidden.reshape(-1, hidden.shape[-1])[batch["source_index"]].float()  # [rows of all views, D]

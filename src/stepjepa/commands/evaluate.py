@@ -10,6 +10,7 @@ from stepjepa.arguments import add_switch
 from stepjepa.commands.scoring_flags import add_scoring_group, describe_task, task_options
 from stepjepa.config import DTYPES
 from stepjepa.errors import UserError
+from stepjepa.published import add_evaluation_flags, follow_evaluation_flags
 
 SUMMARY = "generate answers for a test file and score them"
 
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         scoring, "--split_tune_untune", help="with --similarity: right and wrong answers apart, which is done anyway"
     )
     _add_generation(parser)
+    add_evaluation_flags(parser)
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +52,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     )
     files.add_argument("--test_file", "--input_file", required=True, metavar="FILE", help="JSON lines with 'messages'")
     files.add_argument("--output_file", required=True, metavar="FILE", help="JSON lines, one per example")
-    add_switch(files, "--overwrite", help="throw away what --output_file holds (off)")
+    add_switch(files, "--overwrite", "--no_skip_existing", help="throw away what --output_file holds (off)")
 
 
 def _add_generation(parser: argparse.ArgumentParser) -> None:
@@ -78,16 +80,21 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate and print the summary."""
+    from stepjepa.evaluation.prompts import trained_plain
     from stepjepa.evaluation.run import Evaluation
     from stepjepa.evaluation.settings import EvaluationSettings, Sampling
     from stepjepa.evaluation.summary import format_summary
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("every process would write the same file; start one process, without torchrun")
+    follow_evaluation_flags(args)
     if args.load_in_4bit and args.load_in_8bit:
         raise UserError("--load_in_4bit and --load_in_8bit exclude each other; leave one out")
     if args.split_tune_untune and args.similarity is None:
         print("note: --split_tune_untune does nothing without --similarity", file=sys.stderr)
+    if not args.plain and trained_plain(args.model_path):
+        print("note: the model was trained without a chat format, so it is asked without one (--plain)")
+        args.plain = True
     sampling: tuple[str, ...] = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "num_samples")
     same: tuple[str, ...] = (
         "model_path",

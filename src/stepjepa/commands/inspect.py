@@ -8,8 +8,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.arguments import add_data_group, add_model_group, add_objective_group, jepa_config
+from stepjepa.arguments import add_data_group, add_loss_group, add_model_group, add_objective_group, jepa_config
 from stepjepa.files import refuse_existing
+from stepjepa.plain_template import add_plain_tokens
 from stepjepa.predictors import add_predictor_tokens
 from stepjepa.presets import PREFIX, preset_tokenizer
 from stepjepa.records import Record, read_records
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_group(parser)
     add_model_group(parser)
     add_objective_group(parser)
+    add_loss_group(parser)
     group = parser.add_argument_group("what to show")
     group.add_argument("--index", type=int, default=0, metavar="I", help="the record, counted from 0 (0)")
     group.add_argument("--json", action="store_true", help="one JSON document on standard output instead of tables")
@@ -50,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     records = read_records(args.train_file)
     tokenizer = _tokenizer(args, records)
     assert config.predictors is not None
+    if config.plain:
+        add_plain_tokens(tokenizer)
     add_predictor_tokens(tokenizer, config.predictors)
 
     from stepjepa.inspection import inspect_record

@@ -8,6 +8,7 @@ from typing import Any
 
 from stepjepa.arguments import (
     add_data_group,
+    add_loss_group,
     add_model_group,
     add_objective_group,
     add_switch,
@@ -16,6 +17,7 @@ from stepjepa.arguments import (
 )
 from stepjepa.config import DTYPES, JepaConfig
 from stepjepa.errors import UserError
+from stepjepa.published import add_training_flags, follow_training_flags
 
 SUMMARY = "train a model: regular, LLM-JEPA or Step-JEPA"
 
@@ -41,18 +43,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=DTYPES,
         help="of weights (float32)",
     )
+    add_switch(model, "--pretrain", help="random weights, with the configuration of --model_name")
+    model.add_argument(
+        "--train_tokenizer", type=int, metavar="SIZE", help="with --pretrain: a tokenizer of that many tokens, trained"
+    )
     model.add_argument("--attn_implementation", metavar="NAME", help="as in transformers: sdpa, eager ...")
     add_switch(model, "--lora", help="train a LoRA adapter and the predictor rows instead of all weights")
     model.add_argument("--lora_rank", type=int, default=16, metavar="R", help="(16)")
     model.add_argument("--lora_alpha", type=int, metavar="A", help="(twice the rank)")
     model.add_argument("--lora_dropout", type=float, default=0.0, metavar="P", help="(0)")
+    add_switch(model, "--load_in_4bit", help="with --lora: frozen weights in 4 bits, through bitsandbytes (QLoRA)")
+    add_switch(model, "--load_in_8bit", help="with --lora: frozen weights in 8 bits, through bitsandbytes")
     add_objective_group(parser)
+    add_loss_group(parser)
     answers = parser.add_argument_group("answers during training")
     answers.add_argument(
-        "--eval_generate", type=int, metavar="N", help="at every evaluation, also answer N held-out records and score"
+        "--eval_generate",
+        "--max_eval_samples",
+        type=int,
+        metavar="N",
+        help="at every evaluation, also answer N held-out records and score",
     )
     answers.add_argument("--eval_task", default="auto", metavar="NAME", help="as --task of 'stepjepa evaluate' (auto)")
-    answers.add_argument("--eval_max_new_tokens", type=int, default=256, metavar="N", help="cut answers off (256)")
+    answers.add_argument(
+        "--eval_max_new_tokens",
+        "--max_new_tokens_eval",
+        type=int,
+        default=256,
+        metavar="N",
+        help="cut answers off (256)",
+    )
     answers.add_argument("--spider_path", metavar="DIR", help="databases, for the task spider")
     answers.add_argument(
         "--missing_databases", choices=("error", "skip"), default="error", help="skip: leave such records out (error)"
@@ -63,12 +83,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--grad_accum", "--gradient_accumulation_steps", type=int, default=4, metavar="N", help="(4)")
     run.add_argument("--learning_rate", type=float, default=2e-5, metavar="LR", help="(2e-5)")
     run.add_argument("--num_epochs", "--num_train_epochs", type=float, default=3.0, metavar="N", help="(3)")
-    run.add_argument("--eval_steps", type=int, metavar="N", help="evaluate every N steps (once an epoch)")
+    run.add_argument(
+        "--eval_steps", "--eval_accuracy_steps", type=int, metavar="N", help="evaluate every N steps (once an epoch)"
+    )
     run.add_argument("--finetune_seed", "--seed", type=int, default=42, metavar="N", help="of everything random (42)")
+    add_switch(run, "--selective_checkpointing", help="keep products and attention, recompute the rest: less memory")
+    add_switch(run, "--track_flop", help="measure the FLOPs of the first 10 steps, beside the derived ones")
+    add_switch(run, "--same_flop", help="as many steps as spend the compute of --num_epochs of --regular")
+    add_switch(run, "--dry_run", help="print tokens, memory and FLOPs of a step, with no weights made, and stop")
     run.add_argument("--resume_from_checkpoint", metavar="DIR", help="a checkpoint folder, or 'last'")
     run.add_argument("--debug", type=int, default=0, metavar="N", help="0 warnings, 1 progress, 2 details (0)")
     run.add_argument("--config", metavar="FILE", help="YAML file of flags; the command line wins")
     run.add_argument("--help_all", action="store_true", help="also list the flags of TrainingArguments")
+    add_training_flags(parser)
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
@@ -86,6 +113,7 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     for name in ("model_name", "output_dir"):
         if getattr(args, name) is None:
             parser.error(f"--{name} is missing")
+    follow_training_flags(args)
     return args
 
 
@@ -144,13 +172,29 @@ def check(args: argparse.Namespace) -> JepaConfig:
         if getattr(args, name) < 1:
             raise UserError(f"--{name}: expected 1 or more, got {getattr(args, name)}")
     _check_answers(args)
-    if args.lora and args.model_name.startswith("preset:"):
-        raise UserError("--lora adapts a trained model, and presets have random weights; leave one out")
+    _check_model(args)
+    if args.same_flop and args.training.get("max_steps", -1) > 0:
+        raise UserError("--same_flop works out the number of steps, and --max_steps names it; leave one out")
+    return config
+
+
+def _check_model(args: argparse.Namespace) -> None:
+    """Refuse ways of making the model that contradict each other."""
+    preset = args.model_name.startswith("preset:")
+    if args.lora and (preset or args.pretrain):
+        raise UserError(
+            f"--lora adapts a trained model, and {'presets have' if preset else '--pretrain means'} random weights; "
+            "leave one out"
+        )
     if not args.lora:
-        for name, default in (("lora_rank", 16), ("lora_alpha", None), ("lora_dropout", 0.0)):
+        defaults = {"lora_rank": 16, "lora_alpha": None, "lora_dropout": 0.0}
+        for name, default in {**defaults, "load_in_4bit": False, "load_in_8bit": False}.items():
             if getattr(args, name) != default:
                 raise UserError(f"--{name} does nothing without --lora; add --lora or leave it out")
-    return config
+    if args.load_in_4bit and args.load_in_8bit:
+        raise UserError("--load_in_4bit and --load_in_8bit exclude each other; leave one out")
+    if args.train_tokenizer is not None and not (preset or args.pretrain):
+        raise UserError("--train_tokenizer needs random weights, which --pretrain makes; add it or leave both out")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from stepjepa.arguments import add_data_group, add_model_group, add_objective_group, add_switch, jepa_config
+from stepjepa.arguments import (
+    add_data_group,
+    add_loss_group,
+    add_model_group,
+    add_objective_group,
+    add_switch,
+    jepa_config,
+)
 from stepjepa.errors import UserError
 
 SUMMARY = "check model, data, masks and losses against slow and obvious computations"
@@ -17,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_switch(model, "--lora", help="check the optimisation step with a LoRA adapter")
     model.add_argument("--lora_rank", type=int, default=16, metavar="R", help="(16)")
     add_objective_group(parser)
+    add_loss_group(parser)
     group = parser.add_argument_group("verify")
     group.add_argument("--max_records", type=int, default=32, metavar="N", help="records looked at (32)")
     group.add_argument("--finetune_seed", "--seed", type=int, default=42, metavar="N", help="of random weights (42)")
@@ -28,9 +36,9 @@ def run(args: argparse.Namespace) -> int:
     if args.max_records < 1:
         raise UserError(f"--max_records: expected 1 or more, got {args.max_records}")
     from stepjepa.model import LoraSettings, add_lora, load_model
-    from stepjepa.predictors import all_predictor_ids
     from stepjepa.records import parse_record, read_records
     from stepjepa.tasks.stepmath import Difficulty, generate
+    from stepjepa.token_rows import adapter_ids
     from stepjepa.verification import Subject, verify
 
     if args.train_file is not None:
@@ -47,15 +55,18 @@ def run(args: argparse.Namespace) -> int:
         seed=args.finetune_seed,
         chat_template=args.chat_template,
         trust_remote_code=args.trust_remote_code,
+        plain=config.plain,
     )
     try:
-        settings = LoraSettings(args.lora_rank)
+        settings, trained = LoraSettings(args.lora_rank), adapter_ids(tokenizer, plain=config.plain)
         subject = Subject(
             model.eval(),
             tokenizer,
             config,
             records[: args.max_records],
-            lora=(lambda base: add_lora(base, settings, all_predictor_ids(tokenizer))) if args.lora else None,
+            lora=(lambda base: add_lora(base, settings, trained))
+            if args.lora
+            else None,
         )
     except ValueError as error:
         raise UserError(str(error)) from None

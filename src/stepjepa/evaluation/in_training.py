@@ -38,10 +38,18 @@ class AnswerScores:
     """
 
     def __init__(
-        self, records: Sequence[Record], task: Task, tokenizer: Any, *, max_new_tokens: int, batch_size: int
+        self,
+        records: Sequence[Record],
+        task: Task,
+        tokenizer: Any,
+        *,
+        max_new_tokens: int,
+        batch_size: int,
+        plain: bool = False,
     ) -> None:
         kept, _ = keep(task, records)
         self._records, self._task, self._tokenizer = kept, task, tokenizer
+        self._plain = plain
         self._sampling, self._batch_size = Sampling(max_new_tokens=max_new_tokens), batch_size
 
     def check(self, model: Any) -> None:
@@ -53,7 +61,7 @@ class AnswerScores:
         self._batcher(model)
 
     def _batcher(self, model: Any) -> Batcher:
-        template = make_template(self._tokenizer, plain=False)
+        template = make_template(self._tokenizer, plain=self._plain)
         engine = Generator(model, self._tokenizer, template.end_of_turn_ids, self._sampling)
         return Batcher(self._task, self._records, engine, self._tokenizer, template, batch_size=self._batch_size)
 

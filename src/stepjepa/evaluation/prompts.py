@@ -51,6 +51,12 @@ def make_template(tokenizer: Any, *, plain: bool) -> Template:
     return PlainTemplate(tokenizer) if plain else ChatTemplate(tokenizer)
 
 
+def trained_plain(model_path: str | os.PathLike[str]) -> bool:
+    """Whether the run that made a model says that it was trained without a chat format."""
+    run = run_of(model_path)
+    return run is not None and bool(run["jepa"].get("plain", False))
+
+
 class Span(NamedTuple):
     """A row of tokens of which the end is weighed.
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import IO, Any
 
 from stepjepa.errors import UserError
@@ -168,6 +169,7 @@ class Evaluation:
         from stepjepa.similarity import compare_views, similarity_config
 
         config = similarity_config(self.settings.model_path, self.settings.similarity)
+        config = replace(config, plain=self.settings.plain)
         model, tokenizer = load()
         size = self.settings.batch_size
         with self._memory():

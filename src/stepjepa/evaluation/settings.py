@@ -127,8 +127,6 @@ class EvaluationSettings:
             raise UserError(f"--{other} needs --engine hf; leave one of the two out")
         if self.plain and self.use_test_prompts:
             raise UserError("--use_test_prompts does nothing with --plain, which shows no system prompt; leave it out")
-        if self.plain and self.similarity:
-            raise UserError("--similarity shows views in the chat format, --plain is without one; leave one out")
         check_output(self.output_file, self.test_file, "test file")
 
 

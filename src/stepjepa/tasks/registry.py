@@ -112,6 +112,10 @@ def choose_task(name: str, records: Sequence[Record], options: TaskOptions | Non
         for field in fields(TaskOptions)
         if field.name not in kind.takes and getattr(options, field.name) != field.default
     ]
+    if name == AUTO and "spider_path" in unused:
+        # The published drivers name it for every data set.
+        unused.remove("spider_path")
+        print(f"note: --spider_path does nothing with task '{kind.name}'", file=sys.stderr)
     if unused:
         raise UserError(f"--{unused[0]} does nothing with task '{kind.name}'; leave it out or pass another --task")
     return kind.from_options(options)

@@ -1,0 +1,199 @@
+"""Flags of the objective: each sets what it says, and what makes no sense is refused with a remedy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from stepjepa.arguments import jepa_config
+from stepjepa.cli import Parser, main
+from stepjepa.commands import train
+from stepjepa.config import JepaConfig
+from stepjepa.files import write_jsonl
+from stepjepa.predictors import add_predictor_tokens
+from stepjepa.segments import ForestBuilder
+from stepjepa.views import find_pairs
+
+FLAGS: list[tuple[str, dict[str, Any]]] = [
+    ("", {"mode": "llm-jepa", "layout": "separate", "predictors": 1}),
+    ("--regular", {"mode": "regular", "predictors": 0}),
+    ("--step_jepa", {"mode": "step-jepa", "layout": "branched", "predictors": 2}),
+    ("--layout branched", {"layout": "branched"}),
+    ("--predictors 10", {"predictors": 10}),
+    ("--predictors 0", {"predictors": 0}),
+    ("--lbd 2", {"lbd": 2.0}),
+    ("--gamma 0.5", {"gamma": 0.5}),
+    ("--jepa_l2", {"jepa_loss_type": "l2"}),
+    ("--jepa_mse", {"jepa_loss_type": "mse"}),
+    ("--infonce", {"jepa_loss_type": "infonce", "infonce_temperature": 0.07}),
+    ("--jepa_loss_type infonce --infonce_temperature 0.2", {"jepa_loss_type": "infonce", "infonce_temperature": 0.2}),
+    ("--jepa_ratio 0.25", {"jepa_ratio": 0.25}),
+    ("--jepa_ratio=-1.0", {"jepa_ratio": 1.0}),
+    ("--front_pred", {"front_pred": True}),
+    ("--reverse_pred", {"reverse_pred": True}),
+    ("--last_token -2", {"last_token": -2}),
+    ("--step_jepa --pairs all", {"pairs": "all"}),
+    ("--step_jepa --pair_distance 2", {"pair_distance": 2}),
+    ("--pooling mean", {"pooling": "mean"}),
+    ("--jepa_layer 1", {"jepa_layer": 1}),
+    ("--predictor_head mlp", {"predictor_head": "mlp"}),
+    ("--target_grad stop", {"target_grad": "stop"}),
+    ("--target_grad ema", {"target_grad": "ema", "ema_decay": 0.99}),
+    ("--target_grad ema --ema_decay 0.5", {"target_grad": "ema", "ema_decay": 0.5}),
+    ("--lbd_schedule cosine", {"lbd_schedule": "cosine"}),
+    ("--lbd_schedule warmup", {"lbd_schedule": "warmup", "lbd_warmup": 0.1}),
+    ("--lbd_schedule warmup --lbd_warmup 0.3", {"lbd_schedule": "warmup", "lbd_warmup": 0.3}),
+    ("--stp", {"stp": 0.02}),
+    ("--stp 0.3", {"stp": 0.3}),
+    ("--regular --stp 0.3", {"mode": "regular", "stp": 0.3}),
+    ("--sigreg 0.05", {"sigreg": 0.05}),
+    ("--variance 1 --covariance 0.04", {"variance": 1.0, "covariance": 0.04}),
+    ("--train_all", {"labels": "all"}),
+    ("--trainall", {"labels": "all"}),
+    ("--labels reference", {"labels": "reference"}),
+    ("--plain", {"plain": True, "labels": "assistant"}),
+    ("--plain --train_all", {"plain": True, "labels": "all"}),
+    ("--additive_mask", {}),
+    ("--step_separator line", {"step_separator": "line"}),
+    ("--encoding rows", {"encoding": "rows"}),
+]
+
+
+def parsed(flags: str) -> JepaConfig:
+    parser = Parser(prog="stepjepa train")
+    train.add_arguments(parser)
+    return jepa_config(train.parse(parser, ["--model_name", "m", "--output_dir", "o", *flags.split()]))
+
+
+@pytest.mark.parametrize(("flags", "wanted"), FLAGS, ids=[flags or "none" for flags, _ in FLAGS])
+def test_a_flag_sets_what_it_says_and_nothing_else(flags: str, wanted: dict[str, Any]) -> None:
+    found, plain = parsed(flags).to_dict(), parsed("").to_dict()
+    for name, value in wanted.items():
+        assert found.pop(name) == value, name
+        del plain[name]
+    if "mode" not in wanted and "--step_jepa" not in flags:
+        assert found == plain
+
+
+def test_every_field_of_the_objective_has_a_flag() -> None:
+    set_by = {name for _, wanted in FLAGS for name in wanted} | {"max_length", "over_length", "require_pairs"}
+    assert set(JepaConfig().to_dict()) == set_by
+
+
+REFUSED: list[tuple[str, str]] = [
+    ("--regular --predictor_head linear", "--regular has no views, so --predictor_head does nothing"),
+    ("--regular --target_grad stop", "--regular has no views, so --target_grad"),
+    ("--regular --pooling mean", "--regular has no views, so --pooling"),
+    ("--regular --jepa_layer 1", "--regular has no views, so --jepa_layer"),
+    ("--regular --lbd_schedule cosine", "--regular has no views, so --lbd_schedule"),
+    ("--regular --pair_distance 2", "--regular has no views, so --pair_distance"),
+    ("--regular --sigreg 0.1", "--regular has no views, so --sigreg"),
+    ("--regular --variance 1", "--regular has no views, so --variance"),
+    ("--regular --covariance 1", "--regular has no views, so --covariance"),
+    ("--regular --infonce", "--regular has no views, so the alignment loss 'infonce'"),
+    ("--regular --jepa_ratio 0.5", "--regular has no views, so --jepa_ratio"),
+    ("--ema_decay 0.9", "--ema_decay does nothing without --target_grad ema"),
+    ("--target_grad ema --ema_decay 1", "--ema_decay: expected 0 or more and less than 1, got 1.0"),
+    ("--lbd_warmup 0.2", "--lbd_warmup does nothing without --lbd_schedule warmup"),
+    ("--lbd_schedule warmup --lbd_warmup 0", "--lbd_warmup: expected a share of the run above 0"),
+    ("--pair_distance 2", "pair_distance 2 counts steps, and mode llm-jepa has none"),
+    ("--step_jepa --pair_distance 0", "--pair_distance: expected 1 or more, got 0"),
+    ("--step_jepa --layout inplace --pairs all --pair_distance 2", "pairs 'all' with pair_distance 2 contradicts"),
+    ("--pooling mean --last_token -2", "last_token names one token, and pooling 'mean' averages"),
+    ("--plain --train_all --step_jepa", "plain with labels 'all' trains the user's text alone"),
+    ("--train_all --labels assistant", "--train_all means --labels all, and --labels assistant is named too"),
+    ("--sigreg=-1", "--sigreg: expected 0 or more, got -1.0"),
+    ("--stp=-1", "--stp: expected 0 or more"),
+    ("--infonce_temperature 0.2", "--infonce_temperature does nothing without --jepa_loss_type infonce"),
+    ("--jepa_layer 7", "jepa_layer: expected -5 to 4 for a model of 4 layers, got 7"),
+    ("--pretrain --lora", "--lora adapts a trained model"),
+    ("--lora --load_in_4bit --load_in_8bit --model_name x", "exclude each other"),
+    ("--load_in_4bit", "--load_in_4bit does nothing without --lora"),
+    ("--model_name x --train_tokenizer 400", "--train_tokenizer needs random weights"),
+    ("--same_flop --max_steps 5", "--same_flop works out the number of steps"),
+    ("--selective_checkpointing --gradient_checkpointing", "exclude each other"),
+]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    write_jsonl(tmp_path / "data.jsonl", [{"messages": list(record.messages)} for record in tiny.records() * 5])
+    return tmp_path / "data.jsonl"
+
+
+def command(data: Path, folder: Path, flags: str) -> list[str]:
+    fixed = ["--train_file", str(data), "--output_dir", str(folder), "--use_cpu", "--max_length", "128"]
+    named = [] if "--model_name" in flags else ["--model_name", "preset:tiny"]
+    return ["train", *fixed, *named, *flags.split()]
+
+
+@pytest.mark.parametrize(("flags", "words"), REFUSED, ids=[flags for flags, _ in REFUSED])
+def test_what_makes_no_sense_is_refused(flags: str, words: str, data: Path, tmp_path: Path, capsys: Any) -> None:
+    assert main(command(data, tmp_path / "run", flags)) == 2
+    error = capsys.readouterr().err.strip()
+    assert words in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_flags_that_change_nothing_say_so(data: Path, tmp_path: Path, capsys: Any) -> None:
+    parsed("--additive_mask")
+    assert "--additive_mask changes nothing" in capsys.readouterr().err
+    parsed("--step_jepa --last_token -2")
+    assert "--last_token -2 is followed here" in capsys.readouterr().err
+    parsed("--regular --predictors 3 --lbd 2")
+    assert "nothing comes of --predictors, --lbd" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [0, 1, 10])
+def test_runs_with_any_number_of_predictor_tokens(number: int, data: Path, tmp_path: Path) -> None:
+    flags = f"--step_jepa --predictors {number} --max_steps 1 --save_strategy no"
+    assert main(command(data, tmp_path / "run", flags)) == 0
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    # Ten of the fifteen records have a first pair.
+    assert (run["status"], run["counts"]["pairs"]) == ("finished", 10)
+
+
+def test_every_predictor_token_costs_one_token(tiny_tokenizer: Any) -> None:
+    add_predictor_tokens(tiny_tokenizer, 10)
+    lengths = []
+    for number in range(11):
+        forest = ForestBuilder(tiny_tokenizer, JepaConfig(mode="step-jepa", predictors=number)).build(tiny.records())[0]
+        lengths.append(len(forest))
+        names = [f"<|predictor_{place}|>" for place in range(1, number + 1)]
+        found = tiny_tokenizer.convert_ids_to_tokens(forest.input_ids.tolist())
+        assert [token for token in found if token.startswith("<|predictor_")] == names
+        # The source is read at the last of them, or at the end of the step.
+        assert found[forest.pairs[0, 0]] == (names[-1] if names else found[forest.pairs[0, 0]])
+    assert lengths == [lengths[0] + number for number in range(11)]
+
+
+def test_pair_distance_by_hand() -> None:
+    record = tiny.records()[0]
+    text = record.answer
+
+    def pairs(**options: Any) -> list[tuple[str, str]]:
+        found = find_pairs(record, JepaConfig(mode="step-jepa", **options))
+        return [(text[p.first.start : p.first.end], text[p.second.start : p.second.end]) for p in found]  # type: ignore[union-attr]
+
+    first, second, third, fourth = "3+4=7.\n\n", "7+5=12\n\n", "So it is\n\n", "12"
+    assert pairs() == [(first, second)]
+    assert pairs(pair_distance=2) == [(first, third)]
+    assert pairs(pair_distance=2, pairs="all") == [(first, third), (second, fourth)]
+    assert pairs(pair_distance=3, pairs="all") == [(first, fourth)]
+    assert pairs(pair_distance=4, pairs="all") == []
+
+
+def test_a_distant_pair_in_place(trained_tokenizer: Any) -> None:
+    """The step between the two is ordinary text, the distant one sees only itself."""
+    config = JepaConfig(mode="step-jepa", layout="inplace", pair_distance=2)
+    forest = ForestBuilder(trained_tokenizer, config).build(tiny.records())[0]
+    texts = [(s.kind, trained_tokenizer.decode(forest.input_ids[s.start : s.end])) for s in forest.segments]
+    assert [kind for kind, _ in texts] == ["main", "source", "main", "target", "main"]
+    assert texts[2][1] == "7+5=12\n\n"
+    assert texts[3][1] == "So it is\n\n"
+    assert forest.segments[3].isolated

@@ -1,0 +1,68 @@
+"""Invariant 5 for every objective: two processes, under DDP and with sharded weights, train what one trains."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from processes import OBJECTIVES, STEP, config_of, sharded, trained
+
+SCRIPT = Path(__file__).parents[1] / "processes.py"
+
+Results = dict[str, tuple[dict[str, torch.Tensor], list[dict[str, float]]]]
+
+
+@pytest.fixture(scope="session")
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Results]:
+    """``of_two("ddp")``: the runs of all objectives on two processes, started once."""
+    folder = tmp_path_factory.mktemp("two")
+    started: set[str] = set()
+
+    def run(kind: str) -> Results:
+        if kind not in started:
+            started.add(kind)
+            launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+            command = [*launcher, str(SCRIPT), kind, str(folder)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+            (folder / f"{kind}.log").write_text(done.stderr, encoding="utf-8")
+        # A launch that failed is not tried again by every test.
+        assert (folder / f"{kind}.pt").exists(), (folder / f"{kind}.log").read_text(encoding="utf-8")[-5000:]
+        results: Results = torch.load(folder / f"{kind}.pt")
+        return results
+
+    return run
+
+
+def compare(one: tuple[Any, Any], two: tuple[Any, Any]) -> None:
+    assert one[0].keys() == two[0].keys()
+    for name, value in one[0].items():
+        assert (value - two[0][name]).abs().max() <= 1e-5, name
+    assert len(one[1]) == len(two[1]) > 4
+    for line, same in zip(one[1], two[1], strict=True):
+        assert line == pytest.approx(same, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_two_processes_train_what_one_trains(name: str, of_two: Callable[[str], Results], tmp_path: Path) -> None:
+    compare(trained(name, tmp_path / "run", STEP), of_two("ddp")[name])
+
+
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if config_of(name).target_grad != "ema"])
+def test_sharded_weights_train_what_whole_ones_train(name: str, of_two: Callable[[str], Results]) -> None:
+    compare(sharded(name, 1, 0), of_two("fsdp")[name])
+
+
+def test_no_two_objectives_train_the_same() -> None:
+    """Each name stands for something: no option in the table is without effect."""
+    weights = [torch.cat([value.flatten() for value in sharded(name, 1, 0)[0].values()])[:900] for name in OBJECTIVES]
+    for index, value in enumerate(weights):
+        for other in range(index):
+            named = list(OBJECTIVES)[index], list(OBJECTIVES)[other]
+            if "averaged target" not in named:
+                assert not torch.equal(value, weights[other]), named

@@ -1,0 +1,171 @@
+"""What one process and two must agree on: short runs of every objective, alone or under torchrun.
+
+    torchrun --nproc_per_node 2 tests/processes.py ddp|fsdp FOLDER
+
+Each process of the second kind holds a part of every weight (``fully_shard``), which the Trainer can't do on a CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import TrainingArguments
+
+import tiny
+from stepjepa.attention import enable_forest
+from stepjepa.collate import ForestCollator
+from stepjepa.config import JepaConfig
+from stepjepa.embeddings import forward
+from stepjepa.gathering import gather_rows
+from stepjepa.objective import Objective
+from stepjepa.predictor_head import attach_head
+from stepjepa.sampler import ForestDataset, StepSampler
+from stepjepa.segments import ForestBuilder
+from stepjepa.trainer import JepaTrainer
+
+RECORDS = 19
+STEP = 4
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "regular": {"mode": "regular"},
+    "regular with stp": {"mode": "regular", "stp": 0.7},
+    "cosine": {"mode": "llm-jepa"},
+    "cosine, half of the steps": {"mode": "llm-jepa", "jepa_ratio": 0.5, "layout": "branched"},
+    "l2, all steps": {"mode": "step-jepa", "pairs": "all", "jepa_loss_type": "l2"},
+    "mse, in place": {"mode": "step-jepa", "layout": "inplace", "jepa_loss_type": "mse"},
+    "infonce": {"mode": "llm-jepa", "jepa_loss_type": "infonce"},
+    "infonce on steps, half of the steps": {"mode": "step-jepa", "jepa_loss_type": "infonce", "jepa_ratio": 0.5},
+    "target without gradient": {"mode": "step-jepa", "target_grad": "stop"},
+    "averaged target": {"mode": "step-jepa", "target_grad": "ema", "ema_decay": 0.5},
+    "linear head": {"mode": "llm-jepa", "predictor_head": "linear"},
+    "mlp head, stp": {"mode": "step-jepa", "predictor_head": "mlp", "stp": 0.3},
+    "sigreg": {"mode": "step-jepa", "pairs": "all", "sigreg": 0.3},
+    "variance and covariance": {"mode": "step-jepa", "pairs": "all", "variance": 0.9, "covariance": 0.7},
+    "mean pooling of layer 1": {"mode": "llm-jepa", "pooling": "mean", "jepa_layer": 1, "predictors": 2},
+    "falling lbd": {"mode": "llm-jepa", "lbd_schedule": "cosine"},
+}
+
+
+def tokenizer() -> Any:
+    """The same on every process."""
+    from stepjepa.predictors import add_predictor_tokens
+    from stepjepa.presets import train_tokenizer
+
+    made = train_tokenizer([m["content"] for record in tiny.records() for m in record.messages], 290)
+    add_predictor_tokens(made, 4)
+    return made
+
+
+def config_of(name: str) -> JepaConfig:
+    """The objective, at a weight that shows."""
+    return JepaConfig(lbd=0.7, gamma=1.3, **OBJECTIVES[name])
+
+
+def trained(name: str, folder: Path, batch: int) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """Weights and lines of losses of a run of the Trainer."""
+    arguments = TrainingArguments(
+        str(folder),
+        per_device_train_batch_size=batch,
+        per_device_eval_batch_size=batch,
+        gradient_accumulation_steps=1 if config_of(name).compares_pairs else 2,
+        num_train_epochs=2,
+        learning_rate=0.05,
+        optim="sgd",
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        ddp_backend="gloo" if dist.is_torchelastic_launched() else None,
+    )
+    records = (tiny.records() * RECORDS)[:RECORDS]
+    trainer = JepaTrainer(
+        tiny.make_model("llama", seed=3),
+        arguments,
+        config_of(name),
+        train_dataset=records,
+        eval_dataset=records[:7],
+        processing_class=tokenizer(),
+    )
+    trainer.train()
+    trainer.evaluate()
+    lines = [
+        {key: value for key, value in line.items() if key.removeprefix("eval_").endswith("loss")}
+        for line in trainer.state.log_history
+    ]
+    return {key: value.clone() for key, value in trainer.model.state_dict().items()}, [line for line in lines if line]
+
+
+def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """Weights and losses of a loop of SGD over the sampler's order, on a model that is sharded where world is 2."""
+    config, made = config_of(name), tokenizer()
+    model = tiny.make_model("llama", seed=3).train()
+    enable_forest(model)
+    if config.predictor_head != "none":
+        attach_head(model, config.predictor_head, 3)
+    if world > 1:
+        for layer in model.model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+        assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+    objective = Objective.from_config(config, 3)
+    dataset = ForestDataset(ForestBuilder(made, config).build((tiny.records() * RECORDS)[:RECORDS]))
+    dataset.triple_seed = 3 if config.stp else None
+    ratio = config.jepa_ratio if config.uses_views else 1.0
+    sampler = StepSampler(
+        dataset.lengths, STEP, seed=3, jepa_ratio=ratio, tight=not config.compares_pairs, multiple=STEP
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    keys, lines = list(sampler), []
+    share = STEP // world
+    for step, start in enumerate(range(0, len(keys), STEP)):
+        mine = keys[start + rank * share : start + (rank + 1) * share]
+        batch = ForestCollator(0)([dataset[key] for key in mine])
+        counts = torch.tensor(
+            [len(batch[key]) for key in ("label_ids", "source_index", "triple_index")], dtype=torch.float64
+        )
+        if world > 1:
+            dist.all_reduce(counts)
+        outputs = forward(model, batch, config.jepa_layer)
+        sums = objective.sums(outputs, batch["label_ids"], step=step, gather=gather_rows)
+        parts = objective.parts(sums, counts, step * STEP / len(keys))
+        (parts["loss"] * world).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen = torch.stack([part.detach() for part in parts.values()])
+        if world > 1:
+            dist.all_reduce(seen)
+        lines.append(dict(zip(parts, seen.tolist(), strict=True)))
+    state = {
+        key: value.full_tensor() if isinstance(value, DTensor) else value for key, value in model.state_dict().items()
+    }
+    return {key: value.detach().clone() for key, value in state.items()}, lines
+
+
+def main(kind: str, folder: Path) -> None:
+    """Run all objectives; the first process writes what came of them."""
+    torch.set_num_threads(1)
+    results = {}
+    if kind == "fsdp":
+        dist.init_process_group("gloo")
+    for name in OBJECTIVES:
+        if kind == "ddp":
+            results[name] = trained(name, folder / "run", STEP // 2)
+        elif config_of(name).target_grad != "ema":
+            results[name] = sharded(name, dist.get_world_size(), dist.get_rank())
+    if dist.get_rank() == 0:
+        torch.save(copy.deepcopy(results), folder / f"{kind}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
