@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -23,6 +22,7 @@ from stepjepa.plain_template import add_plain_tokens
 from stepjepa.presets import PREFIX, make_config, preset_tokenizer, read_template
 from stepjepa.presets import train_tokenizer as new_tokenizer
 from stepjepa.pretraining import as_loaded, chat_form, fit_config, random_model
+from stepjepa.quantization import quantization_options
 from stepjepa.template import ChatTemplate
 from stepjepa.token_rows import give_plain_tokens, give_predictors, grow
 
@@ -94,7 +94,7 @@ def load_tokenizer(name: str, *, chat_template: str | None = None, trust_remote_
 
     quiet_bars()
     _refuse_missing(name)
-    with _reported(f"can't load a tokenizer from '{name}'"):
+    with reported(f"can't load a tokenizer from '{name}'"):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     if chat_template is not None:
         tokenizer.chat_template = read_template(chat_template)
@@ -114,6 +114,7 @@ def load_model(
     pretrain: bool = False,
     train_tokenizer: int | None = None,
     plain: bool = False,
+    quantization: dict[str, Any] | None = None,
 ) -> tuple[PreTrainedModel, Any]:
     """A causal language model for training, with its tokenizer.
 
@@ -132,6 +133,7 @@ def load_model(
             a preset it is the size instead of the preset's own. The tokens of ``plain`` and predictor tokens come on
             top.
         plain: add the tokens of the form without a chat, and let generation stop at its end of turn.
+        quantization: of ``quantization.quantization_options``, to load trained weights in 4 or 8 bits.
 
     Returns:
         The model, in training mode, and the tokenizer.
@@ -149,13 +151,13 @@ def load_model(
             "is an adapter; training starts from a whole model: run 'stepjepa export' on it first", path=Path(name)
         )
     if pretrain or name.startswith(PREFIX):
-        tokenizer, config = _new_config(
+        tokenizer, config = new_config(
             name, texts, train_tokenizer, chat_template=chat_template, trust_remote_code=trust_remote_code, plain=plain
         )
         ends = add_plain_tokens(tokenizer)[1:] if plain else list(ChatTemplate(tokenizer).end_of_turn_ids)
         ends += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         wanted = torch_dtype(dtype)
-        with _reported(f"can't build a model from '{name}'"):
+        with reported(f"can't build a model from '{name}'"):
             model = random_model(
                 config,
                 tokenizer,
@@ -172,12 +174,13 @@ def load_model(
                 "add --pretrain, or leave it out"
             )
         tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
-        with _reported(f"can't load a model from '{name}'"):
+        with reported(f"can't load a model from '{name}'"):
             model = AutoModelForCausalLM.from_pretrained(
                 name,
                 dtype=torch_dtype(dtype),
                 attn_implementation=attn_implementation,
                 trust_remote_code=trust_remote_code,
+                **(quantization or {}),
             )
         if plain:
             give_plain_tokens(model, tokenizer, seed)
@@ -186,7 +189,7 @@ def load_model(
     return model, tokenizer
 
 
-def _new_config(
+def new_config(
     name: str,
     texts: Iterable[str],
     vocabulary: int | None,
@@ -204,7 +207,7 @@ def _new_config(
             add_plain_tokens(tokenizer)
         return tokenizer, make_config(preset, tokenizer)
     _refuse_missing(name)
-    with _reported(f"can't load a configuration from '{name}'"):
+    with reported(f"can't load a configuration from '{name}'"):
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     folder = Path(name)
     has_one = not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZER_FILES)
@@ -231,7 +234,7 @@ def _refuse_missing(name: str) -> None:
 
 
 @contextmanager
-def _reported(what: str) -> Iterator[None]:
+def reported(what: str) -> Iterator[None]:
     """Turn what the libraries raise for a model that can't be had into one line."""
     try:
         yield
@@ -306,8 +309,8 @@ def load_for_inference(
         base = str(json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path") or "")
         if not base:
             raise UserError("names no base model (base_model_name_or_path); add it", path=adapter)
-    options = {} if quantization is None else _quantization(quantization)
-    with _reported(f"can't load a model from '{base}'"):
+    options = {} if quantization is None else quantization_options(quantization, device=device)
+    with reported(f"can't load a model from '{base}'"):
         model = AutoModelForCausalLM.from_pretrained(
             base, dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code, **options
         )
@@ -317,18 +320,6 @@ def load_for_inference(
         device = torch.accelerator.current_accelerator() or "cpu"
     # Quantized weights are where they belong already.
     return (model if options else model.to(device)).eval(), tokenizer
-
-
-def _quantization(kind: str) -> dict[str, Any]:
-    """What ``from_pretrained`` must be told."""
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise UserError(
-            f"--load_in_{kind} needs bitsandbytes, which is not installed; run 'pip install bitsandbytes' or leave the "
-            "flag out"
-        )
-    from transformers import BitsAndBytesConfig
-
-    return {"quantization_config": BitsAndBytesConfig(**{f"load_in_{kind}": True}), "device_map": "auto"}
 
 
 def _merge(model: PreTrainedModel, adapter: str, vocabulary: int) -> PreTrainedModel:

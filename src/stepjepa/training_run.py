@@ -29,6 +29,7 @@ from stepjepa.flop_callback import EqualComputeCallback
 from stepjepa.model import LoraSettings, add_lora, load_model
 from stepjepa.predictors import all_predictor_ids
 from stepjepa.preparation import prepare
+from stepjepa.quantization import compute_dtype, parameter_counts, quantization_options
 from stepjepa.records import Record
 from stepjepa.run_folder import (
     RUN_FILE,
@@ -128,6 +129,7 @@ def _build(
         chat_template=args.chat_template,
         attn_implementation=args.attn_implementation,
         trust_remote_code=args.trust_remote_code,
+        quantization=_quantization(args, training),
     )
     data = prepare(train_records, tokenizer, config)
     held_out = prepare(eval_records, tokenizer, config, what="evaluation data") if eval_records else None
@@ -168,8 +170,7 @@ def _lora_settings(args: argparse.Namespace) -> LoraSettings | None:
 
 def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
     """What ``run.json`` says of a run that begins."""
-    trainable = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
-    total = sum(p.numel() for p in trainer.model.parameters())
+    trainable, total = parameter_counts(trainer.model)
     _say(f"model: {trainable:,} of {total:,} parameters trained")
     lora, data = _lora_settings(args), trainer.prepared
     assert data is not None
@@ -277,3 +278,12 @@ def _order(training: TrainingArguments) -> dict[str, Any]:
 def _say(line: str) -> None:
     if is_main_process():
         print(line, flush=True)
+
+
+def _quantization(args: argparse.Namespace, training: TrainingArguments) -> dict[str, Any] | None:
+    """What loads the frozen weights in 4 or 8 bits, if they are to be."""
+    kind = "4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None
+    if kind is None:
+        return None
+    compute = compute_dtype(args.dtype, bf16=training.bf16, fp16=training.fp16)
+    return quantization_options(kind, compute, training.device)

@@ -64,9 +64,7 @@ def run(args: argparse.Namespace) -> int:
             tokenizer,
             config,
             records[: args.max_records],
-            lora=(lambda base: add_lora(base, settings, trained))
-            if args.lora
-            else None,
+            lora=(lambda base: add_lora(base, settings, trained)) if args.lora else None,
         )
     except ValueError as error:
         raise UserError(str(error)) from None

@@ -1,0 +1,75 @@
+"""How many bytes of tensors a pass keeps at a time, counted as they are made and freed.
+
+Works for tensors that have shapes alone (``shapes``) as for real ones. It sees every tensor that an operation returns,
+each storage once, until nothing refers to it any more: what autograd keeps, what checkpointing keeps, gradients under
+way, temporary results. It does not see what a kernel uses inside, nor what an allocator loses between blocks.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class LiveMemory(TorchDispatchMode):
+    """Counts while it is entered; parameters, buffers and finished gradients of a model are left out.
+
+    Args:
+        model: what it is about. Gradients are dropped as soon as they are whole, since they are counted elsewhere.
+
+    Attributes:
+        live: bytes that are kept now.
+        peak: the most that was kept at a time.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.live = 0
+        self.peak = 0
+        self._model = model
+        self._known: dict[int, Any] = {}
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> LiveMemory:
+        for tensor in (*self._model.parameters(), *self._model.buffers()):
+            self._watch(tensor, size=0)
+        for parameter in self._model.parameters():
+            if parameter.requires_grad:
+                self._handles.append(parameter.register_post_accumulate_grad_hook(_drop))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        super().__exit__(*args)
+        for handle in self._handles:
+            handle.remove()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation and count what came of it."""
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, Tensor):
+                self._watch(value, value.untyped_storage().nbytes())
+        self.peak = max(self.peak, self.live)
+        return result
+
+    def _watch(self, tensor: Tensor, size: int) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+
+        def free(_reference: Any) -> None:
+            self.live -= size
+            del self._known[key]
+
+        self._known[key] = weakref.ref(storage, free)
+        self.live += size
+
+
+def _drop(parameter: Tensor) -> None:
+    parameter.grad = None
