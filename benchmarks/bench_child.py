@@ -19,14 +19,14 @@ from bench_arms import GENERATED, Arm
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from stepjepa.config import JepaConfig
+from stepjepa.data.records import Record, parse_record, read_records
 from stepjepa.errors import UserError
 from stepjepa.files import write_json, write_jsonl
-from stepjepa.forest import IGNORE
-from stepjepa.model import load_model
-from stepjepa.preparation import Prepared, prepare
-from stepjepa.records import Record, parse_record, read_records
+from stepjepa.forests.forest import IGNORE
+from stepjepa.forests.preparation import Prepared, prepare
+from stepjepa.models.loading import load_model
 from stepjepa.tasks.stepmath import generate
-from stepjepa.trainer import JepaTrainer
+from stepjepa.training.trainer import JepaTrainer
 
 SEED = 42
 LEARNING_RATE = 1e-3

@@ -48,9 +48,9 @@ def make_model(args: argparse.Namespace, lines: list[dict[str, Any]]) -> tuple[A
     from transformers import TrainingArguments
 
     from stepjepa.config import JepaConfig
-    from stepjepa.model import load_model
-    from stepjepa.records import as_records
-    from stepjepa.trainer import JepaTrainer
+    from stepjepa.data.records import as_records
+    from stepjepa.models.loading import load_model
+    from stepjepa.training.trainer import JepaTrainer
 
     records = list(as_records(lines))
     texts = (message["content"] for record in records for message in record.messages)
@@ -76,8 +76,8 @@ def answer_plainly(model: Any, tokenizer: Any, test_file: Path, max_new_tokens: 
     """One ``generate`` for each prompt, greedy."""
     import torch
 
-    from stepjepa.records import read_records
-    from stepjepa.template import ChatTemplate
+    from stepjepa.data.records import read_records
+    from stepjepa.text.template import ChatTemplate
 
     template, said = ChatTemplate(tokenizer), []
     for record in read_records(test_file):
@@ -111,11 +111,11 @@ def answer_in_batches(model: Any, tokenizer: Any, test_file: Path, size: int, ar
 
 def generate_in_batches(model: Any, tokenizer: Any, test_file: Path, size: int, max_new_tokens: int) -> list[str]:
     """The generation of an evaluation alone, as the plain loop has it: no losses, no scores, no files."""
+    from stepjepa.data.records import read_records
     from stepjepa.evaluation.generation import Generator
     from stepjepa.evaluation.prompts import make_examples
     from stepjepa.evaluation.settings import Sampling
-    from stepjepa.records import read_records
-    from stepjepa.template import ChatTemplate
+    from stepjepa.text.template import ChatTemplate
 
     template = ChatTemplate(tokenizer)
     generator = Generator(model, tokenizer, template.end_of_turn_ids, Sampling(max_new_tokens=max_new_tokens))

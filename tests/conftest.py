@@ -15,8 +15,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 from transformers import AutoTokenizer
 
 import tiny
-from stepjepa.predictors import add_predictor_tokens
-from stepjepa.presets import train_tokenizer
+from stepjepa.models.presets import train_tokenizer
+from stepjepa.text.predictors import add_predictor_tokens
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -19,16 +19,16 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainingArguments
 
 import tiny
-from stepjepa.attention import enable_forest
-from stepjepa.collate import ForestCollator
 from stepjepa.config import JepaConfig
-from stepjepa.embeddings import forward
-from stepjepa.gathering import gather_rows
-from stepjepa.objective import Objective
-from stepjepa.predictor_head import attach_head
-from stepjepa.sampler import ForestDataset, StepSampler
-from stepjepa.segments import ForestBuilder
-from stepjepa.trainer import JepaTrainer
+from stepjepa.forests.collate import ForestCollator
+from stepjepa.forests.sampler import ForestDataset, StepSampler
+from stepjepa.forests.segments import ForestBuilder
+from stepjepa.models.attention import enable_forest
+from stepjepa.models.embeddings import forward
+from stepjepa.models.predictor_head import attach_head
+from stepjepa.objectives.gathering import gather_rows
+from stepjepa.objectives.objective import Objective
+from stepjepa.training.trainer import JepaTrainer
 
 RECORDS = 19
 STEP = 4
@@ -55,8 +55,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 
 def tokenizer() -> Any:
     """The same on every process."""
-    from stepjepa.predictors import add_predictor_tokens
-    from stepjepa.presets import train_tokenizer
+    from stepjepa.models.presets import train_tokenizer
+    from stepjepa.text.predictors import add_predictor_tokens
 
     made = train_tokenizer([m["content"] for record in tiny.records() for m in record.messages], 290)
     add_predictor_tokens(made, 4)

@@ -212,7 +212,7 @@ def test_a_model_that_can_do_neither(good: Path, tmp_path: Path, capsys: Any) ->
 
 
 def tiny_tokenizer_with_template() -> Any:
-    from stepjepa.presets import train_tokenizer
+    from stepjepa.models.presets import train_tokenizer
 
     return train_tokenizer(["How much? One. Two."], 280)
 

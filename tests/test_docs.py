@@ -21,15 +21,43 @@ TASKS_PAGE = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
 
 def test_the_tree_in_the_readme_is_the_tree() -> None:
     tree = README.partition("    src/stepjepa/\n")[2].partition("    tests/")[0]
-    named = set(re.findall(r"^ {6}(\S+)", tree, re.MULTILINE))
+    named: dict[str, set[str]] = {"": set()}
+    package = ""
+    for indent, name in re.findall(r"^( +)(\S+)", tree, re.MULTILINE):
+        if len(indent) == 6:
+            named[""].add(name)
+            package = name
+        else:
+            named.setdefault(package, set()).add(name)
     source = ROOT / "src" / "stepjepa"
     there = {path.name for path in source.glob("*.py") if not path.name.startswith("__")}
     there |= {f"{path.name}/" for path in source.iterdir() if path.is_dir() and not path.name.startswith("__")}
-    assert named == there
+    assert named.pop("") == there
+    # A package is named alone, or with all that is in it.
+    for name, modules in named.items():
+        assert modules == {path.name for path in (source / name).glob("*.py") if not path.name.startswith("__")}, name
+
+
+# Each may import from those before it.
+ORDER = ["errors", "files", "run_folder", "config", "arguments", "published", "parser", "drawing"]
+ORDER += ["data", "text", "forests", "models", "objectives", "compute", "answers", "tasks", "preparing"]
+ORDER += ["inspection", "analysis", "evaluation", "training", "experiments", "commands", "cli"]
+
+
+def test_imports_point_one_way() -> None:
+    source = ROOT / "src" / "stepjepa"
+    for path in source.rglob("*.py"):
+        place = path.relative_to(source)
+        own = place.parts[0] if len(place.parts) > 1 else place.stem
+        if own.startswith("__"):
+            continue
+        for used in re.findall(r"^\s*(?:from|import) stepjepa\.(\w+)", path.read_text(encoding="utf-8"), re.MULTILINE):
+            assert ORDER.index(used) <= ORDER.index(own), f"{place} imports from {used}"
 
 
 def test_every_command_that_documents_name_exists() -> None:
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/log.md", "docs/performance.md", "docs/tasks.md"):
+    pages = [f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")]
+    for name in ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *pages]:
         text = (ROOT / name).read_text(encoding="utf-8")
         named = set(re.findall(r"(?:^ {4}|`|-m )stepjepa ([a-z]+)", text, re.MULTILINE))
         assert named <= set(COMMANDS), name

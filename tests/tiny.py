@@ -7,17 +7,18 @@ Weights are drawn large enough for attention to be far from uniform: a leak show
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 
-from stepjepa.attention import forest_visibility
-from stepjepa.collate import ForestCollator, visibility_of
-from stepjepa.forest import IGNORE, Forest, Segment, path
-from stepjepa.records import Record, parse_record
+from stepjepa.data.records import Record, parse_record
+from stepjepa.forests.collate import ForestCollator, visibility_of
+from stepjepa.forests.forest import IGNORE, Forest, Segment, path
+from stepjepa.models.attention import forest_visibility
 
 VOCABULARY = 389
 WINDOW = 5
@@ -138,6 +139,12 @@ def separate_states(model: Any, forest: Forest) -> Tensor:
         ids = torch.from_numpy(forest.input_ids[path(forest, index)]).long()[None]
         states.append(model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0, -len(segment) :])
     return torch.cat(states)
+
+
+def arguments(folder: Path, **changes: Any) -> TrainingArguments:
+    """Arguments of a run of three steps on the CPU that saves nothing."""
+    fixed = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False}
+    return TrainingArguments(str(folder), save_strategy="no", logging_steps=1, max_steps=3, **fixed, **changes)
 
 
 def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:

@@ -12,47 +12,47 @@ __version__ = "0.1.0"
 
 _HOME = {
     "JepaConfig": "config",
-    "JepaTrainer": "trainer",
-    "LoraSettings": "model",
-    "add_lora": "model",
-    "load_for_inference": "model",
-    "load_model": "model",
-    "Record": "records",
-    "read_records": "records",
-    "Forest": "forest",
-    "Segment": "forest",
-    "ForestBuilder": "segments",
-    "ForestCollator": "collate",
-    "Objective": "objective",
-    "Cosine": "alignment",
-    "InfoNCE": "alignment",
-    "L2": "alignment",
-    "MSE": "alignment",
+    "JepaTrainer": "training.trainer",
+    "LoraSettings": "models.loading",
+    "add_lora": "models.loading",
+    "load_for_inference": "models.loading",
+    "load_model": "models.loading",
+    "Record": "data.records",
+    "read_records": "data.records",
+    "Forest": "forests.forest",
+    "Segment": "forests.forest",
+    "ForestBuilder": "forests.segments",
+    "ForestCollator": "forests.collate",
+    "Objective": "objectives.objective",
+    "Cosine": "objectives.alignment",
+    "InfoNCE": "objectives.alignment",
+    "L2": "objectives.alignment",
+    "MSE": "objectives.alignment",
     "UserError": "errors",
-    "effective_rank": "monitors",
-    "enable_forest": "attention",
-    "forest_visibility": "attention",
-    "forward": "embeddings",
-    "prepare": "preparation",
+    "effective_rank": "objectives.monitors",
+    "enable_forest": "models.attention",
+    "forest_visibility": "models.attention",
+    "forward": "models.embeddings",
+    "prepare": "forests.preparation",
 }
 
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604  # the names are strings, from the table above
 
 if TYPE_CHECKING:
-    from stepjepa.alignment import L2, MSE, Cosine, InfoNCE
-    from stepjepa.attention import enable_forest, forest_visibility
-    from stepjepa.collate import ForestCollator
     from stepjepa.config import JepaConfig
-    from stepjepa.embeddings import forward
+    from stepjepa.data.records import Record, read_records
     from stepjepa.errors import UserError
-    from stepjepa.forest import Forest, Segment
-    from stepjepa.model import LoraSettings, add_lora, load_for_inference, load_model
-    from stepjepa.monitors import effective_rank
-    from stepjepa.objective import Objective
-    from stepjepa.preparation import prepare
-    from stepjepa.records import Record, read_records
-    from stepjepa.segments import ForestBuilder
-    from stepjepa.trainer import JepaTrainer
+    from stepjepa.forests.collate import ForestCollator
+    from stepjepa.forests.forest import Forest, Segment
+    from stepjepa.forests.preparation import prepare
+    from stepjepa.forests.segments import ForestBuilder
+    from stepjepa.models.attention import enable_forest, forest_visibility
+    from stepjepa.models.embeddings import forward
+    from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, load_model
+    from stepjepa.objectives.alignment import L2, MSE, Cosine, InfoNCE
+    from stepjepa.objectives.monitors import effective_rank
+    from stepjepa.objectives.objective import Objective
+    from stepjepa.training.trainer import JepaTrainer
 
 
 def __getattr__(name: str) -> Any:

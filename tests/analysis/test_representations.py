@@ -9,14 +9,14 @@ import torch
 
 import tiny
 from stepjepa.analysis.representations import Reading, ViewEmbeddings, embed_views
-from stepjepa.attention import enable_forest
-from stepjepa.collate import ForestCollator
 from stepjepa.config import JepaConfig
-from stepjepa.embeddings import forward
+from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.predictors import predictor_ids
-from stepjepa.records import Record
-from stepjepa.segments import ForestBuilder
+from stepjepa.forests.collate import ForestCollator
+from stepjepa.forests.segments import ForestBuilder
+from stepjepa.models.attention import enable_forest
+from stepjepa.models.embeddings import forward
+from stepjepa.text.predictors import predictor_ids
 
 STEPS = {"mode": "step-jepa", "pairs": "all"}
 

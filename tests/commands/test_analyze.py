@@ -12,11 +12,11 @@ import pytest
 
 import tiny
 from stepjepa.analysis.files import FIGURES, FORMATS, load, output_files
+from stepjepa.analysis.similarity import compare_views, similarity_config
 from stepjepa.cli import main
+from stepjepa.data.records import read_records
 from stepjepa.files import write_jsonl
-from stepjepa.model import load_for_inference
-from stepjepa.records import read_records
-from stepjepa.similarity import compare_views, similarity_config
+from stepjepa.models.loading import load_for_inference
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from stepjepa.cli import main
 from stepjepa.files import write_jsonl
-from stepjepa.presets import train_tokenizer
+from stepjepa.models.presets import train_tokenizer
 from tiny import make_model
 
 

@@ -10,13 +10,14 @@ import pytest
 
 import tiny
 from stepjepa.arguments import jepa_config
-from stepjepa.cli import Parser, main
+from stepjepa.cli import main
 from stepjepa.commands import train
 from stepjepa.config import JepaConfig
 from stepjepa.files import write_jsonl
-from stepjepa.predictors import add_predictor_tokens
-from stepjepa.segments import ForestBuilder
-from stepjepa.views import find_pairs
+from stepjepa.forests.segments import ForestBuilder
+from stepjepa.forests.views import find_pairs
+from stepjepa.parser import Parser
+from stepjepa.text.predictors import add_predictor_tokens
 
 FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("", {"mode": "llm-jepa", "layout": "separate", "predictors": 1}),

@@ -10,9 +10,9 @@ import pytest
 
 from stepjepa.cli import main
 from stepjepa.commands import preparation, prepare
-from stepjepa.conversion import CONVERSIONS
+from stepjepa.data.records import read_records
 from stepjepa.errors import UserError
-from stepjepa.records import read_records
+from stepjepa.preparing.conversion import CONVERSIONS
 
 
 def call(*arguments):

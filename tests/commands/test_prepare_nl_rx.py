@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from stepjepa.commands.prepare_nl_rx import NL_RX
+from stepjepa.data.records import read_records
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
-from stepjepa.records import read_records
 from stepjepa.tasks import nl_rx_grammar
 from stepjepa.tasks.nl_rx import SYSTEM_PROMPT, NlRxTask, make_record
 from stepjepa.tasks.registry import choose_task

@@ -14,8 +14,8 @@ from stepjepa.evaluation.prompts import make_examples
 from stepjepa.evaluation.run import Evaluation
 from stepjepa.evaluation.settings import EvaluationSettings, Sampling
 from stepjepa.files import write_jsonl
-from stepjepa.model import load_for_inference
-from stepjepa.template import ChatTemplate
+from stepjepa.models.loading import load_for_inference
+from stepjepa.text.template import ChatTemplate
 from tiny import make_model
 
 

@@ -13,10 +13,10 @@ from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import COUNT, AnswerScores, spread
 from stepjepa.files import write_jsonl
-from stepjepa.model import LoraSettings, add_lora
-from stepjepa.predictors import all_predictor_ids
+from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.tasks.generic import GenericTask
-from stepjepa.trainer import JepaTrainer
+from stepjepa.text.predictors import all_predictor_ids
+from stepjepa.training.trainer import JepaTrainer
 from user_task import LastWord
 
 
@@ -158,7 +158,7 @@ def test_a_training_model_is_asked_as_the_trained_one_will_be(trained_with, file
             seen.extend(record.messages[0]["content"] for record in records)
             super().__init__(records, *args, **options)
 
-    monkeypatch.setattr("stepjepa.training_run.AnswerScores", Watching)
+    monkeypatch.setattr("stepjepa.training.run.AnswerScores", Watching)
     flags = ["--train_file", str(files / "train.jsonl"), "--eval_file", str(files / "held.jsonl"), "--max_steps", "1"]
     assert train(files, *flags, "--eval_generate", "2", "--eval_max_new_tokens", "2", "--save_strategy", "no") == 0
     assert seen == [trained_with or "Which word?"] * 2

@@ -7,7 +7,7 @@ import pytest
 import tiny
 from stepjepa.cli import main
 from stepjepa.files import write_json, write_jsonl
-from stepjepa.presets import train_tokenizer
+from stepjepa.models.presets import train_tokenizer
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from questions import ANSWERS, NEW, QUESTIONS, make_tokenizer, push, question_records
+from stepjepa.data.records import read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.generation import Generator
 from stepjepa.evaluation.output import model_fingerprint
@@ -14,9 +15,8 @@ from stepjepa.evaluation.prompts import make_examples
 from stepjepa.evaluation.run import Evaluation
 from stepjepa.evaluation.settings import EvaluationSettings, Sampling
 from stepjepa.files import write_jsonl
-from stepjepa.presets import train_tokenizer
-from stepjepa.records import read_records
-from stepjepa.template import ChatTemplate
+from stepjepa.models.presets import train_tokenizer
+from stepjepa.text.template import ChatTemplate
 from tiny import make_model
 
 

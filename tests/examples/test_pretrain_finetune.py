@@ -13,9 +13,9 @@ from types import ModuleType
 
 import pytest
 
-from stepjepa.cli import Parser
 from stepjepa.commands import evaluate, train
-from stepjepa.records import read_records
+from stepjepa.data.records import read_records
+from stepjepa.parser import Parser
 from stepjepa.tasks.registry import choose_task
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 import tiny
-from stepjepa.attention import enable_forest
-from stepjepa.collate import ForestCollator
 from stepjepa.config import JepaConfig
-from stepjepa.embeddings import Outputs, forward
-from stepjepa.forest import Forest
-from stepjepa.objective import Objective, Sums
-from stepjepa.segments import ForestBuilder
+from stepjepa.forests.collate import ForestCollator
+from stepjepa.forests.forest import Forest
+from stepjepa.forests.segments import ForestBuilder
+from stepjepa.models.attention import enable_forest
+from stepjepa.models.embeddings import Outputs, forward
+from stepjepa.objectives.objective import Objective, Sums
 
 ModelFactory = Callable[..., Any]
 

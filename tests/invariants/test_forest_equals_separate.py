@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tiny
-from stepjepa.architecture import choose_encoding
-from stepjepa.attention import EAGER, SDPA, enable_forest
-from stepjepa.collate import ForestCollator
 from stepjepa.config import JepaConfig
-from stepjepa.embeddings import forward
-from stepjepa.forest import IGNORE, Forest
-from stepjepa.objective import Objective
-from stepjepa.segments import ForestBuilder
+from stepjepa.forests.collate import ForestCollator
+from stepjepa.forests.forest import IGNORE, Forest
+from stepjepa.forests.segments import ForestBuilder
+from stepjepa.models.architecture import choose_encoding
+from stepjepa.models.attention import EAGER, SDPA, enable_forest
+from stepjepa.models.embeddings import forward
+from stepjepa.objectives.objective import Objective
 
 ModelFactory = Callable[..., Any]
 

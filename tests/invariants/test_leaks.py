@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 import tiny
-from stepjepa.attention import enable_forest
-from stepjepa.collate import ForestCollator
 from stepjepa.config import JepaConfig
-from stepjepa.forest import IGNORE, Forest
-from stepjepa.segments import ForestBuilder
+from stepjepa.forests.collate import ForestCollator
+from stepjepa.forests.forest import IGNORE, Forest
+from stepjepa.forests.segments import ForestBuilder
+from stepjepa.models.attention import enable_forest
 
 ModelFactory = Callable[..., Any]
 

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tiny
-from stepjepa.attention import enable_forest
-from stepjepa.collate import ForestCollator
 from stepjepa.config import JepaConfig
-from stepjepa.embeddings import forward
-from stepjepa.objective import Objective
-from stepjepa.records import Record
-from stepjepa.segments import ForestBuilder
+from stepjepa.data.records import Record
+from stepjepa.forests.collate import ForestCollator
+from stepjepa.forests.segments import ForestBuilder
+from stepjepa.models.attention import enable_forest
+from stepjepa.models.embeddings import forward
+from stepjepa.objectives.objective import Objective
 
 ModelFactory = Callable[..., Any]
 

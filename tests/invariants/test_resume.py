@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, TrainingArguments
 import tiny
 from stepjepa.config import JepaConfig
 from stepjepa.files import write_jsonl
-from stepjepa.model import LoraSettings, add_lora
-from stepjepa.predictors import all_predictor_ids
+from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.run_folder import is_checkpoint, open_run_folder
-from stepjepa.trainer import JepaTrainer
+from stepjepa.text.predictors import all_predictor_ids
+from stepjepa.training.trainer import JepaTrainer
 
 STEPS = 14
 

@@ -15,7 +15,7 @@ from transformers import TrainingArguments
 import tiny
 from stepjepa.config import JepaConfig
 from stepjepa.files import write_jsonl
-from stepjepa.trainer import JepaTrainer
+from stepjepa.training.trainer import JepaTrainer
 
 MODES = {
     "llm-jepa": {"mode": "llm-jepa", "lbd": 0.7},

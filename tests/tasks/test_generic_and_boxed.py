@@ -2,8 +2,8 @@
 
 import pytest
 
+from stepjepa.data.records import parse_record, read_records
 from stepjepa.errors import UserError
-from stepjepa.records import parse_record, read_records
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response
 from stepjepa.tasks.boxed import BoxedTask, StepmathTask
 from stepjepa.tasks.generic import GenericTask

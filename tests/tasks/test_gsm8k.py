@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
+from stepjepa.data.records import parse_record, read_records
+from stepjepa.data.steps import find_steps
 from stepjepa.errors import UserError
 from stepjepa.files import read_jsonl
-from stepjepa.records import parse_record, read_records
-from stepjepa.steps import find_steps
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, TaskOptions, Unusable
 from stepjepa.tasks.gsm8k import SYSTEM_PROMPT, Gsm8kTask, convert
 from stepjepa.tasks.registry import choose_task

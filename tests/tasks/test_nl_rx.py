@@ -8,8 +8,8 @@ import time
 import pytest
 
 from regex_rewriting import mutant, twin, write
+from stepjepa.data.records import parse_record, read_records
 from stepjepa.errors import UserError
-from stepjepa.records import parse_record, read_records
 from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions, Unusable
 from stepjepa.tasks.nl_rx import SYSTEM_PROMPT, NlRxTask, judge, make_record
 from stepjepa.tasks.regex.equivalence import equivalent

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from stepjepa.data.records import parse_record, read_records
 from stepjepa.errors import UserError
-from stepjepa.records import parse_record, read_records
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Unusable
 from stepjepa.tasks.nq_open import SYSTEM_PROMPT, NqOpenTask, convert, normal_forms
 

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
+from stepjepa.data.records import parse_record
 from stepjepa.errors import UserError
-from stepjepa.records import parse_record
 from stepjepa.tasks import paraphrase
 from stepjepa.tasks.paraphrase import records_of, within_and_between
 

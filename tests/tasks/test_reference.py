@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from stepjepa.data.records import parse_record, read_records
 from stepjepa.errors import UserError
-from stepjepa.records import parse_record, read_records
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Likelihood, Response, Scored, Task, TaskOptions
 from stepjepa.tasks.generic import GenericTask
 from stepjepa.tasks.gsm8k import Gsm8kTask

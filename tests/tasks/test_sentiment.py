@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
+from stepjepa.data.records import parse_record, read_records
 from stepjepa.errors import UserError
-from stepjepa.records import parse_record, read_records
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Unusable
 from stepjepa.tasks.sentiment import STARS, SYSTEM_PROMPT, SentimentTask, convert, convert_stars, read_label
 

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
+from stepjepa.data.records import parse_record, read_records
 from stepjepa.errors import UserError
-from stepjepa.records import parse_record, read_records
 from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions, Unusable
 from stepjepa.tasks.reference import SHELL_ANSWER, SHELL_TRUTH, ReferenceTask
 from stepjepa.tasks.registry import choose_task

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from stepjepa.answers.workers import Workers
 from stepjepa.tasks.sql.execution import QueryResult, judge, run_query, same_result
-from stepjepa.workers import Workers
 
 MEMORY = 512
 

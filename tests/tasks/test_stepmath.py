@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from stepjepa.records import parse_record
-from stepjepa.steps import find_steps
+from stepjepa.data.records import parse_record
+from stepjepa.data.steps import find_steps
 from stepjepa.tasks.stepmath import MAX_STEPS, OPERATIONS, Difficulty, generate, generate_split
 from stepjepa.tasks.stepmath_stories import BOXES, NAMES, OPENINGS, QUESTIONS, THINGS, TURNS, Noun, counted
 

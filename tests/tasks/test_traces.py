@@ -2,7 +2,7 @@
 
 import json
 
-from stepjepa.records import parse_record
+from stepjepa.data.records import parse_record
 from stepjepa.tasks.base import Response
 from stepjepa.tasks.gsm8k import Gsm8kTask
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepjepa.analysis.representations import ViewEmbeddings
-from stepjepa.monitors import COLLAPSE_SIMILARITY
-from stepjepa.similarity import QUANTILES, pair_cosines, similarity_quantiles, similarity_totals, unit_rows
+from stepjepa.analysis.similarity import QUANTILES, pair_cosines, similarity_quantiles, similarity_totals, unit_rows
+from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY
 
 TOP = 100
 """How many of the largest singular values are averaged, as in the LLM-JEPA paper (arXiv 2509.14252)."""

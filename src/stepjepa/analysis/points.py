@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.files import read_jsonl
-from stepjepa.records import Record
 
 if TYPE_CHECKING:
     from stepjepa.analysis.representations import ViewEmbeddings

@@ -12,16 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stepjepa.architecture import choose_encoding, find_decoder
-from stepjepa.attention import enable_forest, forest_visibility
-from stepjepa.collate import ForestCollator, visibility_of
 from stepjepa.config import JepaConfig
+from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.forest import Forest
-from stepjepa.preparation import BLOCK
-from stepjepa.records import Record
-from stepjepa.segments import ForestBuilder, token_span
-from stepjepa.views import SpanView, find_pairs
+from stepjepa.forests.collate import ForestCollator, visibility_of
+from stepjepa.forests.forest import Forest
+from stepjepa.forests.preparation import BLOCK
+from stepjepa.forests.segments import ForestBuilder, token_span
+from stepjepa.forests.views import SpanView, find_pairs
+from stepjepa.models.architecture import choose_encoding, find_decoder
+from stepjepa.models.attention import enable_forest, forest_visibility
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

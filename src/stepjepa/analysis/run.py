@@ -22,10 +22,10 @@ from stepjepa.analysis.points import (
     view_names,
 )
 from stepjepa.analysis.projections import PROJECTIONS, check_projections, project
+from stepjepa.data.records import Record, read_records
 from stepjepa.errors import UserError
-from stepjepa.evaluation.prompts import training_system_prompt, with_system_prompt
 from stepjepa.files import fingerprint
-from stepjepa.records import Record, read_records
+from stepjepa.text.system_prompts import training_system_prompt, with_system_prompt
 
 if TYPE_CHECKING:
     from stepjepa.analysis.representations import ViewEmbeddings
@@ -250,7 +250,7 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
     Raises:
         UserError: the models were trained on different views or pairs, and no flag decides.
     """
-    from stepjepa.similarity import reading_config, trained_objective
+    from stepjepa.analysis.similarity import reading_config, trained_objective
 
     trained = [trained_objective(path) for path in settings.model_paths]
     views = settings.views
@@ -289,7 +289,7 @@ def _embed(
 ) -> ViewEmbeddings:
     """The embeddings of one model, which is let go of again; records are counted as in the test file."""
     from stepjepa.analysis.representations import Reading, embed_views
-    from stepjepa.model import load_for_inference
+    from stepjepa.models.loading import load_for_inference
 
     model, tokenizer = load_for_inference(path, dtype=settings.dtype, trust_remote_code=settings.trust_remote_code)
     reading = Reading(settings.layer, settings.pooling)

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, merge, save."""
-    from stepjepa.model import load_for_inference
+    from stepjepa.models.loading import load_for_inference
     from stepjepa.run_folder import open_run_folder, save_whole
 
     folder, _ = open_run_folder(args.output_dir, None)

@@ -9,14 +9,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.arguments import add_data_group, add_loss_group, add_model_group, add_objective_group, jepa_config
+from stepjepa.data.records import Record, read_records
 from stepjepa.files import refuse_existing
-from stepjepa.plain_template import add_plain_tokens
-from stepjepa.predictors import add_predictor_tokens
-from stepjepa.presets import PREFIX, preset_tokenizer
-from stepjepa.records import Record, read_records
+from stepjepa.models.presets import PREFIX, preset_tokenizer
+from stepjepa.text.plain_template import add_plain_tokens
+from stepjepa.text.predictors import add_predictor_tokens
 
 if TYPE_CHECKING:
-    from stepjepa.inspection import Inspection
+    from stepjepa.inspection.record import Inspection
 
 SUMMARY = "show what a record becomes: tokens, segments, labels, readouts, attention"
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         add_plain_tokens(tokenizer)
     add_predictor_tokens(tokenizer, config.predictors)
 
-    from stepjepa.inspection import inspect_record
+    from stepjepa.inspection.record import inspect_record
 
     inspection = inspect_record(records, args.index, tokenizer, config)
     if args.json:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(inspection, args.max_tokens)
     if args.png is not None:
-        from stepjepa.inspection_view import write_png
+        from stepjepa.inspection.view import write_png
 
         write_png(inspection, args.png)
         print(f"wrote {args.png}", file=sys.stderr)
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 def _tokenizer(args: argparse.Namespace, records: list[Record]) -> Any:
     """The tokenizer that training would use; a preset's is trained on the file's own texts."""
     if not args.model_name.startswith(PREFIX):
-        from stepjepa.model import load_tokenizer
+        from stepjepa.models.loading import load_tokenizer
 
         return load_tokenizer(
             args.model_name, chat_template=args.chat_template, trust_remote_code=args.trust_remote_code
@@ -86,7 +86,7 @@ def _tokenizer(args: argparse.Namespace, records: list[Record]) -> Any:
 def _print(inspection: Inspection, max_tokens: int) -> None:
     from rich.console import Console
 
-    from stepjepa.inspection_view import show
+    from stepjepa.inspection.view import show
 
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     show(inspection, Console(width=None if known else PIPE_WIDTH), max_tokens=max_tokens)

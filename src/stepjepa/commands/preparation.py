@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepjepa.arguments import add_switch
+from stepjepa.data.sources import FORMATS, Rows, read_rows
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, existing_file, refuse_existing, write_jsonl
-from stepjepa.sources import FORMATS, Rows, read_rows
 
 # A task with more different answers has no labels.
 _MOST_LABELS = 10

@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 
 from stepjepa.commands.preparation import Job, Preparation, add_source_and_target, open_job, write_records
-from stepjepa.conversion import CONVERSIONS, Conversion
+from stepjepa.preparing.conversion import CONVERSIONS, Conversion
 
 # A file without a header names its columns by the first row.
 _LONGEST_NAME, _MOST_NAMES = 30, 12

@@ -14,10 +14,10 @@ from stepjepa.commands.preparation import (
     write_files,
     write_records,
 )
-from stepjepa.conversion import convert_rows
+from stepjepa.data.records import Record, read_records
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
-from stepjepa.records import Record, read_records
+from stepjepa.preparing.conversion import convert_rows
 from stepjepa.tasks.nl_rx import make_record
 from stepjepa.tasks.nl_rx_grammar import Pair, generate_split
 from stepjepa.tasks.nl_rx_marginals import format_comparison

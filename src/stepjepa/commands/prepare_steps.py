@@ -6,7 +6,13 @@ import argparse
 
 from stepjepa.arguments import add_switch
 from stepjepa.commands.preparation import Preparation, add_source_and_target, open_job, write_records
-from stepjepa.step_preparation import RESPONSE_FIELD, SYSTEM_PROMPT, StepOptions, load_splitter, prepare_records
+from stepjepa.preparing.step_preparation import (
+    RESPONSE_FIELD,
+    SYSTEM_PROMPT,
+    StepOptions,
+    load_splitter,
+    prepare_records,
+)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

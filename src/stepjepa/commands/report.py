@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table."""
-    from stepjepa.report import as_markdown, report
+    from stepjepa.experiments.report import as_markdown, report
 
     rows = report(args.runs)
     print(json.dumps(rows, indent=2) if args.json else as_markdown(rows))

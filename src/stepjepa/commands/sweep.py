@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stepjepa.arguments import objective_flags
-from stepjepa.cli import Parser, refuse_unknown
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
+from stepjepa.parser import Parser, refuse_unknown
 
 if TYPE_CHECKING:
     from stepjepa.experiments.grid import Flags, Grid, Trial

@@ -136,7 +136,7 @@ def _training_fields() -> list[str]:
 
 
 def _parse_training(parser: argparse.ArgumentParser, rest: Sequence[str]) -> dict[str, Any]:
-    from stepjepa.cli import Parser, refuse_unknown
+    from stepjepa.parser import Parser, refuse_unknown
 
     inner = _training_parser()
     # Only what was named is passed on, so that our defaults are not overwritten by those of TrainingArguments.
@@ -200,7 +200,7 @@ def _check_model(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check what can be checked cheaply, then train."""
     config = check(args)
-    from stepjepa.training_run import train
+    from stepjepa.training.run import train
 
     train(args, config)
     return 0

@@ -35,11 +35,11 @@ def run(args: argparse.Namespace) -> int:
     config = jepa_config(args)
     if args.max_records < 1:
         raise UserError(f"--max_records: expected 1 or more, got {args.max_records}")
-    from stepjepa.model import LoraSettings, add_lora, load_model
-    from stepjepa.records import parse_record, read_records
+    from stepjepa.data.records import parse_record, read_records
+    from stepjepa.inspection.verification import Subject, verify
+    from stepjepa.models.loading import LoraSettings, add_lora, load_model
+    from stepjepa.models.token_rows import adapter_ids
     from stepjepa.tasks.stepmath import Difficulty, generate
-    from stepjepa.token_rows import adapter_ids
-    from stepjepa.verification import Subject, verify
 
     if args.train_file is not None:
         records = read_records(args.train_file)

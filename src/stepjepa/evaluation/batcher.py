@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.evaluation.judging import Question, judge
 from stepjepa.evaluation.prompts import Example, Span, Template, continuation_spans, make_examples
-from stepjepa.records import Record
 from stepjepa.tasks.base import Continuation, Likelihood, Task
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.evaluation.judging import Answer
 from stepjepa.evaluation.prompts import Example, Span, make_template
 from stepjepa.evaluation.settings import EvaluationSettings
-from stepjepa.records import Record
 
 
 class Engine(Protocol):

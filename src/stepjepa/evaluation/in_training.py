@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from stepjepa.data.records import Record
 from stepjepa.evaluation.batcher import Batcher
 from stepjepa.evaluation.generation import Generator
 from stepjepa.evaluation.prompts import make_template
 from stepjepa.evaluation.settings import Sampling
-from stepjepa.records import Record
 from stepjepa.tasks.base import Task
 from stepjepa.tasks.registry import keep
 

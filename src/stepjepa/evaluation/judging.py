@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.records import Record
 from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task
 
 RAN_ON = "ran on"

@@ -11,13 +11,13 @@ from typing import Any
 
 from tqdm import tqdm
 
+from stepjepa.data.records import read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.judging import Answer, Question, judge
 from stepjepa.evaluation.output import meta_file, summary_file
 from stepjepa.evaluation.settings import SCORINGS, check_choice, check_output
 from stepjepa.evaluation.summary import summarise
 from stepjepa.files import fingerprint, read_jsonl, refuse_existing, write_json, write_jsonl
-from stepjepa.records import read_records
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.reference import ReferenceTask
 from stepjepa.tasks.registry import AUTO, choose_task, keep

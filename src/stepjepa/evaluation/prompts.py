@@ -5,18 +5,18 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.plain_template import PlainTemplate
-from stepjepa.records import Record
+from stepjepa.forests.segments import Tokens
 from stepjepa.run_folder import run_of
-from stepjepa.segments import Tokens
 from stepjepa.tasks.base import Continuation
-from stepjepa.template import ChatTemplate, Message, Rendered
+from stepjepa.text.plain_template import PlainTemplate
+from stepjepa.text.template import ChatTemplate, Message, Rendered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -173,42 +173,6 @@ def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], **option
     # The special tokens are written out. The tokenizer's warning about long texts is left to the model check.
     found: Mapping[str, Any] = tokenizer(list(texts), add_special_tokens=False, verbose=False, **options)
     return found
-
-
-def training_system_prompt(model_path: str | os.PathLike[str]) -> str | None:
-    """The system prompt that all records of a model's training had.
-
-    Args:
-        model_path: run folder, checkpoint in one, or anything else.
-
-    Returns:
-        An empty text if its records had none; None if nothing tells, or they had different ones.
-    """
-    run = run_of(model_path)
-    # Runs of earlier versions do not say.
-    return common_system_prompt(run.get("system_prompts", []) if run is not None else [])
-
-
-def common_system_prompt(prompts: Sequence[str | None]) -> str | None:
-    """The one system prompt that all records had.
-
-    Args:
-        prompts: the different ones; None stands for having none.
-
-    Returns:
-        An empty text if no record had one; None if they had different ones, or nothing is known.
-    """
-    # A prompt that is there and empty switches a template's default off; such records are left as they are.
-    return (prompts[0] or "") if len(prompts) == 1 and prompts[0] != "" else None
-
-
-def with_system_prompt(records: Sequence[Record], prompt: str) -> list[Record]:
-    """The records under another system prompt; under none if it is empty."""
-    system = ({"role": "system", "content": prompt},) if prompt else ()
-    return [
-        replace(record, messages=(*system, *(m for m in record.messages if m["role"] != "system")))
-        for record in records
-    ]
 
 
 def check_positions(positions: int | None, example: Example, longest: int, new_tokens: int, record: Record) -> None:

@@ -10,15 +10,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import IO, Any
 
+from stepjepa.data.records import read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.batcher import Batcher
 from stepjepa.evaluation.output import OutputFile, model_fingerprint
-from stepjepa.evaluation.prompts import Example, make_template, training_system_prompt, with_system_prompt
+from stepjepa.evaluation.prompts import Example, make_template
 from stepjepa.evaluation.settings import EvaluationSettings
 from stepjepa.evaluation.summary import summarise
 from stepjepa.files import fingerprint
-from stepjepa.records import read_records
 from stepjepa.tasks.registry import choose_task, keep, users_source
+from stepjepa.text.system_prompts import training_system_prompt, with_system_prompt
 
 Loader = Callable[[], tuple[Any, Any]]
 
@@ -152,7 +153,7 @@ class Evaluation:
         return summary
 
     def _load(self) -> tuple[Any, Any]:
-        from stepjepa.model import load_for_inference
+        from stepjepa.models.loading import load_for_inference
 
         settings = self.settings
         return load_for_inference(
@@ -166,7 +167,7 @@ class Evaluation:
         """How alike the views of the test records are to the model."""
         if self.settings.similarity is None:
             return {}
-        from stepjepa.similarity import compare_views, similarity_config
+        from stepjepa.analysis.similarity import compare_views, similarity_config
 
         config = similarity_config(self.settings.model_path, self.settings.similarity)
         config = replace(config, plain=self.settings.plain)
@@ -177,7 +178,7 @@ class Evaluation:
 
     def _similarity_summary(self, totals: dict[str, float], lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The totals, and the similarities of right and of wrong answers apart."""
-        from stepjepa.similarity import similarity_quantiles
+        from stepjepa.analysis.similarity import similarity_quantiles
 
         right: dict[bool, list[float]] = {True: [], False: []}
         for line in lines:

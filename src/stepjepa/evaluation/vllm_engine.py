@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.evaluation.judging import Answer
 from stepjepa.evaluation.prompts import Example, Span, check_positions, make_template
 from stepjepa.evaluation.settings import EvaluationSettings
-from stepjepa.predictors import all_predictor_ids
-from stepjepa.records import Record
+from stepjepa.text.predictors import all_predictor_ids
 
 
 class VllmEngine:

@@ -20,8 +20,8 @@ from typing import Any
 
 from stepjepa.errors import UserError
 from stepjepa.experiments.grid import Trial
+from stepjepa.experiments.report import as_markdown, report
 from stepjepa.files import write_json
-from stepjepa.report import as_markdown, report
 from stepjepa.run_folder import RUN_FILE, is_checkpoint, versions
 
 LAUNCHER = (sys.executable, "-m", "stepjepa")

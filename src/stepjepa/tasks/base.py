@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self
 
+from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.records import Record
 
 # Why an answer is wrong. That it was cut off is noted by the evaluation, which knows.
 NO_ANSWER = "no answer found"

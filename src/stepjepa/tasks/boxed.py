@@ -2,9 +2,9 @@ r"""Answers of mathematics that a solution marks: ``\boxed{...}`` or ``#### ...`
 
 from __future__ import annotations
 
+from stepjepa.answers.scoring import canonical, marked_answers, parse_number, same_answer, text_scores
+from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.records import Record
-from stepjepa.scoring import canonical, marked_answers, parse_number, same_answer, text_scores
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task
 from stepjepa.tasks.stepmath import SYSTEM_PROMPT
 

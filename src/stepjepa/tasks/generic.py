@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stepjepa.records import Record
-from stepjepa.scoring import text_scores
+from stepjepa.answers.scoring import text_scores
+from stepjepa.data.records import Record
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task
 
 

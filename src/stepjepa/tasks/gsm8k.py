@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from stepjepa.answers.scoring import last_number, marked_answers, parse_number, same_answer, stated_number
+from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.records import Record
-from stepjepa.scoring import last_number, marked_answers, parse_number, same_answer, stated_number
 from stepjepa.tasks.base import Response, Scored, TaskOptions, Unusable, chat_record
 from stepjepa.tasks.boxed import BoxedTask
 

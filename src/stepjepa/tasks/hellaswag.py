@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stepjepa.answers.legible import opening
+from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.legible import opening
-from stepjepa.records import Record
 from stepjepa.tasks.base import (
     NO_ANSWER,
     WRONG,

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from stepjepa.answers.legible import unfenced
+from stepjepa.answers.scoring import text_scores
+from stepjepa.answers.workers import Outcome, Workers
+from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.legible import unfenced
-from stepjepa.records import Record
-from stepjepa.scoring import text_scores
 from stepjepa.tasks.base import (
     NO_ANSWER,
     TIMED_OUT,
@@ -25,7 +26,6 @@ from stepjepa.tasks.base import (
 )
 from stepjepa.tasks.regex.equivalence import equivalent, find_difference
 from stepjepa.tasks.regex.syntax import RegexSyntaxError, parse
-from stepjepa.workers import Outcome, Workers
 
 SYSTEM_PROMPT = "Convert natural language to regular expression."
 

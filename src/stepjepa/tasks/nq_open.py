@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.records import Record
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, Unusable, chat_record
 from stepjepa.tasks.cells import as_list
 

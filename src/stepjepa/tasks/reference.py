@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.records import Record
 from stepjepa.tasks.base import WRONG, Continuation, Response, Scored, Task, TaskOptions
 from stepjepa.tasks.hellaswag import LETTERS, most_likely
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.files import fingerprint
-from stepjepa.records import Record
 from stepjepa.tasks.base import Task, TaskOptions
 
 AUTO = "auto"

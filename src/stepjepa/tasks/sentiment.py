@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepjepa.answers.legible import opening
+from stepjepa.answers.scoring import exact_match, prefix_match
+from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.legible import opening
-from stepjepa.records import Record
-from stepjepa.scoring import exact_match, prefix_match
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, Unusable, chat_record
 from stepjepa.tasks.cells import as_label
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from stepjepa.answers.scoring import text_scores
+from stepjepa.answers.workers import Workers
+from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.records import Record
-from stepjepa.scoring import text_scores
 from stepjepa.tasks.base import (
     FAILED,
     NO_ANSWER,
@@ -25,7 +26,6 @@ from stepjepa.tasks.base import (
 )
 from stepjepa.tasks.sql.execution import Verdict, judge
 from stepjepa.tasks.sql.text import HARDNESS, hardness, normal_form, orders_rows, same_text
-from stepjepa.workers import Workers
 
 SYSTEM_PROMPT = "Convert natural language to SQL."
 

@@ -1,0 +1,150 @@
+"""How alike are the views of a trained model? Matched against shuffled pairs, on held-out records."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stepjepa.analysis.representations import ViewEmbeddings, embed_views
+from stepjepa.config import JepaConfig
+from stepjepa.data.records import Record
+from stepjepa.objectives.monitors import Window, share
+from stepjepa.run_folder import read_run, run_of
+
+QUANTILES = (0.1, 0.2, 0.5, 0.8, 0.9)
+
+
+class Similarity(NamedTuple):
+    """What :func:`compare_views` finds.
+
+    Attributes:
+        totals: over all pairs, see :func:`similarity_totals`.
+        per_record: the mean cosine of each record's pairs, in the records' order; None for a record without a pair.
+    """
+
+    totals: dict[str, float]
+    per_record: list[float | None]
+
+
+def trained_objective(model_path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The ``JepaConfig`` that a model was trained with, as a dict; None where nothing tells."""
+    run = run_of(model_path)
+    return None if run is None else dict(run["jepa"])
+
+
+def similarity_config(run_folder: str | os.PathLike[str], views: str) -> JepaConfig:
+    """The configuration under which a trained model's views are embedded, see :func:`reading_config`.
+
+    Args:
+        run_folder: of ``stepjepa train``, or a checkpoint in it.
+        views: ``llm-jepa`` or ``step-jepa``.
+
+    Raises:
+        UserError: no run folder.
+    """
+    return reading_config(trained_objective(run_folder) or read_run(run_folder)["jepa"], views)
+
+
+def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
+    """The configuration under which a model's views are embedded.
+
+    A model trained on the views that are asked for is read where it was trained to be read; any other, ``regular``
+    runs among them, at the end of the source view, with no predictor token, which it has never seen.
+
+    Args:
+        trained: from :func:`trained_objective`.
+        views: ``llm-jepa`` or ``step-jepa``.
+    """
+    chosen: dict[str, Any] = {"over_length": "skip", "mode": views, "predictors": 0}
+    if trained is not None:
+        chosen |= {name: trained[name] for name in ("step_separator", "max_length", "labels")}
+        if trained.get("plain"):
+            # Also where the user's text alone was trained on: the answer is a view of its own.
+            chosen |= {"plain": True, "labels": "assistant"}
+        if trained["mode"] == views:
+            kept: tuple[str, ...] = ("layout", "predictors", "pairs", "front_pred", "reverse_pred", "last_token")
+            # Runs of earlier versions do not know the later ones.
+            kept += tuple(name for name in ("pair_distance", "pooling", "jepa_layer") if name in trained)
+            chosen |= {name: trained[name] for name in kept}
+            if chosen["layout"] == "inplace":
+                # Read as branches: the same views without a row that is cut up between them.
+                chosen["layout"] = "branched"
+    return JepaConfig(**chosen)
+
+
+def compare_views(
+    model: Any, tokenizer: Any, records: Sequence[Record], config: JepaConfig, *, batch_size: int = 16
+) -> Similarity:
+    """Embed all pairs of some records as training does, and compare them.
+
+    Args:
+        model: in evaluation mode, not wrapped.
+        tokenizer: with the predictor tokens that ``config`` asks for.
+        records: held-out ones.
+        config: from :func:`similarity_config`.
+        batch_size: records per batch.
+
+    Raises:
+        UserError: see ``analysis.representations.embed_views``.
+    """
+    embeddings = embed_views(model, tokenizer, records, config, batch_size=batch_size)
+    cosines = pair_cosines(embeddings)
+    per_record: list[float | None] = [None] * len(records)
+    for index in np.unique(embeddings.record).tolist():
+        per_record[index] = float(cosines[embeddings.record == index].mean())
+    return Similarity(similarity_totals(embeddings), per_record)
+
+
+def pair_cosines(embeddings: ViewEmbeddings) -> NDArray[np.float64]:
+    """``[P]``: the cosine of each matched pair."""
+    return (unit_rows(embeddings.source) * unit_rows(embeddings.target)).sum(axis=1)
+
+
+def unit_rows(matrix: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Rows of length 1; a row of zeros stays as it is."""
+    wide = matrix.astype(np.float64)
+    return wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+
+
+def similarity_totals(embeddings: ViewEmbeddings) -> dict[str, float]:
+    """Means over all pairs.
+
+    Returns:
+        ``pairs``, ``matched_similarity``, ``shuffled_similarity`` (over all P * (P - 1) wrong partners; missing for a
+        single pair) and what ``monitors.Window.geometry`` gives, of all pairs.
+    """
+    window = Window(keep=len(embeddings))
+    window.add_pairs(torch.from_numpy(embeddings.source), torch.from_numpy(embeddings.target))
+    matched, shuffled, pairs, crossings = window.totals(["matched", "shuffled", "pairs", "crossings"])
+    return {
+        "pairs": pairs,
+        **share("matched_similarity", matched, pairs),
+        **share("shuffled_similarity", shuffled, crossings),
+        **window.geometry(),
+    }
+
+
+def similarity_quantiles(values: Iterable[float | None]) -> dict[str, Any]:
+    """How similarities are spread.
+
+    Args:
+        values: cosines; None stands for one that was not measured and is left out.
+
+    Returns:
+        ``n``, ``mean``, ``std`` (of these values, not an estimate for others) and ``quantiles`` (from the share, as
+        text, to the value); ``n`` alone where there are none.
+    """
+    measured = np.asarray([value for value in values if value is not None], np.float64)
+    if not len(measured):
+        return {"n": 0}
+    return {
+        "n": len(measured),
+        "mean": float(measured.mean()),
+        "std": float(measured.std()),
+        "quantiles": {str(q): float(v) for q, v in zip(QUANTILES, np.quantile(measured, QUANTILES), strict=True)},
+    }

@@ -1,0 +1,365 @@
+r"""Is a generated answer right? Pure functions on strings: text against text, and the answers of mathematics.
+
+An answer of mathematics is read where it is marked and nowhere else: in ``\boxed{...}`` or behind ``####``.
+Two answers are equal as numbers, or, where neither is a number, as text. One that is a number never equals one that
+is not. What is generated may be anything, so all work is bounded by a small multiple of the length of a text.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from decimal import Decimal
+from fractions import Fraction
+from itertools import pairwise
+from typing import NamedTuple
+
+from stepjepa.answers.legible import GROUPING_SPACES, before_special_token, legible
+
+
+def exact_match(generated: str, truth: str) -> bool:
+    """The answer and nothing else; white space around either does not count."""
+    return generated.strip() == truth.strip()
+
+
+def prefix_match(generated: str, truth: str) -> bool:
+    """The answer comes first, whatever follows: right, but the model perhaps ran on."""
+    return generated.strip().startswith(truth.strip())
+
+
+def contains(generated: str, truth: str) -> bool:
+    """The answer is somewhere in what was generated."""
+    return truth.strip() in generated
+
+
+def text_scores(generated: str, truth: str) -> dict[str, bool | float]:
+    """``exact``, ``prefix`` and ``contains`` side by side: what is right, and what is right but for the stopping."""
+    return {
+        "exact": exact_match(generated, truth),
+        "prefix": prefix_match(generated, truth),
+        "contains": contains(generated, truth),
+    }
+
+
+# Behind the mark a space, or at once what a number may begin with; or mark and answer together in bold face or in code.
+_HASHES = re.compile(
+    rf"(?<!\S)####(?:[ \t{GROUPING_SPACES}]+(?=[^\s#])|(?=[-+−.\d$€£¥*`\\(]))(?P<line>[^\n]+)"
+    r"|(?P<around>\*\*|`)####[ \t]*(?P<inside>[^\s*`][^*`\n]*)(?P=around)"
+)
+_BRACES = re.compile(r"(?P<box>\\boxed\s*\{)|\\[{}]|\\\\(?!boxed)|(?P<open>\{)|(?P<close>\})")
+
+
+class _Mark(NamedTuple):
+    start: int
+    end: int
+    answer: str
+
+
+def marked_answers(text: str) -> list[str]:
+    r"""The answers that a text marks, in order: contents of ``\boxed{...}``, and the rest of a line behind ``####``.
+
+    Braces nest; a box that is not closed or is empty marks nothing. Of marks inside each other, as in
+    ``#### \boxed{18}``, the innermost counts. ``####`` must not stick to what is before it, but ``**#### 18**`` may.
+    Digits of any script come as ASCII, invisible characters are left out, and a line ends at a special token.
+    """
+    text = legible(text)
+    marks = [
+        _Mark(match.start(), match.end(), before_special_token(match["line"] or match["inside"]))
+        for match in _HASHES.finditer(text)
+    ]
+    marks = sorted([*marks, *_boxes(text)])
+    # The last needs no look ahead: nothing begins behind it.
+    inner = [mark for mark, after in pairwise(marks) if mark.end <= after.start] + marks[-1:]
+    return [answer for mark in inner if (answer := mark.answer.strip())]
+
+
+def _boxes(text: str) -> list[_Mark]:
+    r"""The closed boxes that hold no other box. What a backslash precedes is no brace of the grouping."""
+    first = text.find("\\boxed")
+    found: list[_Mark] = []
+    # For each open brace: where it began, where its content begins (-1: no box), how many boxes were found before.
+    opened: list[tuple[int, int, int]] = []
+    for match in _BRACES.finditer(text, first) if first >= 0 else ():
+        if match["box"]:
+            opened.append((match.start(), match.end(), len(found)))
+        elif match["open"]:
+            opened.append((match.start(), -1, len(found)))
+        elif match["close"] and opened:
+            start, content, before = opened.pop()
+            if content >= 0 and len(found) == before:
+                found.append(_Mark(start, match.end(), text[content : match.start()]))
+    return found
+
+
+class Number(NamedTuple):
+    """A number as an answer states it.
+
+    Attributes:
+        value: exact, so that 0.1 is a tenth.
+        unit: the words of its unit in the singular, lower case; empty where none is given.
+    """
+
+    value: Fraction
+    unit: tuple[str, ...]
+
+
+# In groups of three, or as in India of two before the last three.
+_INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}|[0-9]+)"
+_DECIMAL = rf"(?:{_INTEGER}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{{1,2}})?"
+_FRACTION = (
+    rf"\\frac\s*(?:\{{\s*(?P<over>[+-]?{_INTEGER})\s*\}}\s*\{{\s*(?P<under>{_INTEGER})\s*\}}"
+    rf"|(?P<digit_over>[0-9])\s*(?P<digit_under>[0-9]))"
+    rf"|(?P<left>{_INTEGER})\s*/\s*(?P<right>{_INTEGER})"
+)
+_NUMBER = re.compile(
+    r"(?P<sign>[+-]?)\s*(?P<currency>(?:[$€£¥₹]|(?i:usd|eur|gbp|jpy|inr|rs\.?))?)\s*(?P<inner_sign>[+-]?)\s*"
+    rf"(?:(?:(?P<whole>{_INTEGER})(?:\s+|(?=\\frac)))?(?:{_FRACTION})|(?P<decimal>{_DECIMAL}))"
+    # A number must not be the beginning of a longer one: 1,2 or 1.2.3 or 1/2/3.
+    r"(?![0-9]|[.,/]\s*[0-9])"
+)
+_ENCLOSED = re.compile(r"""\([^()\[\],]*\)|\[[^()\[\],]*\]|"[^"]*"|'[^']*'|“[^”]*”""")
+_ABOUT = re.compile(r"^(?:≈|\\approx\b|(?i:about|approximately|approx\.?|roughly|around)\s)\s*")
+_IN_BRACKETS = re.compile(r"^\s+\(([^()]*)\)$")
+_WORD = r"[^\W\d_]+(?:\^\{?-?[0-9]\}?|[²³])?"
+_UNIT = re.compile(rf"(?P<sign>[%$€£¥₹]?)\s*(?P<words>(?:{_WORD}(?:[ .·*-]+{_WORD})*)?)")
+
+_SIGNS = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee", "%": "percent"}
+_CURRENCIES = {"usd": "dollar", "eur": "euro", "gbp": "pound", "jpy": "yen", "inr": "rupee", "rs": "rupee"}
+_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+# A single letter behind a number is algebra (5x, 2n) or a scale (3k, 2M) unless it is one of these units, or of a
+# script that has no capitals (5元).
+_LETTER_UNITS = frozenset("mglLshWVJ")
+# "18 or more", "3 to one": not the number that stands in front.
+_NOT_UNITS = frozenset(
+    {"or", "and", "to", "not", "plus", "minus", "times", "by", "over", "out", "if", "but", "is", "are", "was", "were"}
+)
+_POWERS = frozenset({"squared", "cubed", "factorial"})
+_LONGEST_UNIT = 5
+# Longer than any answer that is a number, or that says one; they keep the work bounded.
+_LONGEST_NUMBER = 120
+_LONGEST_STATEMENT = 400
+# A longer answer is compared as it stands.
+_LONGEST_TEXT = 2000
+
+_WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\s*\{([^{}]*)\}")
+_REPLACEMENTS = (
+    (re.compile(r"\\[dt]frac"), r"\\frac"),
+    (re.compile(r"\\left(?![a-z])|\\right(?![a-z])"), ""),
+    (re.compile(r"\{,\}"), ","),
+    # Narrow spaces group digits; an escaped or tied space parts words.
+    (re.compile(rf"\\[,!;:]|[{GROUPING_SPACES}]"), ""),
+    (re.compile(r"\\ |~"), " "),
+    (re.compile(r"\\([$%])"), r"\1"),
+    (re.compile(r"\^\s*(?:\{\s*)?\\circ\s*\}?|°"), " degrees "),
+    (re.compile(r"[−–]"), "-"),
+    (re.compile(r"\bUS\$"), "$"),
+    # Powers of ten, as scientists write a number.
+    (
+        re.compile(
+            r"(?<=[0-9])\s*(?:\\times|\\cdot|×|·)\s*10\s*\^\s*(?:\{\s*([+-]?[0-9]{1,2})\s*\}|([+-]?[0-9]{1,2}))"
+        ),
+        r"e\1\2",
+    ),
+)
+_DELIMITERS = (
+    ("$$", "$$"),
+    ("$", "$"),
+    (r"\(", r"\)"),
+    (r"\[", r"\]"),
+    ("**", "**"),
+    ("*", "*"),
+    ("`", "`"),
+    ("{", "}"),
+)
+
+
+def _clean(text: str) -> str:
+    """An answer without what only sets it: delimiters of formulas, bold face, spacing, a full stop at the end."""
+    text = legible(text)
+    if len(text) > _LONGEST_TEXT:
+        return text.strip()
+    previous = None
+    while text != previous:
+        previous = text
+        text = _WRAPPER.sub(r" \1 ", text)
+    for pattern, replacement in _REPLACEMENTS:
+        text = pattern.sub(replacement, text)
+    previous = None
+    while text != previous:
+        previous = text
+        text = text.strip().removesuffix(".").strip()
+        for opening, closing in _DELIMITERS:
+            inner = text[len(opening) : len(text) - len(closing)]
+            if text.startswith(opening) and text.endswith(closing) and inner and closing not in inner:
+                text = inner
+                break
+    return text
+
+
+def parse_number(text: str) -> Number | None:
+    r"""The number that an answer is, or None where it is something else.
+
+    Understood: signs, thousands separators (``1,000``, ``1{,}000``), decimals, currency signs before or behind,
+    simple fractions (``3/4``, ``\frac{3}{4}``, ``1 1/2``, ``½``), powers of ten (``2\times 10^3``), units in words,
+    scale words (``3 million``), LaTeX spacing and text commands, digits of any script, ``about`` in front, brackets or
+    quotation marks around it all. Percent is a unit: ``50%`` equals ``50`` and ``50 percent``, not ``0.5``. Not
+    understood, on purpose: several numbers, calculations, letters that stand for values.
+    """
+    text = _clean(text)
+    if len(text) > _LONGEST_NUMBER:
+        return None
+    if _ENCLOSED.fullmatch(text):
+        text = text[1:-1].strip()
+    text = _ABOUT.sub("", text, count=1)
+    match = _NUMBER.match(text)
+    if match is None or (match["sign"] and match["inner_sign"]):
+        return None
+    unit = _parse_unit(_IN_BRACKETS.sub(r"\1", text[match.end() :]).replace("/", " per ").strip())
+    value = _value(match)
+    if unit is None or value is None:
+        return None
+    words, scale = unit
+    if match["currency"]:
+        sign = match["currency"].lower().rstrip(".")
+        words = (_SIGNS.get(sign) or _CURRENCIES[sign], *words)
+    negative = "-" in (match["sign"], match["inner_sign"])
+    return Number((-value if negative else value) * scale, words)
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    if match["decimal"] is not None:
+        return Fraction(Decimal(match["decimal"].replace(",", "")))
+    over = match["over"] or match["digit_over"] or match["left"]
+    under = match["under"] or match["digit_under"] or match["right"]
+    numerator, denominator = (int(part.replace(",", "")) for part in (over, under))
+    if denominator == 0 or (match["whole"] and numerator < 0):
+        return None
+    whole = int(match["whole"].replace(",", "")) if match["whole"] else 0
+    return whole + Fraction(numerator, denominator)
+
+
+def _parse_unit(text: str) -> tuple[tuple[str, ...], int] | None:
+    """The words of a unit and what its scale words multiply by; None for text that is no unit."""
+    match = _UNIT.fullmatch(text)
+    if match is None:
+        return None
+    words = re.split(r"[ .·*-]+", match["words"]) if match["words"] else []
+    if len(words) == 1 and len(words[0]) == 1 and words[0] not in _LETTER_UNITS and not _is_word(words[0]):
+        return None
+    words = [word.lower() for word in words]
+    scale = 1
+    while words and words[0] in _SCALES:
+        scale *= _SCALES[words.pop(0)]
+    if len(words) > _LONGEST_UNIT or _NOT_UNITS.intersection(words) or _POWERS.intersection(words[:1]):
+        return None
+    singular = [_CURRENCIES.get(word) or (word.removesuffix("s") if len(word) > 2 else word) for word in words]
+    return (*([_SIGNS[match["sign"]]] if match["sign"] else []), *singular), scale
+
+
+def _is_word(character: str) -> bool:
+    return unicodedata.category(character) == "Lo"
+
+
+_VERBS = r"\b(?:is|are|was|were|be|equals|equal\s+to|totals)\b"
+_STATEMENT = re.compile(rf"(?P<subject>.*)(?P<copula>=|:|≈|\\approx\b|{_VERBS})(?P<rest>.*)", re.DOTALL)
+# Directly before the copula: what is said is denied, only possible, or no equality.
+_DOUBT = re.compile(r"(?:\b(?:may|might|could|can|cannot|not|never)|n['’]t|[!<>])$")
+_CONDITION = re.compile(r"(?:if|unless|whether|suppose|assuming|maybe|perhaps|possibly)\b[^,]*$", re.IGNORECASE)
+_TERM = r"[\s($€£]*[-+−]?[0-9][0-9.,]*[)%\s]*"
+_OPERATOR = r"(?:[-+−*/×÷·=x]|\\times|\\cdot)"
+_CALCULATION = re.compile(
+    rf"(?:[^0-9]*(?:=|:|{_VERBS}))?{_TERM}(?:{_OPERATOR}{_TERM})*"
+    # Without a copula a word must go before, not the letter of an equation.
+    rf"|[^0-9]*[^\W\d_]{{2}}\s{_TERM}(?:{_OPERATOR}{_TERM})+"
+)
+_SEVERAL = re.compile(r"[;&:]|[,.]\s|\b(?:and|or)\b")
+
+
+class _Stated(NamedTuple):
+    number: Number
+    symbol: str = ""
+
+
+def _state(text: str) -> _Stated | None:
+    """The one number that an answer says, bare or in a short sentence or equation; None where it says anything else."""
+    number = parse_number(text)
+    if number is not None:
+        return _Stated(number)
+    text = _clean(text)
+    match = _STATEMENT.fullmatch(text) if len(text) <= _LONGEST_STATEMENT else None
+    if match is None:
+        return None
+    subject, rest = match["subject"], match["rest"].strip()
+    if subject.count("**") % 2:
+        # Bold face that opens in front of the subject may close behind the copula.
+        subject, rest = subject.replace("**", ""), rest.removeprefix("**")
+    subject, number = subject.strip(" \t\n$"), parse_number(rest)
+    if number is None or _DOUBT.search(subject) or _CONDITION.match(subject):
+        return None
+    if re.search("[0-9]", subject):
+        # Of "x = 5, y = 8" neither is the answer; "6 * 3 = 18" and "what they pay after 3 days is 18" say one.
+        equation = match["copula"] in ("=", "≈", "\\approx")
+        one = _CALCULATION.fullmatch(subject) if equation else not _SEVERAL.search(subject)
+        if not one or match["copula"] == ":":
+            return None
+    return _Stated(number, subject if len(subject) == 1 and subject.isalpha() else "")
+
+
+def stated_number(text: str) -> Number | None:
+    """The number that a marked answer says, as a reader takes it.
+
+    Beyond :func:`parse_number`: ``The final answer is 8.``, ``x = 8``, ``6 + 2 = 8``, ``Answer: **8**``. Refused:
+    several numbers, ranges, alternatives, denials, bounds and questions.
+    """
+    stated = _state(text)
+    return None if stated is None else stated.number
+
+
+def same_answer(answer: str, truth: str) -> bool:
+    """Whether two answers say the same.
+
+    Numbers (:func:`stated_number`) are compared exactly; a unit counts only where both give one, and then one must
+    begin the other (``$18`` equals ``18 dollars per day``; ``5 cm`` is not ``5 m``), and ``x = 5`` is not ``y = 5``.
+    Other answers are compared as text without spaces and LaTeX decoration, upper and lower case told apart.
+    """
+    stated, true = _state(answer), _state(truth)
+    if stated is not None and true is not None:
+        if stated.symbol and true.symbol and stated.symbol != true.symbol:
+            return False
+        shared = min(len(stated.number.unit), len(true.number.unit))
+        return stated.number.value == true.number.value and stated.number.unit[:shared] == true.number.unit[:shared]
+    if stated is not None or true is not None:
+        return False
+    return "".join(_clean(answer).split()) == "".join(_clean(truth).split())
+
+
+def canonical(answer: str) -> str:
+    """One writing for answers of the same value, so that they can be counted: ``$18.00`` and ``18`` give ``18``.
+
+    Units are left out; what is no number comes without spaces and LaTeX decoration.
+    """
+    number = stated_number(answer)
+    return "".join(_clean(answer).split()) if number is None else str(number.value)
+
+
+_DIGITS = re.compile(r"[0-9][0-9.,/]*")
+
+
+def last_number(text: str) -> str | None:
+    """The last number of a text, whatever it counts: a guess at what an unmarked answer is.
+
+    Returns:
+        It as written, its sign and fraction included; None where there is none, or what stands last is unclear
+        (``1.2.3``).
+    """
+    text = legible(text)
+    end = max(map(text.rfind, "0123456789")) + 1
+    # As far back as a number can reach; spaces that group digits in LaTeX are none.
+    near = re.sub(r"\{,\}|\\,", ",", text[max(0, end - _LONGEST_NUMBER) : end])
+    runs = list(_DIGITS.finditer(near))
+    if not runs or (runs[-1].start() == 0 and end > _LONGEST_NUMBER):
+        return None
+    before = near[: runs[-1].start()].rstrip("$€£¥")
+    sign = "-" if re.search(r"(?:^|[^\w)\]])[-−]$", before) else ""
+    written = sign + runs[-1][0].rstrip(".,/")
+    return written if parse_number(written) is not None else None

@@ -1,0 +1,1 @@
+"""What training costs in FLOPs and memory, before and while it runs."""

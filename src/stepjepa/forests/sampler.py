@@ -1,0 +1,178 @@
+"""The order of records: the same for one process and many, for any accumulation, and after a resume."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from torch.utils.data import Dataset, Sampler
+
+from stepjepa.forests.forest import Forest
+
+
+class Key(NamedTuple):
+    """What the sampler yields for a place in a batch.
+
+    Attributes:
+        record: its index; -1 for an empty place.
+        with_views: its views are run.
+        epoch: of which this is a part; decides what is drawn for the record.
+    """
+
+    record: int
+    with_views: bool = True
+    epoch: int = 0
+
+
+STRATEGIES = ("random", "group_by_length", "sequential")
+
+# Steps whose records are sorted together under group_by_length.
+POOL = 50
+
+
+def draw(seed: int, *place: int) -> float:
+    """A number in [0, 1) that depends on nothing but its arguments: not on any generator, process or resume."""
+    digest = hashlib.sha256(repr((seed, *place)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def draw_triple(forest: Forest, *place: int) -> tuple[int, int, int] | None:
+    """Three places s < r < t of a record's main text, every choice as likely as any other.
+
+    Args:
+        forest: of the record.
+        place: what the draw depends on: seed, epoch, index.
+
+    Returns:
+        Row indices; None for a main text of less than three tokens.
+    """
+    main = np.concatenate([np.arange(s.start, s.end) for s in forest.segments if s.kind == "main"])
+    if len(main) < 3:
+        return None
+    chosen = np.random.default_rng(place).choice(len(main), 3, replace=False)
+    first, second, third = (int(main[index]) for index in sorted(chosen))
+    return first, second, third
+
+
+class StepSampler(Sampler[Key]):
+    """Yields one epoch of records in the order in which they are trained.
+
+    The records of an optimizer step are chosen first and then sorted by length, so that its micro-batches are tight:
+    that changes no gradient, since losses are normalised over the whole step (except for InfoNCE, see ``tight``). Loss
+    dropout is drawn per step, the same on every process. Places that the last step can't fill evenly over processes
+    stay empty: no record is repeated.
+
+    Args:
+        lengths: tokens of each record.
+        text_lengths: the same without views, for steps that drop them; None where they are alike.
+        records_per_step: batch size x accumulation x processes.
+        seed: of the order and of loss dropout.
+        strategy: ``random``; ``group_by_length`` also puts records of like length into one step; ``sequential`` keeps
+            the file's order of steps.
+        jepa_ratio: share of steps whose views are run.
+        tight: sort the records of a step by length. Off for losses that compare the pairs of a micro-batch.
+        multiple: the number of keys is padded to a multiple of this (batch size x processes).
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        records_per_step: int,
+        *,
+        text_lengths: Sequence[int] | None = None,
+        seed: int = 0,
+        strategy: str = "random",
+        jepa_ratio: float = 1.0,
+        tight: bool = True,
+        multiple: int = 1,
+    ) -> None:
+        if strategy not in STRATEGIES:
+            raise ValueError(f"train_sampling_strategy: expected one of {', '.join(STRATEGIES)}, got '{strategy}'")
+        self._lengths = np.asarray(lengths)
+        self._text_lengths = self._lengths if text_lengths is None else np.asarray(text_lengths)
+        self._per_step = records_per_step
+        self._seed = seed
+        self._strategy = strategy
+        self._jepa_ratio = jepa_ratio
+        self._tight = tight
+        self._multiple = multiple
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order is yielded next."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-len(self._lengths) // self._multiple) * self._multiple
+
+    def __iter__(self) -> Iterator[Key]:
+        steps = self._steps(np.random.default_rng([self._seed, self.epoch]))
+        keys: list[Key] = []
+        for number, step in enumerate(steps):
+            with_views = draw(self._seed, self.epoch, number) < self._jepa_ratio
+            members = step.tolist()
+            if self._tight:
+                lengths = self._lengths if with_views else self._text_lengths
+                members.sort(key=lambda index: (lengths[index], index))
+            keys.extend(Key(index, with_views, self.epoch) for index in members)
+        keys.extend(Key(-1, False, self.epoch) for _ in range(len(self) - len(keys)))
+        return iter(keys)
+
+    def _steps(self, generator: np.random.Generator) -> list[np.ndarray]:
+        count, size = len(self._lengths), self._per_step
+        order = np.arange(count) if self._strategy == "sequential" else generator.permutation(count)
+        if self._strategy == "group_by_length":
+            pool = size * POOL
+            parts = [order[start : start + pool] for start in range(0, count, pool)]
+            # Whether a step drops its views is drawn later, so its records are alike in what they cost on average.
+            mean = self._jepa_ratio * self._lengths + (1 - self._jepa_ratio) * self._text_lengths
+            order = np.concatenate([part[np.argsort(mean[part], kind="stable")] for part in parts])
+        steps = [order[start : start + size] for start in range(0, count, size)]
+        if self._strategy == "group_by_length":
+            # The one short step, if any, stays last, as it must for the count of batches to come out.
+            full = [step for step in steps if len(step) == size]
+            steps = [full[index] for index in generator.permutation(len(full))] + steps[len(full) :]
+        return steps
+
+
+class ForestDataset(Dataset[Forest | None]):
+    """Prepared records, looked up by the sampler's keys.
+
+    Args:
+        forests: in file order.
+
+    Attributes:
+        triple_seed: where it is set, every record comes with three random places of its main text, drawn anew each
+            epoch from this seed, the epoch and the record's index alone.
+    """
+
+    def __init__(self, forests: Sequence[Forest]) -> None:
+        self.forests = forests
+        self.triple_seed: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.forests)
+
+    def __getitem__(self, key: int | Key) -> Forest | None:
+        chosen = key if isinstance(key, Key) else Key(int(key))
+        if chosen.record < 0:
+            return None
+        forest = self.forests[chosen.record]
+        if not chosen.with_views:
+            forest = forest.without_views()
+        if self.triple_seed is None:
+            return forest
+        return replace(forest, triple=draw_triple(forest, self.triple_seed, chosen.epoch, chosen.record))
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each record, views included."""
+        return [len(forest) for forest in self.forests]
+
+    @property
+    def text_lengths(self) -> list[int]:
+        """Tokens of each record without views."""
+        return [forest.text_length for forest in self.forests]

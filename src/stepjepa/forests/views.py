@@ -1,0 +1,86 @@
+"""Which parts of a record are views, and which view predicts which. The only place that knows modes and steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepjepa.config import JepaConfig
+from stepjepa.data.records import Record
+from stepjepa.data.steps import find_steps
+
+
+@dataclass(frozen=True, slots=True)
+class MessageView:
+    """A message alone in the chat template.
+
+    Attributes:
+        role: ``user`` or ``assistant``.
+        content: its text.
+    """
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpanView:
+    """Part of a message where it stands in the chat.
+
+    Attributes:
+        message: index of the message.
+        start: first character in the message's content.
+        end: one past the last, the step's separator included.
+    """
+
+    message: int
+    start: int
+    end: int
+
+
+View = MessageView | SpanView
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two views of which the first predicts the second (before ``reverse_pred``)."""
+
+    first: View
+    second: View
+
+
+def step_views(record: Record, separator: str) -> list[SpanView]:
+    """The reasoning steps of a record's last assistant message."""
+    last = len(record.messages) - 1
+    return [SpanView(last, step.start, step.end) for step in find_steps(record.answer, separator)]
+
+
+def find_pairs(record: Record, config: JepaConfig) -> list[Pair]:
+    """The pairs of a record, none where it has too few steps or an explicit view is empty.
+
+    * Step-JEPA: steps of the last assistant message, each with the one ``pair_distance`` further on.
+    * LLM-JEPA: each user message with the assistant message that answers it; the record's explicit ``text`` and
+      ``code`` instead, where it has them. With layout ``branched`` the user's message is taken where it stands in the
+      chat, except for explicit views, which do not stand there.
+    """
+    if config.mode == "regular":
+        return []
+    pairs: list[Pair]
+    if config.mode == "step-jepa":
+        steps = step_views(record, config.step_separator)
+        pairs = [Pair(*both) for both in zip(steps, steps[config.pair_distance :], strict=False)]
+    elif record.text is not None and record.code is not None:
+        usable = record.text.strip() and record.code.strip()
+        pairs = [Pair(MessageView("user", record.text), MessageView("assistant", record.code))] if usable else []
+    else:
+        pairs = []
+        last = len(record.messages) - 1
+        for index, message in enumerate(record.messages):
+            if message["role"] != "assistant" or (config.plain and index < last):
+                # Without a chat format the last exchange is all there is.
+                continue
+            user = record.messages[index - 1]["content"]
+            first: View = (
+                SpanView(index - 1, 0, len(user)) if config.layout == "branched" else MessageView("user", user)
+            )
+            pairs.append(Pair(first, MessageView("assistant", message["content"])))
+    return pairs[:1] if config.pairs == "first" else pairs

@@ -1,0 +1,1 @@
+"""What a record becomes, and whether training does what is meant."""

@@ -1,0 +1,1 @@
+"""Load or build a model, and run it on forests."""

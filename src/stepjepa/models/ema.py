@@ -1,0 +1,110 @@
+"""The target embedding encoded with averaged weights, which follow the trained ones slowly (as in BYOL and I-JEPA)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from stepjepa.models.architecture import find_decoder
+from stepjepa.models.attention import forest_visibility
+from stepjepa.models.embeddings import decoder_inputs, hidden_state, read
+
+EMA_FILE = "ema.safetensors"
+
+
+class EmaEncoder:
+    """A copy of a model whose weights are an exponential moving average of the model's.
+
+    Frozen weights, such as those below an adapter, are shared with the model and take no memory.
+
+    Args:
+        model: not wrapped by DDP; it must not have a predictor head, which belongs to the source.
+        decay: what the average keeps of itself at every update.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"ema_decay: expected 0 or more and less than 1, got {decay}")
+        self.decay = decay
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        shared = {id(p): p for name, p in model.named_parameters() if name not in trained}
+        self._model = copy.deepcopy(model, dict(shared)).eval()
+        self._average = {name: p for name, p in self._model.named_parameters() if name in trained}
+        for parameter in self._average.values():
+            parameter.requires_grad_(False)
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """``average = decay * average + (1 - decay) * weight``, after an optimizer step."""
+        for name, parameter in model.named_parameters():
+            if name in self._average:
+                self._average[name].lerp_(parameter.detach(), 1 - self.decay)
+
+    @torch.no_grad()
+    def targets(self, groups: Sequence[dict[str, Tensor]], layer: int = -1) -> Tensor:
+        """The target embeddings of a batch: one more pass of the decoder, without head and without gradient.
+
+        Args:
+            groups: of a batch of ``grouping.GroupCollator``.
+            layer: see ``embeddings.forward``.
+
+        Returns:
+            ``[P, D]``, in the order of ``grouping.forward_groups``.
+        """
+        decoder = find_decoder(self._model)
+        found = []
+        for group in groups:
+            inputs, visibility = decoder_inputs(group, layer)
+            with forest_visibility(visibility):
+                output = decoder(**inputs)
+            states = output[0] if layer == -1 else hidden_state(output, layer)
+            flat = states.reshape(-1, states.shape[-1])
+            found.append(read(flat, group["target_index"], group.get("target_pooled")))
+        return torch.cat(found)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the average into a checkpoint folder."""
+        state = {name: value.detach().cpu().contiguous().clone() for name, value in self._average.items()}
+        save_file(state, Path(folder) / EMA_FILE)
+
+    @torch.no_grad()
+    def load(self, folder: str | Path) -> None:
+        """Read it back.
+
+        Raises:
+            ValueError: the folder has none, or that of another model.
+        """
+        path = Path(folder) / EMA_FILE
+        if not path.is_file():
+            raise ValueError(
+                f"expected {EMA_FILE} in {folder}, got none; the checkpoint was made without --target_grad ema"
+            )
+        state = load_file(path)
+        if state.keys() != self._average.keys():
+            raise ValueError(f"expected the averages of {len(self._average)} weights in {path}, got {len(state)}")
+        for name, value in state.items():
+            self._average[name].copy_(value)
+
+
+class EmaCallback(TrainerCallback):
+    """Lets the average follow after every optimizer step.
+
+    Args:
+        encoder: to be updated.
+        model: whose weights it follows.
+    """
+
+    def __init__(self, encoder: EmaEncoder, model: nn.Module) -> None:
+        self._encoder = encoder
+        self._model = model
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Update."""
+        self._encoder.update(self._model)

@@ -1,0 +1,163 @@
+"""One forward pass that gives logits at labelled positions and embeddings at readouts, and keeps nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stepjepa.forests.collate import visibility_of
+from stepjepa.forests.masks import Visibility
+from stepjepa.models.architecture import find_decoder
+from stepjepa.models.attention import forest_visibility
+
+
+class Outputs(NamedTuple):
+    """What the objective needs of a batch.
+
+    Attributes:
+        logits: ``[N, V]``, at the labelled positions only.
+        source: ``[P, D]``, hidden state at the source readouts, through the predictor head if the model has one.
+        target: ``[P, D]``, hidden state at the target readouts.
+        triples: ``[S, 3, D]``, hidden state at the triples of the main text.
+    """
+
+    logits: Tensor
+    source: Tensor
+    target: Tensor
+    triples: Tensor
+
+
+HEAD = "predictor_head"
+"""Name of the submodule of a model that maps the source embedding, where there is one."""
+
+
+def read(flat: Tensor, index: Tensor, pooled: Tensor | None) -> Tensor:
+    """Embeddings at readouts.
+
+    Args:
+        flat: ``[R * T, D]`` hidden states.
+        index: ``[P]`` positions.
+        pooled: ``[P]`` how many tokens are averaged, those up to and including the position; None means one.
+
+    Returns:
+        ``[P, D]``.
+    """
+    if pooled is None:
+        return flat[index]
+    pair = torch.repeat_interleave(torch.arange(len(index), device=index.device), pooled)
+    # Counted from the first token of each readout.
+    within = torch.arange(len(pair), device=index.device) - (pooled.cumsum(0) - pooled)[pair]
+    tokens = flat[(index - pooled + 1)[pair] + within]
+    summed = torch.zeros((len(index), flat.shape[-1]), dtype=torch.float32, device=flat.device)
+    summed = summed.index_add(0, pair, tokens.float())
+    return (summed / pooled[:, None]).to(flat.dtype)
+
+
+def forward(model: nn.Module, batch: dict[str, Tensor], layer: int = -1) -> Outputs:
+    """Run a batch of ``collate.ForestCollator`` once.
+
+    The decoder's output is cut down to the labelled positions by a hook before the model's own head sees it. So the
+    head keeps its model-specific scaling and soft caps, all parameters are used inside the wrapped forward (which DDP
+    and FSDP rely on), and logits exist only where there are labels.
+
+    Args:
+        model: a causal language model, possibly wrapped (PEFT, DDP, FSDP); prepared by ``attention.enable_forest`` if
+            the batch carries a visibility.
+        batch: tensors on the model's device.
+        layer: the hidden state that embeddings and triples are read from, as transformers counts ``hidden_states``;
+            -1 is the last, after the final norm.
+
+    Raises:
+        ValueError: the model has no such hidden state.
+    """
+    kept: dict[str, Tensor] = {}
+    head = find_head(model)
+
+    def cut(_module: nn.Module, _args: Any, output: Any) -> Any:
+        hidden = output[0]  # [R, T, D]
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        states = flat if layer == -1 else hidden_state(output, layer).reshape(flat.shape)
+        source = read(states, batch["source_index"], batch.get("source_pooled"))
+        kept["source"] = source if head is None else head(source)
+        kept["target"] = read(states, batch["target_index"], batch.get("target_pooled"))
+        kept["triples"] = states[batch["triple_index"]]
+        labelled = flat[batch["label_index"]][None]  # [1, N, D]
+        if isinstance(output, tuple):
+            return (labelled, *output[1:])
+        return type(output)(**{**output, "last_hidden_state": labelled})
+
+    def show(_module: nn.Module, _args: Any, output: Any) -> Any:
+        # DDP looks for parameters without a gradient in what the output depends on, and would miss the head's.
+        output["source"] = kept["source"]
+        return output
+
+    inputs, visibility = decoder_inputs(batch, layer)
+    handles = [find_decoder(model).register_forward_hook(cut)]
+    if head is not None:
+        handles.append(getattr(model, "module", model).register_forward_hook(show))
+    try:
+        with forest_visibility(visibility):
+            logits = model(**inputs).logits  # [1, N, V]
+    finally:
+        for handle in handles:
+            handle.remove()
+    if logits.shape[:2] != torch.Size([1, batch["label_index"].numel()]):
+        raise ValueError(f"expected logits at {batch['label_index'].numel()} positions, got {tuple(logits.shape)}")
+    return Outputs(logits[0], **kept)
+
+
+def forward_groups(model: nn.Module, groups: Sequence[dict[str, Tensor]], layer: int = -1) -> tuple[Outputs, Tensor]:
+    """:func:`forward` over all groups of a batch.
+
+    Args:
+        model: as of :func:`forward`.
+        groups: of a batch of ``grouping.GroupCollator``.
+        layer: as of :func:`forward`.
+
+    Returns:
+        The outputs of all groups together, pairs and labels in the order of the groups, and the ``[N]`` label ids.
+    """
+    parts = [forward(model, group, layer) for group in groups]
+    label_ids = torch.cat([group["label_ids"] for group in groups])
+    if len(parts) == 1:
+        return parts[0], label_ids
+    return Outputs(*(torch.cat(tensors) for tensors in zip(*parts, strict=True))), label_ids
+
+
+def decoder_inputs(batch: dict[str, Tensor], layer: int = -1) -> tuple[dict[str, Any], Visibility | None]:
+    """What a model is called with for a batch, and the visibility to call it under."""
+    inputs: dict[str, Any] = {
+        "input_ids": batch["input_ids"],
+        "attention_mask": batch["attention_mask"],
+        "use_cache": False,
+    }
+    visibility = visibility_of(batch)
+    if visibility is not None:
+        inputs["position_ids"] = batch["position_ids"]
+    if layer != -1:
+        inputs["output_hidden_states"] = True
+    return inputs, visibility
+
+
+def hidden_state(output: Any, layer: int) -> Tensor:
+    """One of the hidden states ``[R, T, D]`` of a decoder's output.
+
+    Raises:
+        ValueError: there is none of this number.
+    """
+    states = output.hidden_states
+    if not -len(states) <= layer < len(states):
+        last = len(states) - 1
+        raise ValueError(f"jepa_layer: expected {-last - 1} to {last} for a model of {last} layers, got {layer}")
+    return states[layer]
+
+
+def find_head(model: nn.Module) -> nn.Module | None:
+    """The predictor head of a model, under any wrapper; None if it has none."""
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] == HEAD:
+            return module
+    return None

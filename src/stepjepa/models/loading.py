@@ -1,0 +1,329 @@
+"""Load or build a model with its tokenizer, give it predictor tokens, wrap it with LoRA, load it again."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from stepjepa.config import DTYPES
+from stepjepa.errors import UserError
+from stepjepa.models.presets import PREFIX, make_config, preset_tokenizer, read_template
+from stepjepa.models.presets import train_tokenizer as new_tokenizer
+from stepjepa.models.pretraining import as_loaded, chat_form, fit_config, random_model
+from stepjepa.models.quantization import quantization_options
+from stepjepa.models.token_rows import give_plain_tokens, give_predictors, grow
+from stepjepa.text.plain_template import add_plain_tokens
+from stepjepa.text.template import ChatTemplate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# What transformers, PEFT and safetensors raise for a folder that is missing, foreign or broken.
+LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, AttributeError, RuntimeError, SafetensorError)
+
+# One of them is in every folder that has a tokenizer.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+)
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """How an adapter is made.
+
+    Attributes:
+        rank: r.
+        alpha: scale; twice the rank if None.
+        dropout: of the adapter's input.
+    """
+
+    rank: int = 16
+    alpha: int | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"lora_rank: expected 1 or more, got {self.rank}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"lora_dropout: expected a share below 1, got {self.dropout}")
+
+
+def quiet_bars() -> None:
+    """Keep transformers from drawing progress bars where nobody watches."""
+    from transformers.utils import logging
+
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+
+
+def torch_dtype(name: str) -> torch.dtype | str:
+    """The dtype of a name in ``config.DTYPES``; ``auto`` stays a word, which takes the checkpoint's own."""
+    if name not in DTYPES:
+        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got '{name}'")
+    return "auto" if name == "auto" else getattr(torch, name)
+
+
+def load_tokenizer(name: str, *, chat_template: str | None = None, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a folder or hub id.
+
+    Args:
+        name: folder or hub id.
+        chat_template: a Jinja file that takes the place of the tokenizer's own.
+        trust_remote_code: run code that comes with the model.
+
+    Raises:
+        UserError: there is none, or it can't be read.
+    """
+    from transformers import AutoTokenizer
+
+    quiet_bars()
+    _refuse_missing(name)
+    with reported(f"can't load a tokenizer from '{name}'"):
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    if chat_template is not None:
+        tokenizer.chat_template = read_template(chat_template)
+    return tokenizer
+
+
+def load_model(
+    name: str,
+    *,
+    texts: Iterable[str] = (),
+    predictors: int = 0,
+    seed: int = 42,
+    dtype: str = "float32",
+    chat_template: str | None = None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+    pretrain: bool = False,
+    train_tokenizer: int | None = None,
+    plain: bool = False,
+    quantization: dict[str, Any] | None = None,
+) -> tuple[PreTrainedModel, Any]:
+    """A causal language model for training, with its tokenizer.
+
+    Args:
+        name: a folder, a hub id, or ``preset:NAME`` for a small model with random weights.
+        texts: what a new tokenizer is trained on: that of a preset, or of ``train_tokenizer``.
+        predictors: K, how many predictor tokens to add.
+        seed: of random weights and of new embedding rows.
+        dtype: of the weights: ``float32``, ``bfloat16``, ``float16`` or ``auto``, the checkpoint's own.
+        chat_template: a Jinja file instead of the tokenizer's template.
+        attn_implementation: as in transformers.
+        trust_remote_code: run code that comes with the model.
+        pretrain: take only the configuration from ``name``, and random weights; what a preset does anyway.
+        train_tokenizer: with random weights, train a tokenizer of at most so many tokens, special ones and 256 bytes
+            included, instead of taking that of ``name``, whose chat template it keeps; ChatML where there is none. For
+            a preset it is the size instead of the preset's own. The tokens of ``plain`` and predictor tokens come on
+            top.
+        plain: add the tokens of the form without a chat, and let generation stop at its end of turn.
+        quantization: of ``quantization.quantization_options``, to load trained weights in 4 or 8 bits.
+
+    Returns:
+        The model, in training mode, and the tokenizer.
+
+    Raises:
+        UserError: no such preset, folder or hub id, or it can't be loaded; ``train_tokenizer`` with trained weights, or
+            too small.
+    """
+    from transformers import AutoModelForCausalLM
+
+    quiet_bars()
+    tokenizer: Any
+    if (Path(name) / "adapter_config.json").is_file():
+        raise UserError(
+            "is an adapter; training starts from a whole model: run 'stepjepa export' on it first", path=Path(name)
+        )
+    if pretrain or name.startswith(PREFIX):
+        tokenizer, config = new_config(
+            name, texts, train_tokenizer, chat_template=chat_template, trust_remote_code=trust_remote_code, plain=plain
+        )
+        ends = add_plain_tokens(tokenizer)[1:] if plain else list(ChatTemplate(tokenizer).end_of_turn_ids)
+        ends += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        wanted = torch_dtype(dtype)
+        with reported(f"can't build a model from '{name}'"):
+            model = random_model(
+                config,
+                tokenizer,
+                seed=seed,
+                dtype=wanted if isinstance(wanted, torch.dtype) else config.dtype or torch.float32,
+                ends=ends,
+                attention=attn_implementation,
+                trust_remote_code=trust_remote_code,
+            )
+    else:
+        if train_tokenizer is not None:
+            raise UserError(
+                "--train_tokenizer needs random weights, since trained ones know the tokens of their own tokenizer; "
+                "add --pretrain, or leave it out"
+            )
+        tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
+        with reported(f"can't load a model from '{name}'"):
+            model = AutoModelForCausalLM.from_pretrained(
+                name,
+                dtype=torch_dtype(dtype),
+                attn_implementation=attn_implementation,
+                trust_remote_code=trust_remote_code,
+                **(quantization or {}),
+            )
+        if plain:
+            give_plain_tokens(model, tokenizer, seed)
+    give_predictors(model, tokenizer, predictors, seed)
+    model.train()
+    return model, tokenizer
+
+
+def new_config(
+    name: str,
+    texts: Iterable[str],
+    vocabulary: int | None,
+    *,
+    chat_template: str | None,
+    trust_remote_code: bool,
+    plain: bool,
+) -> tuple[Any, Any]:
+    """Tokenizer and configuration of a model with random weights, fitted to each other."""
+    from transformers import AutoConfig
+
+    if name.startswith(PREFIX):
+        preset, tokenizer = preset_tokenizer(name, texts, chat_template, vocabulary)
+        if plain:
+            add_plain_tokens(tokenizer)
+        return tokenizer, make_config(preset, tokenizer)
+    _refuse_missing(name)
+    with reported(f"can't load a configuration from '{name}'"):
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    folder = Path(name)
+    has_one = not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZER_FILES)
+    if vocabulary is None and not has_one:
+        raise UserError("holds no tokenizer; put one there, or train one with --train_tokenizer SIZE", path=folder)
+    tokenizer = None
+    if has_one:
+        tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
+    if vocabulary is not None:
+        tokenizer = new_tokenizer(texts, vocabulary, chat_form(tokenizer))
+        if chat_template is not None:
+            tokenizer.chat_template = read_template(chat_template)
+        tokenizer = as_loaded(tokenizer, config, trust_remote_code=trust_remote_code)
+    if plain:
+        add_plain_tokens(tokenizer)
+    fit_config(config, tokenizer, anew=vocabulary is not None)
+    return tokenizer, config
+
+
+def _refuse_missing(name: str) -> None:
+    """Say of a folder that it is missing, before it is taken for a hub id."""
+    if not Path(name).is_dir() and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
+        raise UserError("no such model folder; check the path", path=name)
+
+
+@contextmanager
+def reported(what: str) -> Iterator[None]:
+    """Turn what the libraries raise for a model that can't be had into one line."""
+    try:
+        yield
+    except LOAD_ERRORS as error:
+        remedy = "; pass --trust_remote_code if you trust it" if "trust_remote_code" in str(error) else ""
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{what}: {line.rstrip(' .') if remedy else line}{remedy}") from None
+
+
+def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequence[int]) -> nn.Module:
+    """Wrap a model with a LoRA adapter on all its linear layers; the given embedding rows are trained as well.
+
+    Args:
+        model: the base model, with its predictor tokens.
+        settings: rank, scale, dropout.
+        trainable_ids: ids of the new tokens (``token_rows.adapter_ids``); plain LoRA would leave their rows as they
+            were drawn for ever, and save none of them.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=settings.rank,
+        lora_alpha=2 * settings.rank if settings.alpha is None else settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules="all-linear",
+        trainable_token_indices=list(trainable_ids) or None,
+    )
+    wrapped = get_peft_model(model, config)
+    # The trained rows are in the adapter, and the others are the base's: a copy of the whole embedding, which PEFT adds
+    # when it finds the vocabulary resized, would only make the adapter large.
+    wrapped.save_pretrained = partial(wrapped.save_pretrained, save_embedding_layers=False)
+    wrapped.enable_input_require_grads()  # gradient checkpointing needs a gradient at the frozen embedding's output
+    return wrapped
+
+
+def load_for_inference(
+    path: str | os.PathLike[str],
+    *,
+    dtype: str = "auto",
+    quantization: str | None = None,
+    device: str | torch.device | None = None,
+    trust_remote_code: bool = False,
+) -> tuple[PreTrainedModel, Any]:
+    """A trained model in evaluation mode: a whole model, or an adapter merged on its base.
+
+    Args:
+        path: run folder, checkpoint folder or hub id.
+        dtype: see ``config.DTYPES``.
+        quantization: ``4bit`` or ``8bit`` through bitsandbytes, None for neither.
+        device: where to put it; the accelerator if there is one, else the CPU.
+        trust_remote_code: run code that comes with the model.
+
+    Raises:
+        UserError: nothing there can be loaded.
+    """
+    from transformers import AutoModelForCausalLM
+
+    name = str(path)
+    if name.startswith(PREFIX):
+        raise UserError(f"'{name}' has random weights; name the folder of a run that trained it")
+    adapter = Path(name) / "adapter_config.json"
+    if Path(name).is_dir() and not adapter.is_file() and not (Path(name) / "config.json").is_file():
+        raise UserError(
+            "holds no model (neither config.json nor adapter_config.json); a run that was stopped has its models in "
+            "checkpoint-N",
+            path=name,
+        )
+    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+    base = name
+    if adapter.is_file():
+        base = str(json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path") or "")
+        if not base:
+            raise UserError("names no base model (base_model_name_or_path); add it", path=adapter)
+    options = {} if quantization is None else quantization_options(quantization, device=device)
+    with reported(f"can't load a model from '{base}'"):
+        model = AutoModelForCausalLM.from_pretrained(
+            base, dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code, **options
+        )
+        if adapter.is_file():
+            model = _merge(model, name, len(tokenizer))
+    if device is None:
+        device = torch.accelerator.current_accelerator() or "cpu"
+    # Quantized weights are where they belong already.
+    return (model if options else model.to(device)).eval(), tokenizer
+
+
+def _merge(model: PreTrainedModel, adapter: str, vocabulary: int) -> PreTrainedModel:
+    from peft import PeftModel
+
+    grow(model, vocabulary)
+    return PeftModel.from_pretrained(model, adapter).merge_and_unload()

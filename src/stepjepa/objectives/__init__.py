@@ -1,0 +1,1 @@
+"""The parts of the loss, and what they do to embeddings."""

@@ -1,0 +1,1 @@
+"""Raw data of all kinds to training records."""

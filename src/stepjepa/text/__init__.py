@@ -1,0 +1,1 @@
+"""Messages to text: chat templates, the form without a chat, predictor tokens."""

@@ -1,0 +1,120 @@
+"""The form of records without a chat: the user's text, ``<|perception|>``, the answer.
+
+Models that are pretrained from random weights in the published experiments never see a chat template. Only the last
+question and its answer are rendered; system prompts and earlier turns have no place in this form. Where the loss is on
+all tokens, as in pretraining on paraphrases, the answer is left out too: it is the other view of the same thing, and
+stands in a record of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from stepjepa.errors import UserError
+from stepjepa.text.template import Message, Rendered
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PERCEPTION = "<|perception|>"
+
+# The published scripts end every row with this token, whatever the tokenizer's own eos token is.
+END_OF_TURN = "<|eot_id|>"
+
+PLAIN_TOKENS = (PERCEPTION, END_OF_TURN)
+
+
+def add_plain_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Add ``<|perception|>`` and ``<|eot_id|>`` where they are missing, as special tokens.
+
+    Args:
+        tokenizer: changed in place.
+
+    Returns:
+        The ids of the two, in this order.
+    """
+    known = tokenizer.get_vocab()
+    missing = [token for token in PLAIN_TOKENS if token not in known]
+    if missing:
+        tokenizer.add_special_tokens({"extra_special_tokens": missing}, replace_extra_special_tokens=False)
+    known = tokenizer.get_vocab()
+    return [int(known[token]) for token in PLAIN_TOKENS]
+
+
+class PlainTemplate:
+    """What :class:`~stepjepa.text.template.ChatTemplate` does for chats, for records without a chat format.
+
+    Args:
+        tokenizer: fast, one that knows ``<|perception|>`` (:func:`add_plain_tokens`); it is not changed.
+        answers: the answer stands in the row; otherwise the row is the user's text and the end-of-turn token.
+
+    Attributes:
+        end_of_turn: the token that closes a row.
+        begin: what stands before every text: the begin-of-text token of tokenizers that write one themselves, or
+            nothing.
+
+    Raises:
+        UserError: the tokenizer lacks a token that this form needs, or has no fast version.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, answers: bool = True) -> None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise UserError("the tokenizer has no fast version, and token positions need one; convert it first")
+        known = tokenizer.get_vocab()
+        if PERCEPTION not in known:
+            raise UserError(
+                f"--plain is for models trained without a chat format, but this tokenizer has no token '{PERCEPTION}'; "
+                "leave --plain out"
+            )
+        end = END_OF_TURN if END_OF_TURN in known else tokenizer.eos_token
+        if end is None:
+            raise UserError("the tokenizer has no token that could end an answer; give it an eos_token")
+        self.answers = answers
+        self.end_of_turn = str(end)
+        self.end_of_turn_ids = [int(known[self.end_of_turn])]
+        begins = tokenizer.bos_token_id is not None and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
+        self.begin = str(tokenizer.bos_token) if begins else ""
+
+    def render(self, messages: Sequence[Message]) -> Rendered:
+        """The last question and its answer as text; what is left out has the span ``(0, 0)``."""
+        question, answer = messages[-2]["content"], messages[-1]["content"]
+        first = len(self.begin)
+        last = first + len(question)
+        left_out = [(0, 0)] * (len(messages) - 2)
+        text = self.begin + question
+        if not self.answers:
+            text += self.end_of_turn
+            return Rendered(text, (*left_out, (first, last), (0, 0)), (*[0] * len(left_out), len(text), 0))
+        start = last + len(PERCEPTION)
+        text += PERCEPTION + answer + self.end_of_turn
+        spans = (*left_out, (first, last), (start, start + len(answer)))
+        return Rendered(text, spans, (*[0] * len(left_out), last, len(text)))
+
+    def render_alone(self, role: str, content: str) -> Rendered:
+        """One message by itself, as a view that sees nothing else: its bare content, whatever the role."""
+        del role
+        start = len(self.begin)
+        end = start + len(content)
+        return Rendered(self.begin + content, ((start, end),), (end,))
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """What precedes the answer: the last question.
+
+        Args:
+            messages: the chat without its last assistant message.
+        """
+        return self.begin + messages[-1]["content"] + PERCEPTION
+
+    def describe(self) -> dict[str, str]:
+        """What a record looks like, for reports: the same keys as of a chat template, and ``form``."""
+        parts = ("user", PERCEPTION, "answer") if self.answers else ("user",)
+        return {
+            "form": " ".join(("plain:", *parts, self.end_of_turn)),
+            "system role": "no: left out",
+            "lone assistant turn": "yes: its bare content",
+            "end of turn": repr(self.end_of_turn),
+            "begin of text": repr(self.begin) if self.begin else "none",
+            "date": "none",
+            "last content token": "user -1, assistant -1",
+        }

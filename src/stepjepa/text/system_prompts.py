@@ -1,0 +1,46 @@
+"""The system prompt that a model was trained under, for records that it is shown afterwards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stepjepa.data.records import Record
+from stepjepa.run_folder import run_of
+
+
+def training_system_prompt(model_path: str | os.PathLike[str]) -> str | None:
+    """The system prompt that all records of a model's training had.
+
+    Args:
+        model_path: run folder, checkpoint in one, or anything else.
+
+    Returns:
+        An empty text if its records had none; None if nothing tells, or they had different ones.
+    """
+    run = run_of(model_path)
+    # Runs of earlier versions do not say.
+    return common_system_prompt(run.get("system_prompts", []) if run is not None else [])
+
+
+def common_system_prompt(prompts: Sequence[str | None]) -> str | None:
+    """The one system prompt that all records had.
+
+    Args:
+        prompts: the different ones; None stands for having none.
+
+    Returns:
+        An empty text if no record had one; None if they had different ones, or nothing is known.
+    """
+    # A prompt that is there and empty switches a template's default off; such records are left as they are.
+    return (prompts[0] or "") if len(prompts) == 1 and prompts[0] != "" else None
+
+
+def with_system_prompt(records: Sequence[Record], prompt: str) -> list[Record]:
+    """The records under another system prompt; under none if it is empty."""
+    system = ({"role": "system", "content": prompt},) if prompt else ()
+    return [
+        replace(record, messages=(*system, *(m for m in record.messages if m["role"] != "system")))
+        for record in records
+    ]

@@ -1,0 +1,1 @@
+"""``JepaTrainer`` and one run from the command line."""

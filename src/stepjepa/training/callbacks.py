@@ -1,0 +1,159 @@
+"""What a training run writes while it goes: a console line, ``metrics.jsonl``, a warning on collapse."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY, REMEDIES
+
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+logger = logging.getLogger(__name__)
+
+METRICS_FILE = "metrics.jsonl"
+
+
+# Parts of the loss beside the LM loss, as a console line names them.
+_PARTS = {
+    "jepa_loss": "JEPA loss",
+    "sigreg_loss": "SIGReg",
+    "variance_loss": "variance",
+    "covariance_loss": "covariance",
+    "stp_loss": "STP",
+}
+
+
+def console_line(logs: dict[str, float]) -> str | None:
+    """One line for people out of a line of logs; None for logs that are not losses."""
+    prefix = "eval_" if "eval_lm_loss" in logs else ""
+    if f"{prefix}lm_loss" not in logs:
+        return None
+    parts = [f"LM loss: {logs[f'{prefix}lm_loss']:.4f}"]
+    parts += [f"{word}: {logs[prefix + name]:.4f}" for name, word in _PARTS.items() if prefix + name in logs]
+    parts.append(f"Total: {logs[f'{prefix}loss']:.4f}")
+    if f"{prefix}matched_similarity" in logs:
+        shuffled = logs.get(f"{prefix}shuffled_similarity")
+        other = "–" if shuffled is None else f"{shuffled:.3f}"
+        parts.append(f"cos matched/shuffled: {logs[f'{prefix}matched_similarity']:.3f}/{other}")
+    if f"{prefix}source_rank" in logs:
+        parts.append(f"rank: {logs[f'{prefix}source_rank']:.1f}/{logs[f'{prefix}target_rank']:.1f}")
+    parts += [
+        f"{name.removeprefix('eval_answer_')}: {value:.3f}"
+        for name, value in logs.items()
+        if name.startswith("eval_answer_")
+    ]
+    if "tokens_per_second" in logs:
+        parts.append(f"{logs['tokens_per_second']:,.0f} tok/s")
+    if "pairs_per_second" in logs:
+        parts.append(f"{logs['pairs_per_second']:,.1f} pairs/s")
+    return ("eval  " if prefix else "") + ", ".join(parts)
+
+
+class ConsoleCallback(ProgressCallback):
+    """transformers' progress bar, with our line of losses instead of a printed dict."""
+
+    @classmethod
+    def install(cls, trainer: Trainer) -> None:
+        """Take the place of the callback that prints logs."""
+        for standard in (ProgressCallback, PrinterCallback):
+            trainer.remove_callback(standard)
+        trainer.add_callback(cls(bars=not trainer.args.disable_tqdm))
+
+    def __init__(self, bars: bool) -> None:
+        super().__init__()
+        self._bars = bars
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the bar, on a terminal."""
+        if self._bars:
+            super().on_train_begin(args, state, control, **kwargs)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Advance the bar."""
+        if self._bars:
+            super().on_step_end(args, state, control, **kwargs)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close the bar."""
+        if self._bars:
+            super().on_train_end(args, state, control, **kwargs)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        """Print the line."""
+        line = console_line(logs or {})
+        if line is None or not state.is_local_process_zero:
+            return
+        line = f"step {state.global_step}/{state.max_steps}  {line}"
+        if self._bars and self.training_bar is not None:
+            self.training_bar.write(line)
+        else:
+            print(line, flush=True)
+
+
+class MetricsCallback(TrainerCallback):
+    """Appends every line of logs to ``metrics.jsonl`` in the run folder."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """On a resume drop what was logged after the checkpoint: those steps are run again."""
+        path = Path(args.output_dir) / METRICS_FILE
+        if not state.is_world_process_zero or not path.exists():
+            return
+        kept = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                step = json.loads(line)["step"]
+            except ValueError:  # the line that a kill cut short
+                continue
+            if step <= state.global_step:
+                kept.append(line + "\n")
+        path.write_text("".join(kept), encoding="utf-8")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        """Write the line."""
+        if not state.is_world_process_zero or not logs:
+            return
+        path = Path(args.output_dir) / METRICS_FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"step": state.global_step, "epoch": state.epoch, **logs}) + "\n")
+
+
+class CollapseCallback(TrainerCallback):
+    """Warns once when unrelated pairs have become as similar as related ones."""
+
+    def __init__(self) -> None:
+        self._warned = False
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        """Look at the similarity of shuffled pairs."""
+        similarity = (logs or {}).get("shuffled_similarity", 0.0)
+        if similarity < COLLAPSE_SIMILARITY or self._warned or not state.is_world_process_zero:
+            return
+        self._warned = True
+        logger.warning(
+            "step %d: unrelated pairs have cosine %.3f: the embeddings are collapsing to one direction; %s",
+            state.global_step,
+            similarity,
+            REMEDIES,
+        )
+
+
+class EpochCallback(TrainerCallback):
+    """Tells the sampler which epoch it is, however many wrappers a resume or several processes put around it."""
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
+        """Find the sampler and set its epoch."""
+        inner = train_dataloader
+        while inner is not None:
+            if hasattr(inner, "set_epoch") and hasattr(inner, "epoch"):
+                inner.set_epoch(int(state.epoch))
+                return
+            sampler = getattr(inner, "batch_sampler", None)
+            inner = sampler if sampler is not None else getattr(inner, "sampler", None)

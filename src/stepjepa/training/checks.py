@@ -1,0 +1,61 @@
+"""What can be said of a run's settings before it starts: contradictions, options without effect, missing positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from transformers import TrainingArguments
+
+from stepjepa.config import JepaConfig
+from stepjepa.forests.preparation import Prepared
+from stepjepa.forests.sampler import STRATEGIES
+
+# Arguments of Trainer's own token count, last batch and evaluation loop, none of which is used here.
+WITHOUT_EFFECT = (
+    "include_num_input_tokens_seen",
+    "dataloader_drop_last",
+    "bf16_full_eval",
+    "fp16_full_eval",
+    "prediction_loss_only",
+    "eval_accumulation_steps",
+    "batch_eval_metrics",
+)
+
+
+def refuse_contradictions(args: TrainingArguments) -> None:
+    """Options of Trainer that would be ignored or wrong here."""
+    if args.label_smoothing_factor:
+        raise ValueError(f"label_smoothing_factor: expected 0 with this objective, got {args.label_smoothing_factor}")
+    if str(args.train_sampling_strategy) not in STRATEGIES:
+        raise ValueError(
+            f"train_sampling_strategy: expected one of {', '.join(STRATEGIES)}, got '{args.train_sampling_strategy}'"
+        )
+    if args.auto_find_batch_size:
+        raise ValueError("auto_find_batch_size: expected False, since it would change the records of a step")
+    defaults = {field.name: field.default for field in fields(TrainingArguments)}
+    for name in WITHOUT_EFFECT:
+        if name in defaults and getattr(args, name) != defaults[name]:
+            raise ValueError(f"{name}: has no effect with this trainer; leave it at {defaults[name]}")
+
+
+def refuse_sharding(config: JepaConfig, answer_scores: object | None) -> None:
+    """What can't be done where each process holds a part of the weights."""
+    if answer_scores is not None:
+        raise ValueError("answer_scores: expected None, since sharded weights can't generate; evaluate afterwards")
+    if config.target_grad == "ema":
+        raise ValueError(
+            "target_grad 'ema' keeps a whole second set of weights, which sharded training has no place for; use "
+            "'stop', or train without FSDP and DeepSpeed"
+        )
+
+
+def check_positions(model: Any, prepared: Sequence[Prepared | None]) -> None:
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    longest = max((int(f.position_ids.max()) + 1 for p in prepared if p for f in p.dataset.forests), default=0)
+    if limit is not None and longest > limit:
+        raise ValueError(
+            f"expected rows of at most {limit} positions (the model's max_position_embeddings), got {longest}; "
+            f"set max_length to {limit} or less"
+        )

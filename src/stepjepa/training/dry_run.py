@@ -1,0 +1,128 @@
+"""``stepjepa train --dry_run``: print what a run would cost, and stop.
+
+No weights are read, drawn or kept, and nothing is written. The data is prepared for real, so all its errors come to
+light here, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from stepjepa.compute.memory import GIB, Part
+from stepjepa.config import JepaConfig
+from stepjepa.data.records import Record
+from stepjepa.errors import UserError
+from stepjepa.run_folder import is_main_process
+from stepjepa.training.estimate import Estimate, estimate
+
+# What torchrun tells a process of the others; a dry run needs their number alone.
+_LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def dry_run(
+    args: argparse.Namespace,
+    config: JepaConfig,
+    records: Sequence[Record],
+    eval_records: Sequence[Record],
+    make_arguments: Callable[[argparse.Namespace], TrainingArguments],
+) -> None:
+    """Print the estimate of a run, from the first of its processes.
+
+    The number of processes is that of torchrun; ``WORLD_SIZE=8 stepjepa train ... --dry_run`` stands in for it where
+    there are no eight devices.
+
+    Args:
+        args: of ``commands.train``.
+        config: made of them.
+        records: to be trained on.
+        eval_records: held out; prepared for their errors' sake.
+        make_arguments: makes the TrainingArguments of ``args``.
+
+    Raises:
+        UserError: what the run itself would raise before its first step.
+    """
+    if not is_main_process():
+        return
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    with _alone():
+        given = dict(args.training)
+        # Its package need not be there to read its configuration.
+        deepspeed = _read_deepspeed(given.pop("deepspeed", None))
+        # Without this, 16 bits would be refused on a machine that is only asked.
+        given.setdefault("use_cpu", not torch.accelerator.is_available())
+        training = make_arguments(argparse.Namespace(**{**vars(args), "training": given}))
+        elsewhere = "use_cpu" not in args.training and (training.bf16 or training.fp16 or processes > 1)
+        on_cpu = training.device.type == "cpu" and not elsewhere
+        found = estimate(
+            args, config, records, eval_records, training, deepspeed=deepspeed, processes=processes, on_cpu=on_cpu
+        )
+        print(describe(found, processes))
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Hide from libraries that there are other processes, so that they do not wait for them."""
+    hidden = {name: os.environ.pop(name) for name in _LAUNCHED if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def _read_deepspeed(value: Any) -> dict[str, Any] | None:
+    """DeepSpeed's configuration: a file, or JSON itself."""
+    if value is None or isinstance(value, dict):
+        return value
+    text = str(value)
+    try:
+        found = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"--deepspeed: can't be read as JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise UserError(f"--deepspeed: expected a JSON object, got {type(found).__name__}")
+    return found
+
+
+def describe(found: Estimate, processes: int) -> str:
+    """The estimate on one screen."""
+    data, tokens = found.data, found.tokens
+    records = len(data.dataset)
+    padding = "" if found.text is None else f", {1 - found.text:.1%} of it padding"
+    shape, mean = found.largest.shape, sum(tokens) / len(tokens)
+    lines = [
+        "dry run: no weights are read or made, and nothing is written",
+        f"model      {found.model}",
+        f"encoding   {found.encoding}",
+        f"data       {data.describe()}",
+        f"           {data.tokens['all'] / records:,.1f} tokens a record, {max(data.dataset.lengths):,} in the longest",
+        f"step       {found.step}: {mean:,.0f} tokens on average, {max(tokens):,} at most{padding}",
+        f"run        {found.steps:,} steps, {len(tokens):,} an epoch",
+        f"memory     GiB of {'each process' if processes > 1 else 'the process'}",
+    ]
+    parts = list(found.memory)
+    if found.activations is not None:
+        words = f"at the worst moment of {shape.rows} rows of {shape.length} tokens, {shape.labels} labels"
+        parts.append(Part("activations", found.activations, words))
+    lines += [f"  {part.name:<18}{part.bytes / GIB:>9.3f}  {part.words}".rstrip() for part in parts]
+    lines.append(f"  {'sum':<18}{sum(part.bytes for part in parts) / GIB:>9.3f}")
+    if found.activations is None:
+        lines.append("  activations are not in it: this model can't be run on shapes alone")
+    lines.append("  not in it: what kernels use inside, what the allocator loses, and the libraries of the device")
+    if found.flops is not None and found.regular_flops is not None:
+        lines.append(
+            f"compute    {found.flops:.4g} FLOPs a step, {found.flops * found.steps:.4g} in all; "
+            f"{found.flops / found.regular_flops:.3f} of regular training on the same records"
+        )
+    else:
+        lines.append("compute    not known: this model can't be run on shapes alone")
+    lines.append("time       not estimated: it takes a measured speed of your device; run a few steps (--max_steps 20)")
+    return "\n".join(lines)

@@ -1,0 +1,96 @@
+"""What a training run from the command line is given: its records, and the arguments of transformers' Trainer."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from stepjepa.data.records import Record, read_records
+from stepjepa.errors import UserError
+from stepjepa.files import fingerprint
+
+# More than this many are no system prompts but parts of the records.
+_MOST_PROMPTS = 10
+
+
+def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dict[str, Any]]:
+    """Training records, held-out records and what identifies their files.
+
+    Raises:
+        UserError: a file is missing or wrong, or ``--eval_split`` would leave a part empty.
+    """
+    if args.data_file is not None:
+        records = read_records(args.data_file)
+        order = random.Random(args.split_seed).sample(range(len(records)), len(records))
+        count = round(len(records) * args.eval_split)
+        if not 0 < count < len(records):
+            raise UserError(
+                f"{len(records)} records can't be split with --eval_split {args.eval_split}; one part would be empty",
+                path=args.data_file,
+            )
+        held = set(order[:count])
+        parts = [records[i] for i in range(len(records)) if i not in held], [records[i] for i in sorted(held)]
+        split = {"eval_split": args.eval_split, "split_seed": args.split_seed}
+        return *parts, {"data": {**_identify(args.data_file, records), **split}}
+    train_records = read_records(args.train_file)
+    files = {"train": _identify(args.train_file, train_records)}
+    if args.eval_file is None:
+        return train_records, [], files
+    eval_records = read_records(args.eval_file)
+    return train_records, eval_records, {**files, "eval": _identify(args.eval_file, eval_records)}
+
+
+def _identify(path: str, records: list[Record]) -> dict[str, Any]:
+    return {"file": Path(path).name, "records": len(records), "sha256": fingerprint(path)}
+
+
+def system_prompts(records: list[Record]) -> list[str | None]:
+    """The different system prompts of some records, the most frequent first; None stands for having none."""
+    first = (record.messages[0] for record in records)
+    counts = Counter(message["content"] if message["role"] == "system" else None for message in first)
+    return [prompt for prompt, _ in counts.most_common(_MOST_PROMPTS)]
+
+
+def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArguments:
+    """Our flags and those of transformers as one.
+
+    Args:
+        args: of ``commands.train``.
+        has_eval: there are held-out records.
+
+    Raises:
+        UserError: transformers refuses them, or ``--eval_steps`` has nothing to act on.
+    """
+    values: dict[str, Any] = {
+        "output_dir": args.output_dir,
+        "per_device_train_batch_size": args.batch_size,
+        "gradient_accumulation_steps": args.grad_accum,
+        "learning_rate": args.learning_rate,
+        "num_train_epochs": args.num_epochs,
+        "seed": args.finetune_seed,
+        "logging_steps": 10,
+        "report_to": "none",
+        "disable_tqdm": not sys.stderr.isatty(),
+        # A process that only the CPU serves has nothing to pin.
+        "dataloader_pin_memory": torch.accelerator.is_available(),
+    }
+    if has_eval:
+        values["eval_strategy"] = "epoch" if args.eval_steps is None else "steps"
+        values["eval_steps"] = args.eval_steps
+    elif args.eval_steps is not None:
+        raise UserError("--eval_steps does nothing without --eval_file or --data_file; add one or leave it out")
+    values.update(args.training)
+    if str(values.get("fsdp")).lower() == "true":
+        # A configuration file says 'fsdp: true'; as a word it would be taken for one of the old options.
+        values["fsdp"] = True
+    try:
+        return TrainingArguments(**values)
+    except (ValueError, ImportError, TypeError) as error:
+        raise UserError(str(error).strip().splitlines()[0]) from None

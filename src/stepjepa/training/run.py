@@ -1,0 +1,289 @@
+"""One training run from the command line: read, load, prepare, train, save, write down."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import sys
+import time
+from contextlib import closing, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import TrainingArguments
+from transformers.trainer_utils import SaveStrategy
+
+from stepjepa.compute.equal_compute import EqualCompute, equal_compute
+from stepjepa.compute.flop_callback import EqualComputeCallback
+from stepjepa.config import JepaConfig
+from stepjepa.data.records import Record
+from stepjepa.errors import UserError
+from stepjepa.evaluation.in_training import AnswerScores, spread
+from stepjepa.files import fingerprint
+from stepjepa.forests.preparation import prepare
+from stepjepa.models.checkpointing import enable_selective, refuse_full
+from stepjepa.models.loading import LoraSettings, add_lora, load_model
+from stepjepa.models.quantization import compute_dtype, parameter_counts, quantization_options
+from stepjepa.models.token_rows import adapter_ids
+from stepjepa.run_folder import (
+    RUN_FILE,
+    earlier_launches,
+    is_main_process,
+    open_run_folder,
+    save_whole,
+    versions,
+    write_run,
+)
+from stepjepa.tasks.base import TaskOptions
+from stepjepa.tasks.registry import choose_task, keep
+from stepjepa.text.predictors import all_predictor_ids
+from stepjepa.text.system_prompts import common_system_prompt, with_system_prompt
+from stepjepa.training.dry_run import dry_run
+from stepjepa.training.inputs import read_data, system_prompts, training_arguments
+from stepjepa.training.trainer import JepaTrainer
+
+logger = logging.getLogger(__name__)
+
+LOG_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+def train(args: argparse.Namespace, config: JepaConfig) -> None:
+    """Run ``stepjepa train``.
+
+    Args:
+        args: of ``commands.train``.
+        config: made of them.
+
+    Raises:
+        UserError: something that the user can put right; nothing has been written then.
+    """
+    start = time.time()
+    level = LOG_LEVELS[min(max(args.debug, 0), 2)]
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    if level == logging.WARNING:
+        transformers.logging.set_verbosity_error()
+    # Before anything is drawn, an adapter's weights among it.
+    transformers.set_seed(args.finetune_seed)
+    folder, checkpoint = open_run_folder(args.output_dir, args.resume_from_checkpoint)
+    train_records, eval_records, files = read_data(args)
+    if args.dry_run:
+        dry_run(args, config, train_records, eval_records, lambda args: training_arguments(args, bool(eval_records)))
+        return
+    trainer = _build(args, config, train_records, eval_records)
+    equal = _equal_compute(trainer, args) if args.same_flop else None
+    record = {
+        **_describe(args, trainer),
+        "data": files,
+        "system_prompts": system_prompts(train_records),
+        "same_flop": asdict(equal) if equal else None,
+    }
+    if checkpoint is not None:
+        parts = ("model", "jepa", "lora", "loaded", "data", "order")
+        record["launches"] = earlier_launches(folder, {name: record[name] for name in parts}, record["training"])
+    write_run(folder, record)
+    scores = trainer.answer_scores
+    with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
+        metrics = _run(trainer, folder, checkpoint, record)
+        if trainer.prepared_eval is not None:
+            metrics |= trainer.evaluate()
+    save_whole(folder, trainer.save_model)
+    trainer.save_state()
+    record |= {
+        "status": "finished",
+        "results": {
+            "steps": trainer.state.global_step,
+            "tokens": trainer.num_tokens,
+            "flops": trainer.state.total_flos,
+            "last_log": next((line for line in reversed(trainer.state.log_history) if "lm_loss" in line), {}),
+            "train_seconds": sum(launch["seconds"] for launch in record["launches"]),
+            "seconds": time.time() - start,
+            **{name: value for name, value in metrics.items() if name.startswith("eval_")},
+        },
+    }
+    write_run(folder, record)
+    _say(f"run folder: {folder}")
+    _leave_group()
+
+
+def _build(
+    args: argparse.Namespace, config: JepaConfig, train_records: list[Record], eval_records: list[Record]
+) -> JepaTrainer:
+    """Everything up to the trainer; prints what was found."""
+    training = training_arguments(args, bool(eval_records))
+    lora = _lora_settings(args)
+    assert config.predictors is not None
+    model: Any
+    model, tokenizer = load_model(
+        args.model_name,
+        texts=(message["content"] for record in train_records for message in record.messages),
+        predictors=config.predictors if config.uses_views else 0,
+        seed=args.finetune_seed,
+        dtype=args.dtype,
+        pretrain=args.pretrain,
+        train_tokenizer=args.train_tokenizer,
+        plain=config.plain,
+        chat_template=args.chat_template,
+        attn_implementation=args.attn_implementation,
+        trust_remote_code=args.trust_remote_code,
+        quantization=_quantization(args, training),
+    )
+    data = prepare(train_records, tokenizer, config)
+    held_out = prepare(eval_records, tokenizer, config, what="evaluation data") if eval_records else None
+    _say(f"data: {data.describe()}")
+    if lora is not None:
+        model = add_lora(model, lora, adapter_ids(tokenizer, plain=config.plain))
+    # Generation must never produce a token that only training knows.
+    model.generation_config.suppress_tokens = all_predictor_ids(tokenizer) or None
+    scores = None
+    if args.eval_generate is not None:
+        scores = _answer_scores(args, eval_records, system_prompts(train_records), model, tokenizer)
+    try:
+        if args.selective_checkpointing:
+            refuse_full(training)
+            enable_selective(model)
+        trainer = JepaTrainer(
+            model,
+            training,
+            config,
+            train_dataset=data,
+            eval_dataset=held_out,
+            processing_class=tokenizer,
+            answer_scores=scores,
+            track_flop=args.track_flop,
+        )
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise UserError(str(error)) from None
+    _say(f"encoding: {trainer.encoding} ({trainer.encoding_reason})")
+    return trainer
+
+
+def _lora_settings(args: argparse.Namespace) -> LoraSettings | None:
+    try:
+        return LoraSettings(args.lora_rank, args.lora_alpha, args.lora_dropout) if args.lora else None
+    except ValueError as error:
+        raise UserError(f"--{error}") from None
+
+
+def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
+    """What ``run.json`` says of a run that begins."""
+    trainable, total = parameter_counts(trainer.model)
+    _say(f"model: {trainable:,} of {total:,} parameters trained")
+    lora, data = _lora_settings(args), trainer.prepared
+    assert data is not None
+    return {
+        "status": "running",
+        "command": sys.argv[1:],
+        "model": args.model_name,
+        "jepa": trainer.jepa.to_dict(),
+        "lora": vars(lora) if lora else None,
+        "loaded": {
+            "dtype": args.dtype,
+            "pretrain": args.pretrain,
+            "train_tokenizer": args.train_tokenizer,
+            "quantized": "4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None,
+            "chat_template": None if args.chat_template is None else fingerprint(args.chat_template),
+            "attn_implementation": args.attn_implementation,
+        },
+        "encoding": {"used": trainer.encoding, "because": trainer.encoding_reason},
+        "training": trainer.args.to_dict(),
+        "order": _order(trainer.args),
+        "counts": data.counts,
+        "tokens": {**data.tokens, "ratio": data.tokens["all"] / data.tokens["main"]},
+        "template": data.template,
+        "parameters": {"trained": trainable, "total": total},
+        "versions": versions(),
+        "launches": [],
+    }
+
+
+def _equal_compute(trainer: JepaTrainer, args: argparse.Namespace) -> EqualCompute:
+    """Make a run as long as its compute allows, with a checkpoint wherever a regular epoch's compute is spent."""
+    equal = equal_compute(trainer.plan, trainer.args.num_train_epochs)
+    trainer.args.max_steps = equal.steps
+    if "save_strategy" not in args.training:
+        trainer.args.save_strategy = SaveStrategy.EPOCH
+    trainer.add_callback(EqualComputeCallback(equal))
+    _say(f"same FLOPs as {trainer.args.num_train_epochs:g} regular epochs: {equal.describe()}")
+    return equal
+
+
+def _leave_group() -> None:
+    """End the group of processes: left to the interpreter's end, its threads now and then abort the process."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+def _answer_scores(
+    args: argparse.Namespace, records: list[Record], prompts: list[str | None], model: Any, tokenizer: Any
+) -> AnswerScores:
+    """What answers and scores during training, checked on the model as it is before."""
+    options = TaskOptions(spider_path=args.spider_path, missing_databases=args.missing_databases)
+    try:
+        task = choose_task(args.eval_task, records, options)
+        kept, _ = keep(task, records)
+        asked = spread(list(kept.values()), args.eval_generate)
+        # As 'stepjepa evaluate' will ask the trained model.
+        prompt = common_system_prompt(prompts)
+        scores = AnswerScores(
+            asked if prompt is None else with_system_prompt(asked, prompt),
+            task,
+            tokenizer,
+            max_new_tokens=args.eval_max_new_tokens,
+            batch_size=args.batch_size,
+            plain=args.plain,
+        )
+        scores.check(model)
+    except UserError as error:
+        # Worded for that command, whose flags have other names here.
+        raise UserError(re.sub(r"--(task|max_new_tokens)\b", r"--eval_\1", str(error))) from None
+    _say(f"answers during training: {len(asked)} records, task {task.name}")
+    return scores
+
+
+def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dict[str, Any]) -> dict[str, float]:
+    """Train, and note in the record what became of it."""
+    start = time.time()
+    try:
+        metrics = dict(trainer.train(resume_from_checkpoint=checkpoint).metrics)
+    except (ValueError, RuntimeError, ImportError) as error:
+        if trainer.state.global_step == 0:
+            # An optimizer or a schedule that can't be made. The folder stays free for the next try.
+            if is_main_process() and checkpoint is None:
+                (folder / RUN_FILE).unlink(missing_ok=True)
+                if not any(folder.iterdir()):
+                    folder.rmdir()
+            raise UserError(f"training can't start: {error}") from None
+        write_run(folder, {**record, "status": "failed", "error": str(error)})
+        raise
+    record["launches"].append({"seconds": time.time() - start, "to_step": trainer.state.global_step})
+    return metrics
+
+
+def _order(training: TrainingArguments) -> dict[str, Any]:
+    """What decides which record is trained when: a resumed run must keep it."""
+    return {
+        "seed": training.seed,
+        "data_seed": training.data_seed,
+        "records_per_micro_step": training.per_device_train_batch_size * training.world_size,
+        "gradient_accumulation_steps": training.gradient_accumulation_steps,
+        "train_sampling_strategy": str(training.train_sampling_strategy),
+    }
+
+
+def _say(line: str) -> None:
+    if is_main_process():
+        print(line, flush=True)
+
+
+def _quantization(args: argparse.Namespace, training: TrainingArguments) -> dict[str, Any] | None:
+    """What loads the frozen weights in 4 or 8 bits, if they are to be."""
+    kind = "4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None
+    if kind is None:
+        return None
+    compute = compute_dtype(args.dtype, bf16=training.bf16, fp16=training.fp16)
+    return quantization_options(kind, compute, training.device)

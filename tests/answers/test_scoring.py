@@ -1,0 +1,449 @@
+"""What counts as the right answer, mostly by cases that come near it."""
+
+import json
+import time
+from fractions import Fraction
+
+import pytest
+
+from stepjepa.answers.scoring import (
+    canonical,
+    contains,
+    exact_match,
+    last_number,
+    marked_answers,
+    parse_number,
+    prefix_match,
+    same_answer,
+    stated_number,
+)
+
+
+@pytest.mark.parametrize(
+    ("generated", "truth", "exact", "prefix", "inside"),
+    [
+        ("[0-9]+", "[0-9]+", True, True, True),
+        ("  [0-9]+\n", "[0-9]+ ", True, True, True),
+        ("[0-9]+assistant\n[0-9]+", "[0-9]+", False, True, True),
+        ("It is [0-9]+", "[0-9]+", False, False, True),
+        ("[0-9]", "[0-9]+", False, False, False),
+        ("", "[0-9]+", False, False, False),
+        ("GOOD", "Good", False, False, False),
+        ("Goods", "Good", False, True, True),
+        ("a  b", "a b", False, False, False),
+        ("(dog.*)+", "(dog.+)*", False, False, False),
+    ],
+)
+def test_text_is_compared_whole_from_the_start_or_anywhere(generated, truth, exact, prefix, inside):
+    assert exact_match(generated, truth) is exact
+    assert prefix_match(generated, truth) is prefix
+    assert contains(generated, truth) is inside
+
+
+@pytest.mark.parametrize(
+    ("text", "answers"),
+    [
+        (r"so \boxed{18}.", ["18"]),
+        (r"\boxed {18}", ["18"]),
+        (r"\boxed{\frac{1}{2}}", [r"\frac{1}{2}"]),
+        (r"\boxed{\{1, 2\}} and \boxed{x_{i_{2}}}", [r"\{1, 2\}", "x_{i_{2}}"]),
+        (r"first \boxed{4}, then \boxed{5", ["4"]),
+        (r"\boxed{\boxed{5}}", ["5"]),
+        (r"\boxed{4 + \boxed{5} + \boxed{6}}", ["5", "6"]),
+        (r"#### \boxed{5}", ["5"]),
+        (r"#### So it is \boxed{5} or \boxed{6}.", ["5", "6"]),
+        (r"\boxed{\boxed{}}", []),
+        (r"\boxed{4 \boxed{5}", ["5"]),
+        (r"} \boxed{5} }", ["5"]),
+        (r"{\boxed{5}", ["5"]),
+        (r"\boxed{a \} b}", [r"a \} b"]),
+        (r"\boxed{a \\}", [r"a \\"]),
+        (r"a\\\boxed{5}", ["5"]),
+        (r"\\boxed{5}", ["5"]),
+        (r"\boxed{}", []),
+        ("steps\n#### 18", ["18"]),
+        ("#### 18 \r\n", ["18"]),
+        ("#### 17\nno wait\n#### 18", ["17", "18"]),
+        ("#### 17\n\\boxed{18}", ["17", "18"]),
+        ("\\boxed{17}\n#### 18", ["17", "18"]),
+        ("The answer is #### 18", ["18"]),
+        ("They eat **#### 18** eggs.", ["18"]),
+        ("**#### 18**", ["18"]),
+        ("**####18** and **#### 19**", ["18", "19"]),
+        ("**#### 18", []),
+        ("`#### 18`", ["18"]),
+        ("####\u00a018", ["18"]),
+        ("####\u300018", ["18"]),
+        ("#### １８", ["18"]),
+        ("#### ۱۸\u200b", ["18"]),
+        ("#### 18</s>", ["18"]),
+        ("#### 18<|im_end|>\n", ["18"]),
+        (r"\boxed{１８}", ["18"]),
+        ("####18", ["18"]),
+        ("####$18", ["$18"]),
+        ("#### **18**", ["**18**"]),
+        ("####Answer", []),
+        ("is####18", []),
+        ("### 18", []),
+        ("##### 18", []),
+        ("#### # 18", []),
+        ("####\n18", []),
+        ("#### \n18", []),
+        ("The final answer is 18.", []),
+        ("boxed{18}", []),
+        ("", []),
+    ],
+)
+def test_answers_are_read_where_they_are_marked_and_nowhere_else(text, answers):
+    assert marked_answers(text) == answers
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("18", 18),
+        ("+18", 18),
+        ("-3", -3),
+        ("- 3", -3),
+        ("−3", -3),
+        ("18.00", 18),
+        ("18.", 18),
+        ("007", 7),
+        (".5", Fraction(1, 2)),
+        ("0.1", Fraction(1, 10)),
+        ("1,234,567.50", Fraction(2469135, 2)),
+        ("1{,}000", 1000),
+        (r"1\,000", 1000),
+        ("$18", 18),
+        ("-$18", -18),
+        ("$-18", -18),
+        (r"\$18.50", Fraction(37, 2)),
+        ("18€", 18),
+        ("$18$", 18),
+        ("$$18$$", 18),
+        (r"\(18\)", 18),
+        ("**18**", 18),
+        ("{18}", 18),
+        (r"\text{18}", 18),
+        (r"18\text{ dollars}", 18),
+        ("18 dollars per day", 18),
+        ("$5/hour", 5),
+        ("60 km/h", 60),
+        ("9 cm^2", 9),
+        ("9 m²", 9),
+        ("5m", 5),
+        ("50%", 50),
+        (r"50\%", 50),
+        ("50 percent", 50),
+        (r"90^\circ", 90),
+        ("90°", 90),
+        ("3/4", Fraction(3, 4)),
+        (r"\frac{3}{4}", Fraction(3, 4)),
+        (r"\dfrac34", Fraction(3, 4)),
+        (r"-\frac{3}{4}", Fraction(-3, 4)),
+        ("1 1/2", Fraction(3, 2)),
+        (r"1\frac{1}{2}", Fraction(3, 2)),
+        ("3 million", 3_000_000),
+        ("1e3", 1000),
+        ("1.5E+3 meters", 1500),
+        ("2e-1", Fraction(1, 5)),
+        ("*18*", 18),
+        ("`18`", 18),
+        # As people of other countries, and their computers, write it.
+        ("٣", 3),
+        ("１，０００．５", Fraction(2001, 2)),
+        ("1,00,000", 100_000),
+        ("18\u200b", 18),
+        ("\ufeff18", 18),
+        ("½", Fraction(1, 2)),
+        ("-1½", Fraction(-3, 2)),
+        ("18元", 18),
+        ("₹18", 18),
+        ("USD 18", 18),
+        ("US$18", 18),
+        ("Rs. 18", 18),
+        (r"1.5\times 10^3", 1500),
+        (r"2 \cdot 10^{-1}", Fraction(1, 5)),
+        # Set apart, explained, rounded.
+        ("(18)", 18),
+        ("[18]", 18),
+        ('"18"', 18),
+        ("“18”", 18),
+        ("18 (dollars)", 18),
+        ("about 18", 18),
+        (r"\approx 3.14", Fraction(157, 50)),
+        ("**18.**", 18),
+        ("two", None),
+        ("1e999", None),
+        ("1e", None),
+        ("8 is wrong", None),
+        ("8!", None),
+        ("", None),
+        ("1,2", None),
+        ("1, 2", None),
+        ("1,00", None),
+        ("1.000,50", None),
+        ("1.2.3", None),
+        ("1/2/3", None),
+        ("1/0", None),
+        ("5:30", None),
+        ("18 or 20", None),
+        ("18 or more", None),
+        ("2 hours 30 minutes", None),
+        ("6*3", None),
+        ("6 x 3", None),
+        ("5x", None),
+        ("2n", None),
+        ("3k", None),
+        ("x = 5", None),
+        ("$5 and a half", None),
+        ("--5", None),
+        ("-$-5", None),
+        ("5²", None),
+        ("5 squared", None),
+        ("2π", None),
+        ("(1, 2)", None),
+        ("[1,234]", None),
+        ("10,00", None),
+        ("9" * 200, None),
+    ],
+)
+def test_numbers_are_understood_or_refused_but_never_guessed(text, value):
+    number = parse_number(text)
+    assert (None if number is None else number.value) == value
+
+
+SAID = [
+    "The final answer is 8.",
+    "the answer is 8",
+    "The answer is: 8",
+    "The final answer is: $$8$$",
+    "The final answer is: **8**",
+    "**The answer is** 8",
+    "**Answer:** $8$",
+    "Answer: 8 dollars",
+    "Total = 8",
+    "= 8",
+    "x = 8",
+    "$x = 8$",
+    r"\(x = 8\)",
+    "x + y = 8",
+    "6 + 2 = 8",
+    "(6 - 2) * 2 = 4 * 2 = 8 eggs",
+    r"2 \times 4 = 8",
+    "16 x 0.5 = $8",
+    "The total is 2 * 4 = 8",
+    "Total: 1,000 / 125 = 8",
+    "The difference between their ages is 8 years.",
+    "The number of eggs that are not broken is 8.",
+    "The number of clips sold in May is 8",
+    "What they pay after 3 days is 8 dollars.",
+    "If we add the eggs, the answer is 8",
+    "She will be 8",
+    "It must be 8.",
+    "It equals 8",
+    "The two of them are 8 years old.",
+]
+
+NOT_SAID = [
+    "8 or 9",
+    "8 and 9",
+    "8, 9",
+    "8-9",
+    "8 to 9",
+    "between 8 and 9",
+    "The answer is between 8 and 9",
+    "The answer is 8 or 9",
+    "The answer is 8. The answer is 9.",
+    "The answer is 8, or is it 9",
+    "x = 5, y = 8",
+    "x = 5 and y = 8",
+    "x is 5 and y is 8",
+    "x = 5; y = 8",
+    "2x = 8",
+    "x > 8",
+    "x >= 8",
+    "x <= 8",
+    "x != 8",
+    r"x \neq 8",
+    "at least 8",
+    "more than 8",
+    "8 or more",
+    "not 8",
+    "The answer is not 8",
+    "The answer isn't 8",
+    "The answer can't be 8",
+    "The answer cannot be 8",
+    "It may be 8",
+    "It might be 8",
+    "It should not be 8",
+    "If the answer is 8",
+    "Perhaps the answer is 8",
+    "The answer is 8?",
+    "Step 2: 8",
+    "Step 2: 3 + 5 = 8",
+    "5:08",
+    "8:00",
+    "is",
+    "= ",
+    "8 = 8 = ",
+    "The answer is eight",
+    "The answer is x",
+    "a " * 300 + "is 8",
+]
+
+
+@pytest.mark.parametrize("text", SAID)
+def test_a_sentence_or_an_equation_says_its_number(text):
+    assert stated_number(text).value == 8
+    assert same_answer(text, "8.0")
+    assert not same_answer(text, "9")
+
+
+@pytest.mark.parametrize("text", NOT_SAID)
+def test_what_says_no_number_or_several_is_refused(text):
+    assert stated_number(text) is None
+    assert not same_answer(text, "8")
+    assert not same_answer("8", text)
+
+
+def test_symbols_must_agree_where_both_are_named():
+    assert same_answer("x = 5", "x = 5.0")
+    assert same_answer("x = 5", "5")
+    assert same_answer("The answer is 5", "x = 5")
+    assert not same_answer("x = 5", "y = 5")
+
+
+def test_one_writing_for_what_is_the_same_answer():
+    assert {canonical(text) for text in ("18", "$18.00", "18 eggs", "The answer is 18.", "36/2")} == {"18"}
+    assert canonical("0.5") == canonical("1/2") == "1/2"
+    assert canonical(r"\text{Friday}") == canonical("Friday ") == "Friday"
+    assert canonical("18 or 20") != canonical("18")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("3 + 4 = 7, so 7.", "7"),
+        ("She pays $18.50 for it.", "18.50"),
+        ("The answer is -3", "-3"),
+        ("The answer is −3", "-3"),
+        ("It costs -$3.", "-3"),
+        ("It costs $-3.", "-3"),
+        ("10-8", "8"),
+        ("(10)-8", "8"),
+        ("1,234 people", "1,234"),
+        ("1{,}234 people", "1,234"),
+        ("a half, 3/4.", "3/4"),
+        ("18.", "18"),
+        ("18, or so", "18"),
+        ("version 1.2.3", None),
+        ("1/0", None),
+        ("none at all", None),
+        ("", None),
+        ("1" * 200, None),
+        ("7 " + "1" * 200, None),
+        ("x" * 500 + " 18", "18"),
+    ],
+)
+def test_the_last_number_is_a_guess_that_is_bounded(text, number):
+    assert last_number(text) == number
+
+
+MANY = 200_000
+
+HOSTILE = {
+    "digits": "#### " + "9" * MANY,
+    "exponent": "#### 1e999999999",
+    "unclosed boxes": r"\boxed{" * MANY,
+    "nested boxes": r"\boxed{" * MANY + "}" * MANY,
+    "nested braces": r"\boxed{" + "{" * MANY + "}" * MANY + "}",
+    "nested commands": "#### " + r"\text{" * MANY + "8" + "}" * MANY,
+    "a few hundred commands": "#### " + r"\text{" * 250 + "8" + "}" * 250,
+    "words": "#### " + "is " * MANY,
+    "short words": "#### " + "is " * 130 + "8",
+    "equations": "#### " + "1=" * 199,
+    "terms": "#### " + "1 +" * 130 + "= 8",
+    "spaces": "#### " + " " * MANY + r"\boxed" + " " * MANY,
+    "marks": "#### " * MANY,
+    "bold marks": "**#### " * MANY,
+    "bold spaces": "**####" + " " * MANY,
+    "code spaces": "`####" + "\t" * MANY,
+    "invisible": "#### " + "\u200b" * MANY + "8",
+    "wide digits": "#### " + "８" * MANY,
+    "dots": "#### 8" + "." * 1900,
+    "degrees": "#### ^" + " " * 1900,
+    "commas": "1," * MANY,
+    "backslashes": "\\" * MANY,
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_work_is_bounded(text):
+    begun = time.perf_counter()
+    for answer in marked_answers(text)[-1:]:
+        same_answer(answer, "8")
+        canonical(answer)
+    last_number(text)
+    # Linear work takes hundredths of a second; the margin is for a busy machine.
+    assert time.perf_counter() - begun < 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "same"),
+    [
+        ("18", "18.0", True),
+        ("1,000", "1000", True),
+        ("1/2", "0.5", True),
+        ("0.50", "1/2", True),
+        ("$18", "18 dollars per day", True),
+        ("18 eggs", "18", True),
+        ("50%", "50", True),
+        ("50 percent", "50%", True),
+        (r"\text{Friday}", "Friday", True),
+        (r"\left( 1, 2 \right)", "(1,2)", True),
+        ("x^2 + 1", "x^2+1", True),
+        ("0", "-0", True),
+        ("18", "-18", False),
+        ("18", "180", False),
+        ("18", "1.8", False),
+        ("1000", "1,000,000", False),
+        ("1/3", "0.333", False),
+        ("0.333", "0.3333", False),
+        ("50%", "0.5", False),
+        ("3 million", "3", False),
+        ("5 cm", "5 m", False),
+        ("$5", "5 cents", False),
+        ("5x", "5", False),
+        ("18 or 20", "18", False),
+        ("18", "18 or 20", False),
+        ("x^2+1", "x^2-1", False),
+        ("friday", "Friday", False),
+        ("(1,2)", "(2,1)", False),
+        ("9007199254740993", "9007199254740992", False),
+        ("0.1", "0.10000000000000001", False),
+        ("1,2", "12", False),
+        ("", "0", False),
+        (r"\frac{1}{2}", r"\frac{2}{1}", False),
+        ("1 1/2", "11/2", False),
+        ("$18", "18 USD", True),
+        ("18 USD", "18 EUR", False),
+        (r"x \approx 3.14", "3.14", True),
+        ("about 18", "18.5", False),
+        ("(18)", "-18", False),
+        ("(1,2)", "[1,2]", False),
+        ("(1,2)", "1,2", False),
+        ("18 (dollars)", "$18", True),
+        (r"\text{北京}", "北京", True),
+    ],
+)
+def test_near_misses_are_told_from_the_same_answer_written_otherwise(answer, truth, same):
+    assert same_answer(answer, truth) is same
+    assert same_answer(truth, answer) is same
+
+
+def test_every_gsm8k_answer_is_a_number(shared_data):
+    with open(shared_data / "llm_jepa" / "gsm8k_test.jsonl", encoding="utf-8") as lines:
+        answers = [marked_answers(json.loads(line)["messages"][-1]["content"]) for line in lines]
+    assert len(answers) == 1319
+    assert all(len(answer) == 1 and parse_number(answer[0]) is not None for answer in answers)

@@ -1,0 +1,141 @@
+"""Measuring the first steps of a run, and saving where regular epochs end."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainingArguments
+
+import tiny
+from stepjepa.compute.equal_compute import EqualCompute, Plan, Shape, Shapes
+from stepjepa.compute.flop_callback import EqualComputeCallback, FlopTracker
+from stepjepa.compute.flop_probe import Cost
+from stepjepa.compute.flops import FlopModel
+from stepjepa.config import JepaConfig
+from stepjepa.training.trainer import JepaTrainer
+
+# A layer of 5 x 7: 70 FLOPs a token, and only the weight's gradient.
+FLOPS = FlopModel(Cost(token=70), Cost(token=70))
+# Three records of 10 tokens with views, 4 without; one a step.
+PLAN = Plan(FLOPS, Shapes([Shape(1, 10, 0, 1)] * 3, [Shape(1, 4, 0, 0)] * 3, [10] * 3), batch_size=1)
+
+
+def groups(length: int) -> list[dict[str, torch.Tensor]]:
+    none = torch.empty(0, dtype=torch.long)
+    return [{"input_ids": torch.zeros(1, length), "label_index": none, "source_index": none}]
+
+
+def work(tracker: FlopTracker, number: int, length: int) -> None:
+    layer = torch.nn.Linear(7, 5, bias=False)
+    with tracker.step(number, groups(length)):
+        layer(torch.ones(length, 7)).sum().backward()
+
+
+def test_the_first_steps_are_measured_and_printed() -> None:
+    lines: list[str] = []
+    tracker = FlopTracker(FLOPS, PLAN, steps=2, say=lines.append)
+    # Two micro-batches make the first step; it is known to be over when the next begins.
+    work(tracker, 0, 4)
+    work(tracker, 0, 6)
+    assert not lines
+    work(tracker, 1, 20)
+    assert lines == ["FLOPs of step 1: 1.4000e+03 measured, 1.4000e+03 analytical, 2.500 of regular"]
+    work(tracker, 2, 10)
+    assert lines[1:] == [
+        "FLOPs of step 2: 2.8000e+03 measured, 2.8000e+03 analytical, 5.000 of regular",
+        "FLOPs per step, mean of 2: 2.1000e+03 measured, 2.1000e+03 analytical, 3.750 of regular",
+    ]
+    work(tracker, 3, 10)
+    tracker.close()
+    assert len(lines) == 3
+    assert tracker.measured == [1400, 2800]
+
+
+def test_a_short_run_is_printed_at_its_end() -> None:
+    lines: list[str] = []
+    tracker = FlopTracker(FLOPS, PLAN, say=lines.append)
+    # Resumed in its second epoch.
+    work(tracker, 4, 10)
+    work(tracker, 5, 10)
+    tracker.close()
+    tracker.close()
+    assert [line.split(":")[0] for line in lines] == [
+        "FLOPs of step 5",
+        "FLOPs of step 6",
+        "FLOPs per step, mean of 2",
+    ]
+
+
+def test_processes_are_added_up_and_one_of_them_speaks(capsys: pytest.CaptureFixture[str]) -> None:
+    calls = []
+
+    def total(values: list[float]) -> list[float]:
+        calls.append(values)
+        return [2 * value for value in values]
+
+    tracker = FlopTracker(FLOPS, PLAN, steps=1, say=None, total=total)
+    work(tracker, 0, 10)
+    work(tracker, 1, 10)
+    work(tracker, 2, 10)
+    assert calls == [[1400, 1400]]
+    assert tracker.measured == [2800]
+    assert not capsys.readouterr().out
+
+
+def test_an_upper_bound_is_called_one() -> None:
+    lines: list[str] = []
+    tracker = FlopTracker(replace(FLOPS, exact=False), PLAN, steps=1, say=lines.append)
+    work(tracker, 0, 4)
+    tracker.close()
+    assert "at most 5.6000e+02 analytical" in lines[0]
+
+
+def test_a_run_without_steps_says_nothing() -> None:
+    lines: list[str] = []
+    FlopTracker(FLOPS, PLAN, say=lines.append).close()
+    assert not lines
+
+
+def run(tokenizer: Any, folder: Path, equal: EqualCompute, **arguments: Any) -> tuple[list[int], list[int]]:
+    """Steps of the checkpoints and of the evaluations of a run of two steps an epoch."""
+    trainer = JepaTrainer(
+        tiny.make_model("llama", seed=3),
+        TrainingArguments(
+            str(folder),
+            per_device_train_batch_size=4,
+            max_steps=equal.steps,
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+            **arguments,
+        ),
+        JepaConfig(),
+        train_dataset=(tiny.records() * 3)[:7],
+        eval_dataset=tiny.records(),
+        processing_class=copy.deepcopy(tokenizer),
+        callbacks=[EqualComputeCallback(equal)],
+    )
+    trainer.train()
+    saved = sorted(int(path.name.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*"))
+    return saved, [line["step"] for line in trainer.state.log_history if "eval_lm_loss" in line]
+
+
+def test_checkpoints_stand_in_the_place_of_epochs(trained_tokenizer: Any, tmp_path: Path) -> None:
+    equal = EqualCompute(5, [1, 3, 5], 1.0, 1.0)
+    assert run(trained_tokenizer, tmp_path / "a", equal, save_strategy="epoch", eval_strategy="epoch") == (
+        [1, 3, 5],
+        [1, 3, 5],
+    )
+
+
+def test_steps_go_on_beside_them_and_no_is_no(trained_tokenizer: Any, tmp_path: Path) -> None:
+    equal = EqualCompute(5, [1, 5], 1.0, 1.0)
+    both = run(trained_tokenizer, tmp_path / "a", equal, save_steps=2, eval_strategy="no")
+    assert both == ([1, 2, 4, 5], [])
+    assert run(trained_tokenizer, tmp_path / "b", equal, save_strategy="no", eval_strategy="epoch") == ([], [1, 5])

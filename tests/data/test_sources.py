@@ -1,0 +1,271 @@
+"""Raw rows from files of every format and from data sets, and what is said about those that can't be read."""
+
+import csv
+import json
+import sys
+
+import pytest
+
+from stepjepa.data.sources import FORMATS, read_rows
+from stepjepa.errors import UserError
+
+ROWS = [
+    {"question": "How\nmany?", "answer": 'He said "7", then\t8.'},
+    {"question": "Où, 何処?", "answer": " spaces, commas "},
+    {"question": '"quoted"', "answer": ""},
+]
+
+
+def write(path, text, encoding="utf-8"):
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+def table(path, delimiter, rows=ROWS, encoding="utf-8", **options):
+    with path.open("w", encoding=encoding, newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]), delimiter=delimiter, **options)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def json_lines(path, rows=ROWS):
+    return write(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def parquet(path, rows=ROWS):
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=2)
+    return path
+
+
+WRITERS = {
+    "rows.jsonl": json_lines,
+    "rows.NDJSON": json_lines,
+    "list.json": lambda path: write(path, json.dumps(ROWS, indent=1)),
+    "bom.json": lambda path: write(path, json.dumps(ROWS), "utf-8-sig"),
+    "columns.json": lambda path: write(path, json.dumps({key: [row[key] for row in ROWS] for key in ROWS[0]})),
+    # As pandas.DataFrame.to_json writes it.
+    "pandas.json": lambda path: write(
+        path, json.dumps({key: {str(at): row[key] for at, row in enumerate(ROWS)} for key in ROWS[0]})
+    ),
+    "lines.json": json_lines,
+    "rows.csv": lambda path: table(path, ","),
+    "bom.csv": lambda path: table(path, ",", encoding="utf-8-sig"),
+    "all_quoted.csv": lambda path: table(path, ",", quoting=csv.QUOTE_ALL),
+    "unix.csv": lambda path: table(path, ",", lineterminator="\n"),
+    "rows.tsv": lambda path: table(path, "\t"),
+    "rows.parquet": parquet,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_format_gives_the_same_rows(tmp_path, name):
+    path = tmp_path / name
+    WRITERS[name](path)
+    assert [row for _, row in read_rows(path)] == ROWS
+    assert {f".{name.lower().rpartition('.')[2]}" for name in WRITERS} == set(FORMATS)
+
+
+def test_rows_know_their_lines(tmp_path):
+    lines = write(tmp_path / "a.jsonl", '\n{"a": 1}\n\n{"a": 2}\n')
+    assert list(read_rows(lines)) == [(2, {"a": 1}), (4, {"a": 2})]
+    quoted = write(tmp_path / "a.csv", 'a,b\n"one\ntwo",1\n\nthree,2\n')
+    assert list(read_rows(quoted)) == [(2, {"a": "one\ntwo", "b": "1"}), (5, {"a": "three", "b": "2"})]
+    assert [number for number, _ in read_rows(parquet(tmp_path / "a.parquet"))] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        # A plain file, as many published ones are: quotation marks are text, however they stand.
+        ('a\tb\n"Yes\tno\nand" so\ton\n', [{"a": '"Yes', "b": "no"}, {"a": 'and" so', "b": "on"}]),
+        ('a\tb\n"Yes," he said, "no"\tx\n', [{"a": '"Yes," he said, "no"', "b": "x"}]),
+        ("a\tb\r\n1\t\r\n", [{"a": "1", "b": ""}]),
+        # Quoted as CSV is, on one line or over several.
+        ('a\tb\n"say ""no"""\t"x"\n', [{"a": 'say "no"', "b": "x"}]),
+        ('a\tb\n"one\ntwo"\tx\n"tab\there"\ty\n', [{"a": "one\ntwo", "b": "x"}, {"a": "tab\there", "b": "y"}]),
+        ("only\none\ntwo\n", [{"only": "one"}, {"only": "two"}]),
+    ],
+)
+def test_tsv_comes_in_two_kinds(tmp_path, text, rows):
+    assert [row for _, row in read_rows(write(tmp_path / "a.tsv", text))] == rows
+
+
+def test_a_long_field(tmp_path):
+    rows = [{"a": "x" * 300_000, "b": "y"}]
+    limit = csv.field_size_limit()
+    assert [row for _, row in read_rows(table(tmp_path / "a.csv", ",", rows))] == rows
+    assert csv.field_size_limit() == limit
+
+
+WRONG = [
+    ("a.jsonl", '{"a": 1}\n{"a"\n', r"a\.jsonl:2: not valid JSON"),
+    ("a.json", '[{"a": 1},\n {"a" 2}]', r"a\.json:2: not valid JSON \(Expecting ':' delimiter at column 7\)"),
+    ("a.json", '[{"a": 1}, 3]', r"a\.json: element 2 is a JSON int, expected an object"),
+    ("a.json", "3", r"a\.json: expected a list of objects, or an object of columns"),
+    ("a.json", "{}", r"a\.json: expected a list of objects"),
+    ("a.json", '{"question": "How?"}', r"a\.json: expected a list of objects"),
+    ("a.json", '{"a": {"0": 1}, "b": {"1": 1}}', r"a\.json: the column 'b' has other rows than those before it"),
+    ("a.json", r'[{"a": 1}, {"a": "\ud83d"}]', r"a\.json: element 2 holds half of a character"),
+    ("a.json", '{"a": [1, 2], "b": [1]}', r"a\.json: the columns differ in length \('a' 2, 'b' 1\)"),
+    ("a.json", "[" * 100_000, r"a\.json: can't be read as JSON"),
+    ("a.json", "[" + "1" * 5000 + "]", r"a\.json: can't be read as JSON"),
+    ("a.json", '{"a": 1}\n{"a"\n', r"a\.json:2: not valid JSON"),
+    ("a.csv", "a,b\n1,2\n\n1,2,3\n", r"a\.csv:4: 3 fields where the header has 2; quote"),
+    ("a.csv", "a,b\n1\n", r"a\.csv:2: 1 fields where the header has 2"),
+    ("a.csv", 'a,b\n1,2\n"x"y,2\n', r"a\.csv:3: not valid CSV"),
+    ("a.csv", 'a,b\n1,2\n"x,2\n1,2\n', r"a\.csv:3: not valid CSV \(unexpected end of data\)"),
+    ("a.csv", "a,a\n1,2\n", r"a\.csv:1: the first line must name the columns, each once"),
+    ("a.csv", ",\n1,2\n", r"a\.csv:1: the first line must name the columns"),
+    ("a.tsv", "a\tb\n1\n", r"a\.tsv:2: 1 fields where the header has 2"),
+    ("a.txt", "x", r"a\.txt: a name that ends in \.jsonl, .* is expected; rename or convert it"),
+    ("a.jsonl.gz", "x", r"a\.jsonl\.gz: .* is expected; unpack it first"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "message"), WRONG)
+def test_wrong_files_are_named_with_their_line(tmp_path, name, text, message):
+    path = write(tmp_path / name, text)
+    with pytest.raises(UserError, match=message):
+        list(read_rows(path))
+
+
+@pytest.mark.parametrize("text", ["no such thing", "", "PAR1PAR1"])
+def test_a_wrong_parquet_file(tmp_path, text):
+    pytest.importorskip("pyarrow")
+    with pytest.raises(UserError, match=r"a\.parquet: no readable Parquet file"):
+        list(read_rows(write(tmp_path / "a.parquet", text)))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.json", "a.jsonl"])
+def test_other_encodings_are_refused(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes('a\n"né"\n'.encode("latin-1"))
+    with pytest.raises(UserError, match="not UTF-8 text; convert"):
+        list(read_rows(path))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.json"])
+def test_the_line_in_another_encoding_is_named(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(b"a\n" * 5000 + "né\n".encode("latin-1") + b"a\n" * 5000)
+    with pytest.raises(UserError, match=r":5001: not UTF-8"):
+        list(read_rows(path))
+
+
+def test_columns_of_pandas_are_joined_by_their_keys(tmp_path):
+    path = write(tmp_path / "a.json", '{"a": {"0": 1, "1": 2}, "b": {"1": 20, "0": 10}, "c": [100, 200]}')
+    assert [row for _, row in read_rows(path)] == [{"a": 1, "b": 10, "c": 100}, {"a": 2, "b": 20, "c": 200}]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl"])
+def test_an_empty_file_has_no_rows(tmp_path, name):
+    assert list(read_rows(write(tmp_path / name, ""))) == []
+
+
+@pytest.fixture
+def datasets():
+    """The package, which may be missing."""
+    return pytest.importorskip("datasets")
+
+
+@pytest.mark.parametrize("name", ["no.jsonl", "data/no.parquet", "./no", "/no/where", "~/no", "a/b/c", "..\\no"])
+def test_what_looks_like_a_path_is_never_asked_for_at_the_hub(name, datasets, monkeypatch):
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_: pytest.fail("the hub was asked"))
+    with pytest.raises(UserError, match=r"no such raw file; check the path"):
+        read_rows(name)
+
+
+@pytest.mark.parametrize("flag", ["split", "subset"])
+def test_a_file_has_no_splits(tmp_path, flag):
+    with pytest.raises(UserError, match=f"--{flag} does nothing with a file"):
+        read_rows(write(tmp_path / "a.csv", "a\n"), **{flag: "train"})
+
+
+@pytest.fixture
+def folder(tmp_path, datasets, monkeypatch):
+    """A data set of two splits as a folder, which ``datasets`` loads without the hub."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    json_lines(tmp_path / "set" / "train.jsonl")
+    json_lines(tmp_path / "set" / "test.jsonl", ROWS[:1])
+    return tmp_path / "set"
+
+
+def test_a_folder_is_loaded_by_datasets(folder):
+    assert list(read_rows(folder, split="train")) == list(enumerate(ROWS, start=1))
+    assert list(read_rows(folder, split="test")) == [(1, ROWS[0])]
+
+
+def test_a_split_must_be_named_and_exist(folder):
+    with pytest.raises(UserError, match=r"set: has several splits; pass --split with one of train, test"):
+        list(read_rows(folder))
+    with pytest.raises(UserError, match=r"set: has no split 'trian'; it has train, test"):
+        list(read_rows(folder, split="trian"))
+    (folder / "test.jsonl").unlink()
+    assert [row for _, row in read_rows(folder)] == ROWS
+
+
+def test_a_subset_must_exist(folder):
+    with pytest.raises(UserError, match=r"set: can't be loaded: .*'main' not found. Available: .*; see --subset"):
+        list(read_rows(folder, split="train", subset="main"))
+
+
+def test_a_folder_without_data(tmp_path, datasets):
+    with pytest.raises(UserError, match=r"doesn't contain any data files; check --dataset"):
+        list(read_rows(tmp_path))
+
+
+def test_the_hub_is_asked_for_name_and_subset(datasets, monkeypatch):
+    asked = []
+
+    def load(*arguments):
+        asked.append(arguments)
+        return {"test": ROWS}
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert [row for _, row in read_rows("openai/gsm8k", subset="main")] == ROWS
+    assert [row for _, row in read_rows("rotten_tomatoes")] == ROWS
+    assert asked == [("openai/gsm8k", "main"), ("rotten_tomatoes", None)]
+
+
+def test_without_network_one_line_says_so(datasets):
+    with pytest.raises(
+        UserError, match=r"^some/name: can't reach the hub \(.*\); check the network, or .*--input_file$"
+    ):
+        list(read_rows("some/name"))
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (FileNotFoundError("Dataset 'a/b' doesn't exist on the Hub."), r"doesn't exist on the Hub; check --dataset"),
+        (ValueError("Config name is missing.\nPick one."), r"can't be loaded: Config name is missing; see --subset$"),
+        (RuntimeError("Dataset scripts are no longer supported"), r"can't be loaded: Dataset scripts are no longer"),
+        (KeyError(), r"can't be loaded: KeyError"),
+    ],
+)
+def test_whatever_the_hub_says_becomes_one_line(datasets, monkeypatch, error, message):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(UserError, match=message):
+        list(read_rows("a/b"))
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "message"),
+    [
+        ("datasets", "a/b", r"^--dataset needs the package 'datasets'; run: pip install 'stepjepa\[data\]'$"),
+        ("pyarrow", "a.parquet", r"^a Parquet file needs the package 'pyarrow'; run: pip install 'stepjepa\[data\]'$"),
+    ],
+)
+def test_missing_packages_are_named(tmp_path, monkeypatch, module, source, message):
+    monkeypatch.setitem(sys.modules, module, None)
+    if "." in source:
+        source = write(tmp_path / source, "x")
+    with pytest.raises(UserError, match=message):
+        list(read_rows(source))

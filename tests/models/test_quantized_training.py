@@ -1,0 +1,206 @@
+"""QLoRA: frozen weights in 4 or 8 bits, an adapter and predictor rows that train. Runs where bitsandbytes is."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, TrainingArguments
+
+import tiny
+from stepjepa.cli import main
+from stepjepa.compute.memory import nbytes, quantized_bytes, quantized_layers
+from stepjepa.config import JepaConfig
+from stepjepa.errors import UserError
+from stepjepa.files import write_jsonl
+from stepjepa.models.checkpointing import enable_selective
+from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference
+from stepjepa.models.quantization import compute_dtype, parameter_counts, quantization_options
+from stepjepa.models.token_rows import give_predictors
+from stepjepa.run_folder import read_run
+from stepjepa.text.predictors import all_predictor_ids
+from stepjepa.training.trainer import JepaTrainer
+
+KINDS = ("4bit", "8bit")
+
+# Blocks of 64 values share a scale, so widths are multiples of that here.
+SHAPE = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 192,
+    "max_position_embeddings": 509,
+}
+
+pytestmark = pytest.mark.filterwarnings(
+    # Of products in 8 bits, which choose their own dtype.
+    "ignore:MatMul8bitLt. inputs will be cast:UserWarning",
+)
+
+
+@pytest.fixture
+def base(tmp_path: Path, plain_tokenizer: Any) -> Path:
+    """A model folder with a vocabulary too small for predictor tokens, as those of a hub may be."""
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=len(plain_tokenizer), bos_token_id=None, eos_token_id=2, pad_token_id=0, **SHAPE)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    plain_tokenizer.save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def quantized(base: Path, kind: str, tokenizer: Any) -> Any:
+    """As ``load_model`` loads it, with two predictor tokens."""
+    model = AutoModelForCausalLM.from_pretrained(
+        base, dtype=torch.float32, **quantization_options(kind, torch.float32, "cpu")
+    )
+    give_predictors(model, tokenizer, 2, seed=3)
+    return model.train()
+
+
+def frozen(model: Any) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
+
+
+@pytest.mark.parametrize("selective", [False, True], ids=["plain", "selective"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_trains_on_quantized_weights(
+    kind: str, selective: bool, base: Path, plain_tokenizer: Any, tmp_path: Path
+) -> None:
+    bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    tokenizer = copy.deepcopy(plain_tokenizer)
+    model: Any = quantized(base, kind, tokenizer)
+    layer = model.model.layers[0].mlp.gate_proj
+    assert isinstance(layer, bnb.nn.Linear4bit if kind == "4bit" else bnb.nn.Linear8bitLt)
+    torch.manual_seed(5)
+    model = add_lora(model, LoraSettings(8), all_predictor_ids(tokenizer))
+    if selective:
+        enable_selective(model)
+    before = frozen(model)
+    start = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    options = TrainingArguments(
+        str(tmp_path / "run"),
+        max_steps=6,
+        learning_rate=0.02,
+        logging_steps=1,
+        per_device_train_batch_size=3,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    trainer = JepaTrainer(
+        model,
+        options,
+        JepaConfig(mode="step-jepa", lbd=0.1),
+        train_dataset=tiny.records(),
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    losses = [line["lm_loss"] for line in trainer.state.log_history if "lm_loss" in line]
+    assert losses[-1] < losses[0] - 0.2  # the head is frozen
+    for name, value in frozen(model).items():
+        assert torch.equal(value, before[name]), name
+    assert {value.dtype for name, value in before.items() if "proj" in name} == {
+        torch.uint8 if kind == "4bit" else torch.int8
+    }
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert (parameter != start[name]).any(), name
+    assert any("trainable_tokens" in name for name in start)
+    # What was trained answers, merged on the base as it was before it was quantized.
+    trainer.save_model(str(tmp_path / "run"))
+    merged, loaded = load_for_inference(tmp_path / "run", device="cpu")
+    assert len(loaded) == len(tokenizer)
+    ids = torch.tensor([loaded("What is 3+4+5?")["input_ids"]])
+    with torch.no_grad():
+        model.eval()
+        theirs, ours = merged(input_ids=ids).logits, model(input_ids=ids).logits
+    # The base differs by its rounding alone.
+    assert torch.nn.functional.cosine_similarity(theirs.flatten(), ours.flatten(), dim=0) > 0.98
+    assert (theirs - ours).abs().max() > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_size_of_quantized_weights_is_known_before(kind: str, base: Path, plain_tokenizer: Any) -> None:
+    bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    plain: Any = AutoModelForCausalLM.from_pretrained(base)
+    plain.requires_grad_(False)
+    model = quantized(base, kind, copy.deepcopy(plain_tokenizer))
+    # Without predictor rows, which the plain model has not.
+    found = nbytes(model.parameters()) - 2 * 2 * SHAPE["hidden_size"] * 4
+    layers = [module for module in model.modules() if isinstance(module, bnb.nn.Linear4bit | bnb.nn.Linear8bitLt)]
+    assert len(layers) == len(quantized_layers(plain)) == 7 * SHAPE["num_hidden_layers"]
+    for layer in layers:
+        if kind == "4bit":
+            state = layer.weight.quant_state
+            found += nbytes([state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code])
+        else:
+            found += nbytes([layer.weight.SCB if layer.weight.SCB is not None else layer.state.SCB])
+    assert quantized_bytes(plain, kind) == found
+    total = sum(p.numel() for p in plain.parameters())
+    assert parameter_counts(plain) == (0, total)
+    assert parameter_counts(model)[1] == total + 2 * 2 * SHAPE["hidden_size"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_command_line(kind: str, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Trains, resumes, and is evaluated on the base in full."""
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    records = [{"messages": record.messages} for record in tiny.records() * 5]
+    write_jsonl(tmp_path / "data.jsonl", records)
+    flags = ["train", "--train_file", tmp_path / "data.jsonl", "--model_name", base, "--output_dir", tmp_path / "run"]
+    flags += ["--lora", f"--load_in_{kind}", "--use_cpu", "--step_jepa", "--learning_rate", 0.01, "--save_steps", 2]
+    flags += ["--logging_steps", 1, "--disable_tqdm", "true", "--max_steps"]
+    told = []
+    for more in ([2], [4, "--resume_from_checkpoint", "last"]):
+        assert main([str(flag) for flag in [*flags, *more]]) == 0
+        told.append(capsys.readouterr().out)
+    assert "step 4/4" in told[1]
+    assert "step 1/4" not in told[1]
+    run = read_run(tmp_path / "run")
+    assert run["loaded"]["quantized"] == kind
+    plain: Any = AutoModelForCausalLM.from_pretrained(base)
+    adapter = (tmp_path / "run" / "adapter_model.safetensors").stat().st_size
+    assert adapter < sum(p.numel() for p in plain.parameters()) * 4
+    model, _ = load_for_inference(tmp_path / "run", device="cpu")
+    assert model.get_input_embeddings().weight.dtype == torch.float32
+
+
+def test_without_bitsandbytes_training_ends_with_one_line(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepjepa.models.quantization.importlib.util.find_spec", lambda name: None)
+    write_jsonl(tmp_path / "data.jsonl", [{"messages": record.messages} for record in tiny.records()])
+    flags = ["train", "--train_file", tmp_path / "data.jsonl", "--model_name", base, "--output_dir", tmp_path / "run"]
+    assert main([str(flag) for flag in [*flags, "--lora", "--load_in_4bit", "--use_cpu"]]) == 2
+    assert "needs bitsandbytes, which is not installed" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_bitsandbytes_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="--load_in_4bit needs bitsandbytes"):
+        quantization_options("4bit")
+    with pytest.raises(ValueError, match="expected one of 4bit, 8bit, got '3bit'"):
+        quantization_options("3bit")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bf16", "fp16", "expected"),
+    [
+        ("float32", False, False, torch.float32),
+        ("float32", True, False, torch.bfloat16),
+        ("float32", False, True, torch.float16),
+        ("bfloat16", False, False, torch.bfloat16),
+        ("float16", False, False, torch.float16),
+        ("auto", False, False, torch.bfloat16),
+        ("auto", False, True, torch.float16),
+    ],
+)
+def test_products_have_the_dtype_of_the_run(dtype: str, bf16: bool, fp16: bool, expected: torch.dtype) -> None:
+    assert compute_dtype(dtype, bf16=bf16, fp16=fp16) is expected

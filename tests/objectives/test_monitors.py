@@ -1,0 +1,124 @@
+"""Is it collapsing? Known matrices, double loops, and what a window holds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from stepjepa.objectives.monitors import Window, effective_rank, pair_similarity, retrieval_top1, share
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_rank_of_known_matrices(size: int) -> None:
+    assert effective_rank(torch.eye(size)) == pytest.approx(size, rel=1e-5)
+    assert effective_rank(5 * torch.eye(size)) == pytest.approx(size, rel=1e-5)
+    assert effective_rank(torch.ones(size, 5)) == pytest.approx(1, abs=1e-3)
+    assert effective_rank(torch.outer(torch.randn(size), torch.randn(5))) == pytest.approx(1, abs=1e-3)
+
+
+def test_rank_by_hand() -> None:
+    # Singular values 3 and 1: shares 3/4 and 1/4.
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    assert effective_rank(torch.diag(torch.tensor([3.0, 1.0]))) == pytest.approx(math.exp(entropy), rel=1e-5)
+
+
+def test_centring_hides_a_collapse_to_one_vector() -> None:
+    noise = torch.randn(40, 11, generator=torch.Generator().manual_seed(0))
+    collapsed = 1000 + 0.1 * noise
+    assert effective_rank(collapsed) < 1.1
+    assert effective_rank(collapsed, centred=True) > 8
+
+
+def test_rank_of_nothing() -> None:
+    assert effective_rank(torch.empty(0, 5)) == 0
+    assert effective_rank(torch.zeros(3, 5)) == 0
+    assert effective_rank(torch.ones(3, 5), centred=True) == 0
+
+
+@pytest.mark.parametrize("pairs", [0, 1, 2, 7])
+def test_similarity_against_a_double_loop(pairs: int) -> None:
+    source, target = torch.randn(pairs, 5), torch.randn(pairs, 5)
+    matched = shuffled = 0.0
+    for i in range(pairs):
+        for j in range(pairs):
+            cosine = float(source[i] @ target[j] / source[i].norm() / target[j].norm())
+            if i == j:
+                matched += cosine
+            else:
+                shuffled += cosine
+    found = pair_similarity(source, target)
+    assert [value.item() for value in found] == pytest.approx([matched, shuffled], abs=1e-4)
+
+
+def test_retrieval_by_hand() -> None:
+    source = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    target = torch.tensor([[3.0, 0.1], [9.0, 1.0], [2.0, 2.0]])
+    # The second source is nearest to the third target.
+    assert retrieval_top1(source, target) == pytest.approx(2 / 3)
+    assert retrieval_top1(source, source) == 1
+    assert retrieval_top1(source[:0], target[:0]) == 0
+
+
+def test_a_constant_map_finds_one_partner() -> None:
+    assert retrieval_top1(torch.ones(5, 3), torch.ones(5, 3)) == pytest.approx(1 / 5)
+
+
+def test_window_sums_and_resets() -> None:
+    window = Window()
+    window.add(loss=torch.tensor(2.0, requires_grad=True), tokens=3)
+    window.add(loss=torch.tensor(0.5), tokens=4)
+    assert window.totals(["tokens", "loss", "other"]) == [7, 2.5, 0]
+    assert window.geometry() == {}
+    window.reset()
+    assert window.totals(["tokens", "loss"]) == [0, 0]
+
+
+def test_window_takes_in_pairs() -> None:
+    window = Window()
+    batches = [(torch.randn(n, 5), torch.randn(n, 5)) for n in (2, 3)]
+    for source, target in batches:
+        window.add_pairs(source, target)
+    matched, shuffled, pairs, crossings = window.totals(["matched", "shuffled", "pairs", "crossings"])
+    expected = [pair_similarity(*batch) for batch in batches]
+    assert matched == pytest.approx(sum(float(first) for first, _ in expected), abs=1e-5)
+    assert shuffled == pytest.approx(sum(float(second) for _, second in expected), abs=1e-5)
+    assert (pairs, crossings) == (5, 2 + 6)
+    source, target = (torch.cat(side) for side in zip(*batches, strict=True))
+    geometry = window.geometry()
+    assert geometry["source_rank"] == pytest.approx(effective_rank(source))
+    assert geometry["target_rank_centred"] == pytest.approx(effective_rank(target, centred=True))
+    assert geometry["retrieval_top1"] == retrieval_top1(source, target)
+
+
+def test_window_keeps_the_latest_pairs() -> None:
+    window = Window(keep=4)
+    rows = torch.randn(9, 5)
+    for start in range(0, 9, 3):
+        window.add_pairs(rows[start : start + 3], rows[start : start + 3])
+    assert window.geometry()["source_rank"] == pytest.approx(effective_rank(rows[5:]), rel=1e-5)
+    assert window.totals(["pairs"]) == [9]
+
+
+def test_window_holds_no_graph() -> None:
+    window = Window()
+    source = torch.randn(2, 3, requires_grad=True)
+    window.add_pairs(source, source * 2)
+    window.add(loss=source.sum())
+    assert not any(tensor.requires_grad for pair in window._pairs for tensor in pair)
+    assert not any(isinstance(v, torch.Tensor) and v.requires_grad for v in window._sums.values())
+
+
+def test_numbers_that_are_not_finite_end_no_run() -> None:
+    broken = torch.ones(5, 3)
+    broken[2, 1] = torch.nan
+    assert math.isnan(effective_rank(broken))
+
+
+def test_what_was_not_measured_is_not_there() -> None:
+    assert share("shuffled_similarity", 0.0, 0.0) == {}
+    assert share("shuffled_similarity", 3.0, 6.0) == {"shuffled_similarity": 0.5}
+    window = Window()
+    window.add_pairs(torch.ones(1, 3), torch.ones(1, 3))
+    assert window.geometry() == {}

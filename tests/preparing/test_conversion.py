@@ -1,0 +1,135 @@
+"""Rows become records or are counted by reason; every kind of published rows is understood."""
+
+from itertools import count
+
+import pytest
+
+from stepjepa.data.records import parse_record
+from stepjepa.errors import UserError
+from stepjepa.files import read_jsonl
+from stepjepa.preparing.conversion import CONVERSIONS, Conversion, convert_rows
+from stepjepa.tasks.base import Unusable, chat_record
+
+
+def convert(line, row):
+    if "answer" not in row:
+        raise Unusable("no answer")
+    return chat_record("s", row["question"], row["answer"], line=line)
+
+
+def rows(*values):
+    return enumerate(values, start=1)
+
+
+def test_rows_are_converted_or_counted():
+    given = [{"question": "a", "answer": "1"}, {"question": "b"}, {"question": "c", "answer": "3"}, {}]
+    records, counts = convert_rows(rows(*given), convert)
+    assert [record["line"] for record in records] == [1, 3]
+    assert (counts.read, counts.dropped, counts.columns) == (4, {"no answer": 2}, ("question", "answer"))
+
+
+def test_nothing_behind_the_last_record_is_read():
+    endless = ((number, {"question": "q", "answer": "a"} if number % 2 else {}) for number in count(1))
+    records, counts = convert_rows(endless, convert, limit=3)
+    assert [record["line"] for record in records] == [1, 3, 5]
+    assert (counts.read, counts.dropped.total()) == (5, 2)
+
+
+def test_no_rows():
+    records, counts = convert_rows(rows(), convert)
+    assert (records, counts.read, counts.dropped.total(), counts.columns) == ([], 0, 0, ())
+
+
+def test_what_is_no_record_is_an_error_with_its_place():
+    with pytest.raises(UserError, match=r"^raw\.csv:2: messages\[2\]\.content \(assistant\) is empty"):
+        convert_rows(rows({"question": "a", "answer": "1"}, {"question": "a", "answer": " "}), convert, path="raw.csv")
+
+
+def pairs_of(rows):
+    """Stands for a function of all rows."""
+    listed = list(rows)
+    if not listed:
+        raise UserError("no rows at all")
+    return [chat_record("s", row["a"], row["b"]) for _, row in listed if "b" in row], {"alone": 1}
+
+
+WHOLE = Conversion("", "", f"{__name__}:pairs_of", (), whole=True)
+
+
+def test_a_function_of_all_rows():
+    records, counts = WHOLE.records(rows({"a": "1", "b": "2"}, {"a": "3"}, {"a": "4", "b": "5"}))
+    assert [record["messages"][-1]["content"] for record in records] == ["2", "5"]
+    assert (counts.read, counts.dropped, counts.columns) == (3, {"alone": 1}, ("a", "b"))
+    records, counts = WHOLE.records(rows({"a": "1", "b": "2"}, {"a": "4", "b": "5"}), limit=1)
+    assert (len(records), counts.read) == (1, 2)
+    with pytest.raises(UserError, match=r"^raw\.tsv: no rows at all$"):
+        WHOLE.records(rows(), path="raw.tsv")
+    with pytest.raises(UserError, match=r"messages\[2\]\.content"):
+        WHOLE.records(rows({"a": "1", "b": ""}))
+
+
+def test_options_reach_the_function():
+    row = {"question": "How many?", "answer": "One.\nTwo <<1+1=2>>2.\n#### 2"}
+    (record,), _ = CONVERSIONS["gsm8k"].records(rows(row), steps=True, calculator=False)
+    assert record["messages"][-1]["content"] == "One.\n\nTwo 2.\n#### 2"
+
+
+# A row as the hub has it, and the answer in the record.
+SAMPLES = {
+    "gsm8k": ({"question": "How many?", "answer": "1+1=2\n#### 2"}, "1+1=2\n#### 2"),
+    "spider": (
+        {
+            "db_id": "store_1",
+            "query": "SELECT name FROM playlists;",
+            "question": "What are the names of all the playlists?",
+            "query_toks": ["SELECT", "name", "FROM", "playlists", ";"],
+        },
+        "SELECT name FROM playlists;",
+    ),
+    "nq-open": ({"question": "where is it", "answer": ["Vancouver", "Canada"]}, "Vancouver; Canada"),
+    "hellaswag": (
+        {"ctx": "A man", "endings": ["sits.", "runs.", "is.", "was."], "label": "1", "activity_label": "Man"},
+        "B",
+    ),
+    "rotten-tomatoes": ({"text": "lovely .", "label": 1}, "Good"),
+    "yelp": ({"text": "Lovely.", "label": 4}, "Very Good"),
+    "yelp-polarity": ({"text": "Lovely.", "label": 1}, "Good"),
+    "paraphrase": ({"sentence1": "It rains.", "sentence2": "Rain falls.", "label": 1}, "Rain falls."),
+}
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_every_kind_takes_rows_of_the_hub(name):
+    row, answer = SAMPLES[name]
+    records, counts = CONVERSIONS[name].records(rows(row, row | dict.fromkeys(row)))
+    assert [parse_record(record).answer for record in records] == [answer]
+    assert (counts.read, counts.dropped.total()) == (2, 1)
+
+
+def raw_row(name, record):
+    """The row that a published record was made of."""
+    user, answer = (message["content"] for message in record["messages"][-2:])
+    if name == "spider":
+        head, _, question = user.partition("\n\n")
+        return {"db_id": head.removeprefix("For db_id:[").removesuffix("]"), "question": question, "query": answer}
+    if name == "nq-open":
+        return {"question": user, "answer": answer.split("; ")}
+    labels = {"rotten-tomatoes": ["Bad", "Good"], "yelp": ["Very Bad", "Bad", "Mediocre", "Good", "Very Good"]}
+    return {"text": user, "label": labels[name].index(answer)}
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("spider", "spider_test"),
+        ("nq-open", "nq_open_test"),
+        ("rotten-tomatoes", "rotten_tomatoes_test"),
+        ("yelp", "yelp_test"),
+    ],
+)
+def test_records_are_those_of_the_published_files(shared_data, name, file):
+    published = [value for _, value in read_jsonl(shared_data / "llm_jepa" / f"{file}.jsonl")]
+    records, counts = CONVERSIONS[name].records(rows(*(raw_row(name, record) for record in published)))
+    assert counts.dropped.total() == 0
+    same = sum(record["messages"] == one["messages"] for record, one in zip(records, published, strict=True))
+    assert same == len(published)

@@ -1,0 +1,244 @@
+"""The form without a chat: texts and spans by hand, forests against tokenising piece by piece."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tiny
+from stepjepa.config import JepaConfig
+from stepjepa.data.records import Record
+from stepjepa.errors import UserError
+from stepjepa.forests.forest import IGNORE, Forest
+from stepjepa.forests.preparation import prepare
+from stepjepa.forests.segments import ForestBuilder
+from stepjepa.inspection.record import inspect_record
+from stepjepa.inspection.verification import Subject, verify
+from stepjepa.text.plain_template import END_OF_TURN, PERCEPTION, PlainTemplate, add_plain_tokens
+from stepjepa.text.template import ChatTemplate
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Why?"},
+    {"role": "assistant", "content": "So."},
+]
+LONGER = [*CHAT, {"role": "user", "content": " And? "}, {"role": "assistant", "content": "Red\n"}]
+
+
+@pytest.fixture
+def plain(tiny_tokenizer: Any) -> Any:
+    add_plain_tokens(tiny_tokenizer)
+    return tiny_tokenizer
+
+
+@pytest.fixture
+def beginning(plain: Any) -> Any:
+    """A tokenizer that begins every text with a token of its own, as Llama's do."""
+    from tokenizers.processors import TemplateProcessing
+
+    plain.add_special_tokens({"bos_token": "<|begin|>"})
+    special = [("<|begin|>", plain.bos_token_id)]
+    plain.backend_tokenizer.post_processor = TemplateProcessing(single="<|begin|> $A", special_tokens=special)
+    assert plain("a")["input_ids"][0] == plain.bos_token_id
+    return plain
+
+
+def ids_of(tokenizer: Any, *texts: str) -> list[int]:
+    """Each text tokenised by itself."""
+    return [int(index) for text in texts for index in tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+
+def make(tokenizer: Any, records: list[Record], **options: Any) -> list[Forest]:
+    return ForestBuilder(tokenizer, JepaConfig(plain=True, **options)).build(records)
+
+
+def segments(forest: Forest, kind: str) -> list[list[int]]:
+    return [forest.input_ids[s.start : s.end].tolist() for s in forest.segments if s.kind == kind]
+
+
+# -- the text ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_tokens_are_added_once_and_never_again(tiny_tokenizer: Any) -> None:
+    size = len(tiny_tokenizer)
+    ids = add_plain_tokens(tiny_tokenizer)
+    assert ids == [size, size + 1]
+    assert add_plain_tokens(tiny_tokenizer) == ids
+    assert len(tiny_tokenizer) == size + 2
+    assert ids_of(tiny_tokenizer, "a<|perception|>b<|eot_id|>")[1::2] == ids
+    assert set(tiny_tokenizer.convert_ids_to_tokens(ids)) <= set(tiny_tokenizer.all_special_tokens)
+
+
+def test_question_and_answer_by_hand(plain: Any) -> None:
+    rendered = PlainTemplate(plain).render(CHAT)
+    assert rendered.text == "Why?<|perception|>So.<|eot_id|>"
+    assert rendered.spans == ((0, 0), (0, 4), (18, 21))
+    assert rendered.turn_ends == (0, 4, 31)
+
+
+def test_the_question_alone_by_hand(plain: Any) -> None:
+    rendered = PlainTemplate(plain, answers=False).render(CHAT)
+    assert rendered.text == "Why?<|eot_id|>"
+    assert rendered.spans == ((0, 0), (0, 4), (0, 0))
+    assert rendered.turn_ends == (0, 14, 0)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_of_a_longer_chat_the_last_exchange_is_kept_as_it_is(answers: bool, plain: Any) -> None:
+    rendered = PlainTemplate(plain, answers=answers).render(LONGER)
+    assert rendered.text == (" And? <|perception|>Red\n<|eot_id|>" if answers else " And? <|eot_id|>")
+    shown = [rendered.text[a:b] for a, b in rendered.spans]
+    assert shown == ["", "", "", " And? ", "Red\n" if answers else ""]
+
+
+def test_a_text_begins_as_the_tokenizer_begins_texts(beginning: Any) -> None:
+    template = PlainTemplate(beginning)
+    rendered = template.render(CHAT)
+    assert rendered.text == "<|begin|>Why?<|perception|>So.<|eot_id|>"
+    assert [rendered.text[a:b] for a, b in rendered.spans] == ["", "Why?", "So."]
+    assert rendered.turn_ends == (0, 13, len(rendered.text))
+    assert template.prompt(CHAT[:-1]) == "<|begin|>Why?<|perception|>"
+    assert ids_of(beginning, template.prompt(CHAT[:-1])) == beginning("Why?<|perception|>")["input_ids"]
+    alone = template.render_alone("assistant", "So.")
+    assert alone.text == "<|begin|>So."
+    assert alone.text[slice(*alone.spans[0])] == "So."
+    assert PlainTemplate(beginning, answers=False).render(CHAT).text == "<|begin|>Why?<|eot_id|>"
+    assert template.describe()["begin of text"] == "'<|begin|>'"
+
+
+def test_a_begin_of_text_that_the_tokenizer_does_not_write_is_left_out(plain: Any) -> None:
+    plain.add_special_tokens({"bos_token": "<|begin|>"})
+    assert PlainTemplate(plain).render(CHAT).text.startswith("Why?")
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_a_view_is_the_bare_content(role: str, plain: Any) -> None:
+    assert PlainTemplate(plain).render_alone(role, " a b\n") == (" a b\n", ((0, 5),), (5,))
+
+
+def test_the_prompt_is_what_precedes_the_answer(plain: Any) -> None:
+    template = PlainTemplate(plain)
+    for chat in (CHAT, LONGER):
+        rendered = template.render(chat)
+        assert template.prompt(chat[:-1]) == rendered.text[: rendered.spans[-1][0]]
+
+
+def test_it_says_the_same_things_of_itself_as_a_chat_template(plain: Any) -> None:
+    of_chat = ChatTemplate(plain).describe()
+    for answers, form in [(True, "plain: user <|perception|> answer <|eot_id|>"), (False, "plain: user <|eot_id|>")]:
+        described = PlainTemplate(plain, answers=answers).describe()
+        assert described.pop("form") == form
+        assert described.keys() == of_chat.keys()
+
+
+def test_slow_tokenizers_are_refused() -> None:
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(UserError, match="no fast version"):
+        PlainTemplate(Slow())
+
+
+# -- forests -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_answer_and_its_end_are_taught(plain: Any) -> None:
+    for record, forest in zip(tiny.records(), make(plain, tiny.records(), mode="regular"), strict=True):
+        question = record.messages[1]["content"]
+        taught = ids_of(plain, record.answer, END_OF_TURN)
+        assert forest.input_ids.tolist() == ids_of(plain, question, PERCEPTION) + taught
+        assert forest.shift_labels[forest.shift_labels != IGNORE].tolist() == taught
+        # Position i predicts token i + 1; the one that predicts the answer's first token is <|perception|>.
+        first = int((forest.shift_labels != IGNORE).argmax())
+        assert plain.convert_ids_to_tokens(int(forest.input_ids[first])) == PERCEPTION
+
+
+def test_with_all_tokens_the_users_text_is_all_there_is(plain: Any) -> None:
+    for record, forest in zip(tiny.records(), make(plain, tiny.records(), mode="regular", labels="all"), strict=True):
+        ids = ids_of(plain, record.messages[1]["content"], END_OF_TURN)
+        assert forest.input_ids.tolist() == ids
+        assert forest.shift_labels.tolist() == [*ids[1:], IGNORE]
+
+
+def test_the_labels_of_the_published_collator_leave_the_end_out(plain: Any) -> None:
+    (forest,) = make(plain, tiny.records()[2:], mode="regular", labels="reference")
+    ids = ids_of(plain, "Name a colour", PERCEPTION, "Red", END_OF_TURN)
+    assert forest.shift_labels.tolist() == [*ids[1:-1], IGNORE, IGNORE]
+
+
+@pytest.mark.parametrize("labels", ["assistant", "all"])
+@pytest.mark.parametrize("count", [0, 2])
+def test_views_are_bare_contents(labels: str, count: int, plain: Any) -> None:
+    predictors = ["<|predictor_1|>", "<|predictor_2|>"][:count]
+    for record, forest in zip(
+        tiny.records(), make(plain, tiny.records(), labels=labels, predictors=count), strict=True
+    ):
+        question = record.messages[1]["content"]
+        assert segments(forest, "source") == [ids_of(plain, question, *predictors)]
+        assert segments(forest, "target") == [ids_of(plain, record.answer)]
+        source, target = (next(s for s in forest.segments if s.kind == kind) for kind in ("source", "target"))
+        assert source.parent == target.parent == -1
+        assert forest.pairs.tolist() == [[source.end - 1, target.end - 1]]
+
+
+@pytest.mark.parametrize("labels", ["assistant", "all"])
+def test_branched_views_hang_on_the_users_text(labels: str, plain: Any) -> None:
+    options = {"layout": "branched", "predictors": 2, "labels": labels}
+    for record, forest in zip(tiny.records(), make(plain, tiny.records(), **options), strict=True):
+        (branch,) = (s for s in forest.segments if s.kind == "source")
+        question = ids_of(plain, record.messages[1]["content"])
+        assert branch.attachment == len(question)
+        assert forest.input_ids[: branch.attachment].tolist() == question
+        assert segments(forest, "source") == [ids_of(plain, "<|predictor_1|>", "<|predictor_2|>")]
+        assert segments(forest, "target") == [ids_of(plain, record.answer)]
+
+
+def test_views_begin_as_the_tokenizer_begins_texts(beginning: Any) -> None:
+    (forest,) = make(beginning, tiny.records()[2:], predictors=1)
+    assert segments(forest, "source") == [beginning("Name a colour<|predictor_1|>")["input_ids"]]
+    assert segments(forest, "target") == [beginning("Red")["input_ids"]]
+    assert segments(forest, "main") == [beginning("Name a colour<|perception|>Red<|eot_id|>")["input_ids"]]
+
+
+def test_steps_of_the_answer(plain: Any) -> None:
+    (forest,) = make(plain, tiny.records()[1:2], mode="step-jepa", predictors=1)
+    (branch,) = (s for s in forest.segments if s.kind == "source")
+    assert forest.input_ids[: branch.attachment].tolist() == ids_of(plain, "And 1+1 then?", PERCEPTION, "It is two\n\n")
+    assert segments(forest, "target") == [ids_of(plain, "2.")]
+
+
+@pytest.mark.parametrize("labels", ["assistant", "all"])
+def test_inspection_shows_what_is_left_out(labels: str, plain: Any) -> None:
+    inspection = inspect_record(tiny.records(), 0, plain, JepaConfig(plain=True, labels=labels))  # type: ignore[arg-type]
+    system, user, assistant = inspection.record.messages
+    assert (system.start, system.end, system.cut) == (None, None, False)
+    assert (user.start, user.end) == (0, len(ids_of(plain, "What is 3+4+5?")))
+    assert (assistant.start is None) == (labels == "all")
+    assert not assistant.cut
+    assert inspection.template["form"].startswith("plain: user")
+
+
+@pytest.mark.parametrize("labels", ["assistant", "all"])
+@pytest.mark.parametrize("mode", ["regular", "llm-jepa"])
+def test_verification_passes(mode: str, labels: str, plain: Any) -> None:
+    config = JepaConfig(mode=mode, plain=True, labels=labels)  # type: ignore[arg-type]
+    found = list(verify(Subject(tiny.make_model("llama"), plain, config, tiny.records())))
+    assert all(result.passed for result in found), found
+
+
+def test_all_tokens_may_be_too_many(plain: Any) -> None:
+    with pytest.raises(UserError, match=r"more than max_length 5; raise --max_length"):
+        make(plain, tiny.records(), mode="regular", labels="all", max_length=5)
+    assert prepare(tiny.records(), plain, JepaConfig(plain=True, labels="all")).counts["pairs"] == 3
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "olmo2", "minimind"])
+def test_real_tokenizers(name: str, real_tokenizer: Callable[[str], Any]) -> None:
+    tokenizer = copy.deepcopy(real_tokenizer(name))
+    add_plain_tokens(tokenizer)
+    for record, forest in zip(tiny.records(), make(tokenizer, tiny.records(), mode="regular"), strict=True):
+        taught = ids_of(tokenizer, record.answer, END_OF_TURN)
+        assert forest.shift_labels[forest.shift_labels != IGNORE].tolist() == taught

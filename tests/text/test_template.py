@@ -1,0 +1,301 @@
+"""Chat templates: where the contents stand in the text, and what is learnt from a template."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import chat_templates
+import template_table
+import tiny
+from stepjepa.errors import UserError
+from stepjepa.text.template import PINNED_DATE, ChatTemplate
+
+REAL = ["qwen2.5", "olmo2", "minimind"]
+CHAT = [
+    ("system", "Be brief."),
+    ("user", "Who?\n\nYou."),
+    ("assistant", "I.\n\nMe."),
+    ("user", "Yes"),
+    ("assistant", "No"),
+]
+
+
+def messages(*pairs: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in pairs]
+
+
+def with_template(tokenizer: Any, template: str, tokens: list[str] | None = None, **fields: Any) -> ChatTemplate:
+    if tokens:
+        tokenizer.add_special_tokens({"extra_special_tokens": tokens}, replace_extra_special_tokens=False)
+    tokenizer.chat_template = template
+    for name, value in fields.items():
+        setattr(tokenizer, name, value)
+    return ChatTemplate(tokenizer)
+
+
+@pytest.fixture
+def gemma_like(tiny_tokenizer: Any) -> ChatTemplate:
+    return with_template(tiny_tokenizer, chat_templates.GEMMA_LIKE, chat_templates.GEMMA_TOKENS)
+
+
+@pytest.fixture
+def llama_like(tiny_tokenizer: Any) -> ChatTemplate:
+    return with_template(tiny_tokenizer, chat_templates.LLAMA_LIKE, chat_templates.LLAMA_TOKENS)
+
+
+def check(template: ChatTemplate, chat: list[dict[str, str]]) -> None:
+    rendered = template.render(chat)
+    assert [rendered.text[a:b] for a, b in rendered.spans] == [m["content"].strip() for m in chat]
+    assert list(rendered.spans) == sorted(rendered.spans)
+    for message, (_, end), turn_end in zip(chat, rendered.spans, rendered.turn_ends, strict=True):
+        if message["role"] == "assistant":
+            assert rendered.text[end:turn_end] == template.end_of_turn
+
+
+@pytest.mark.parametrize("turns", [2, 3, 4, 5])
+@pytest.mark.parametrize("name", REAL)
+def test_spans_of_real_templates(name: str, turns: int, real_tokenizer: Callable[[str], Any]) -> None:
+    template = ChatTemplate(real_tokenizer(name))
+    chat = messages(*CHAT[: turns if turns % 2 else turns + 1])
+    check(template, chat)
+    check(template, chat[1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "alone"),
+    [
+        ("qwen2.5", "<|im_end|>", "<|im_start|>assistant\nHi<|im_end|>\n"),
+        ("olmo2", "<|endoftext|>", "<|endoftext|><|assistant|>\nHi<|endoftext|>"),
+        ("minimind", "<|im_end|>", "<|im_start|>assistant\n<think>\n\n</think>\n\nHi<|im_end|>\n"),
+    ],
+)
+def test_what_real_templates_tell(name: str, end: str, alone: str, real_tokenizer: Callable[[str], Any]) -> None:
+    tokenizer = real_tokenizer(name)
+    template = ChatTemplate(tokenizer)
+    assert template.has_system_role
+    assert template.lone_assistant
+    assert template.end_of_turn == end
+    assert template.end_of_turn_ids == (tokenizer.convert_tokens_to_ids(end),)
+    assert not template.appends_end_of_turn
+    rendered = template.render_alone("assistant", "Hi")
+    assert rendered.text.endswith(alone)
+    assert rendered.text[slice(*rendered.spans[0])] == "Hi"
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_contents_that_look_like_the_template(name: str, real_tokenizer: Callable[[str], Any]) -> None:
+    """Searching for the text would find the role names, the default system prompt or the other message first."""
+    template = ChatTemplate(real_tokenizer(name))
+    for user, assistant in [("user", "assistant"), ("assistant", "a"), ("helpful", "You"), ("A", "A"), ("s", "end")]:
+        chat = messages(("user", user), ("assistant", assistant))
+        rendered = template.render(chat)
+        slow = template._apply(messages(("user", "\ue000"), ("assistant", "\ue001")))
+        start = slow.index("\ue000")
+        second = slow.index("\ue001") - 1 + len(user)
+        assert rendered.spans == ((start, start + len(user)), (second, second + len(assistant)))
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_prompt_is_what_precedes_the_answer(name: str, real_tokenizer: Callable[[str], Any]) -> None:
+    template = ChatTemplate(real_tokenizer(name))
+    chat = messages(*CHAT)
+    rendered = template.render(chat)
+    assert rendered.text.startswith(template.prompt(chat[:-1]))
+    assert template.prompt(chat[:-1]) == rendered.text[: rendered.spans[-1][0]]
+
+
+# -- no system role, no lone assistant turn ----------------------------------------------------------------------------
+
+
+def test_gemma_like_traits(gemma_like: ChatTemplate) -> None:
+    assert not gemma_like.has_system_role
+    assert not gemma_like.lone_assistant
+    assert gemma_like.end_of_turn == "<end_of_turn>"
+    assert not gemma_like.appends_end_of_turn
+    assert gemma_like.describe()["system role"].startswith("no")
+
+
+def test_system_text_goes_before_the_first_user_text(gemma_like: ChatTemplate) -> None:
+    rendered = gemma_like.render(messages(*CHAT))
+    assert rendered.text == (
+        "<start_of_turn>user\nBe brief.\n\nWho?\n\nYou.<end_of_turn>\n<start_of_turn>model\nI.\n\nMe.<end_of_turn>\n"
+        "<start_of_turn>user\nYes<end_of_turn>\n<start_of_turn>model\nNo<end_of_turn>\n"
+    )
+    check(gemma_like, messages(*CHAT))
+    check(gemma_like, messages(("system", " S "), ("user", " S\n"), ("assistant", "\nS ")))
+    rendered = gemma_like.render(messages(("system", " "), *CHAT[1:]))
+    assert rendered.text.startswith("<start_of_turn>user\nWho?")
+    assert rendered.spans[0] == (0, 0)
+    assert rendered.spans[1:] == gemma_like.render(messages(*CHAT[1:])).spans
+
+
+def test_lone_assistant_becomes_a_user_turn(gemma_like: ChatTemplate) -> None:
+    assert gemma_like.render_alone("assistant", "Hi") == gemma_like.render_alone("user", "Hi")
+    assert gemma_like.render_alone("assistant", "Hi").text == "<start_of_turn>user\nHi<end_of_turn>\n"
+
+
+# -- blank lines in headers, begin of text, a date ---------------------------------------------------------------------
+
+
+def test_llama_like_text(llama_like: ChatTemplate) -> None:
+    rendered = llama_like.render(messages(*CHAT[:3]))
+    assert rendered.text == (
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
+        "Today Date: 26 Jul 2024\n\nBe brief.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nWho?\n\nYou.<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nI.\n\nMe.<|eot_id|>"
+    )
+    check(llama_like, messages(*CHAT))
+    check(llama_like, messages(*CHAT[1:]))
+    assert llama_like.end_of_turn == "<|eot_id|>"
+
+
+@pytest.mark.parametrize("template", [chat_templates.LLAMA_LIKE, "{{ date_string }}" + chat_templates.HALF_TRIMMING])
+def test_no_text_depends_on_today(template: str, tiny_tokenizer: Any) -> None:
+    made = with_template(tiny_tokenizer, template, chat_templates.LLAMA_TOKENS)
+    text = made.render(messages(*CHAT)).text
+    assert "26 Jul 2024" in text
+    assert datetime.date.today().strftime("%d %b %Y") not in text
+
+
+def test_any_date_format_is_pinned(tiny_tokenizer: Any) -> None:
+    """Transformers gives templates no function of ours: passing one in its place would be an error on rendering."""
+    format = "%A %a %B %b %d %m %Y %y %j %H:%M:%S %I%p"
+    template = "\n{% set f = '" + format + "' %}{{ strftime_now(f) }}\n" + chat_templates.HALF_TRIMMING
+    made = with_template(tiny_tokenizer, template)
+    text = made.render(messages(*CHAT[1:3])).text
+    assert text.startswith("\n" + PINNED_DATE.strftime(format) + "\n<|im_start|>user")
+
+
+# -- other ways to write a chat ----------------------------------------------------------------------------------------
+
+
+def test_eos_is_appended_where_nothing_ends_a_turn(tiny_tokenizer: Any) -> None:
+    template = with_template(tiny_tokenizer, chat_templates.OPEN_ENDED)
+    assert template.appends_end_of_turn
+    assert template.end_of_turn == tiny_tokenizer.eos_token == "<|im_end|>"
+    rendered = template.render(messages(("user", "q"), ("assistant", "a")))
+    assert rendered.text == "user: q\nassistant: a<|im_end|>"
+    assert rendered.turn_ends == (7, len(rendered.text))
+
+
+@pytest.mark.parametrize(
+    ("user", "assistant"), [("q ", "\n\na"), ("\nq", "a "), (" q ", "\na\n"), ("user", "\n\nend\n"), ("q", "a")]
+)
+def test_trimming_may_differ_by_role(user: str, assistant: str, tiny_tokenizer: Any) -> None:
+    template = with_template(tiny_tokenizer, chat_templates.HALF_TRIMMING)
+    rendered = template.render(messages(("user", user), ("assistant", assistant)))
+    assert [rendered.text[a:b] for a, b in rendered.spans] == [user, assistant.lstrip("\n")]
+
+
+def test_own_text_that_depends_on_the_content(tiny_tokenizer: Any) -> None:
+    """Nothing can be learnt from marked contents here; the contents are looked for instead."""
+    template = with_template(
+        tiny_tokenizer,
+        "{% for message in messages %}{{ '[' ~ (message['content'] | length) ~ '] ' + message['content'] }}"
+        "{{ '<|im_end|>' }}{% endfor %}",
+    )
+    rendered = template.render(messages(("user", "question"), ("assistant", "an answer")))
+    assert rendered.text == "[8] question<|im_end|>[9] an answer<|im_end|>"
+    assert [rendered.text[a:b] for a, b in rendered.spans] == ["question", "an answer"]
+
+
+def test_think_tags_are_refused_where_the_template_moves_them(real_tokenizer: Callable[[str], Any]) -> None:
+    template = ChatTemplate(real_tokenizer("minimind"))
+    with pytest.raises(UserError, match=r"rewrites the content of message 1 \(assistant\).*think tags"):
+        template.render(messages(("user", "q"), ("assistant", "before <think>\nhm\n</think>\n\nafter")))
+
+
+def test_without_a_template(tiny_tokenizer: Any) -> None:
+    tiny_tokenizer.chat_template = None
+    with pytest.raises(UserError, match=r"no chat template; .*--chat_template FILE"):
+        ChatTemplate(tiny_tokenizer)
+
+
+def test_a_template_without_assistants_is_refused(tiny_tokenizer: Any) -> None:
+    with pytest.raises(UserError, match="does not render a user and an assistant message"):
+        with_template(tiny_tokenizer, "{{ messages[0]['content'] }}")
+
+
+def test_no_end_of_turn_is_refused(tiny_tokenizer: Any) -> None:
+    with pytest.raises(UserError, match="set eos_token"):
+        with_template(tiny_tokenizer, chat_templates.OPEN_ENDED, eos_token=None)
+
+
+def test_slow_tokenizers_are_refused() -> None:
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(UserError, match="no fast version"):
+        ChatTemplate(Slow())  # type: ignore[arg-type]
+
+
+def test_preset_template(tiny_tokenizer: Any) -> None:
+    template = ChatTemplate(tiny_tokenizer)
+    check(template, messages(*CHAT))
+    assert template.prompt(list(tiny.records()[1].messages[:-1])).endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+# -- what is told of a template ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", template_table.ORDER)
+def test_the_table_of_the_page_is_what_is_derived(family: str, request: pytest.FixtureRequest) -> None:
+    def load(name: str) -> Any:
+        return request.getfixturevalue("real_tokenizer")(name)
+
+    page = template_table.PAGE.read_text(encoding="utf-8")
+    lines = page.partition(template_table.BEGIN)[2].partition(template_table.END)[0].splitlines(keepends=True)
+    assert [text.split("|")[1].strip() for text in lines[2:]] == list(template_table.ORDER)
+    cells = template_table.cells(family, load)
+    written = template_table.table([cells]).splitlines(keepends=True)
+    assert [*lines[:2], lines[2 + template_table.ORDER.index(family)]] == written
+
+
+@pytest.mark.parametrize("family", chat_templates.FORMS)
+def test_contents_are_found_in_every_form(family: str, tiny_tokenizer: Any) -> None:
+    tokenizer = chat_templates.in_form(tiny_tokenizer, chat_templates.FORMS[family])
+    template = ChatTemplate(tokenizer)
+    chat = messages(*CHAT)
+    rendered = template.render(chat)
+    assert [rendered.text[a:b] for a, b in rendered.spans] == [message["content"] for message in chat]
+    assert rendered.text[slice(rendered.spans[-1][1], rendered.turn_ends[-1])] == template.end_of_turn
+    assert rendered.text.startswith(template.prompt(chat[:-1]))
+    ids = tokenizer(rendered.text, add_special_tokens=False)["input_ids"]
+    begins = ids.count(tokenizer.bos_token_id) if tokenizer.bos_token_id is not None else 0
+    assert begins == ("bos_token" in tokenizer.chat_template or "<|begin_of_text|>" in tokenizer.chat_template)
+    for role, number in zip(("user", "assistant"), (-1, -1), strict=True):
+        # The slow way: the number of tokens that follow the content when the message is cut off behind it.
+        alone = template.render_alone(role, "why")
+        whole = tokenizer(alone.text, add_special_tokens=False)["input_ids"]
+        kept = tokenizer(alone.text[: alone.spans[0][1]], add_special_tokens=False)["input_ids"]
+        assert whole[: len(kept)] == kept
+        told = template.describe()["last content token"]
+        assert f"{role} {number - len(whole) + len(kept)}" in told
+
+
+def test_what_a_template_writes_of_its_own(plain_tokenizer: Any, gemma_like: ChatTemplate) -> None:
+    template = ChatTemplate(plain_tokenizer)
+    assert template.special_tokens() == ["<|im_start|>", "<|im_end|>"]
+    assert template.own_words() == ("system\n", "\n", "user\n", "assistant\n")
+    assert gemma_like.special_tokens() == ["<start_of_turn>", "<end_of_turn>"]
+    assert gemma_like.own_words() == ("user\n", "\n", "model\n")
+
+
+@pytest.mark.parametrize(
+    ("template", "adds", "expected"),
+    [
+        ("{{ bos_token }}", True, "'<s>', once (the tokenizer would add another)"),
+        ("{{ bos_token }}", False, "'<s>'"),
+        ("", True, "none (the tokenizer would add one)"),
+        ("", False, "none"),
+    ],
+)
+def test_the_begin_of_text(template: str, adds: bool, expected: str, tiny_tokenizer: Any) -> None:
+    form = chat_templates.Form(template + chat_templates.HALF_TRIMMING, (), "<|im_end|>", "<s>", adds_bos=adds)
+    tokenizer = chat_templates.in_form(tiny_tokenizer, form)
+    assert ChatTemplate(tokenizer).describe()["begin of text"] == expected

@@ -1,0 +1,366 @@
+"""``stepjepa train --dry_run``: nothing is loaded or written, and what it says is what a run then does."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+from transformers import AutoConfig, PretrainedConfig
+
+import tiny
+from stepjepa.arguments import jepa_config
+from stepjepa.cli import main
+from stepjepa.commands import train as command
+from stepjepa.compute.live_memory import LiveMemory
+from stepjepa.compute.memory import Sharding, account
+from stepjepa.compute.shapes import empty_batch, empty_model, running
+from stepjepa.config import JepaConfig
+from stepjepa.data.records import read_records
+from stepjepa.files import write_jsonl
+from stepjepa.forests.collate import ForestCollator
+from stepjepa.forests.segments import ForestBuilder
+from stepjepa.models.attention import enable_forest
+from stepjepa.models.embeddings import forward
+from stepjepa.models.loading import LoraSettings, add_lora, load_model
+from stepjepa.objectives.objective import Objective
+from stepjepa.parser import Parser
+from stepjepa.run_folder import read_run
+from stepjepa.text.predictors import all_predictor_ids
+from stepjepa.training.estimate import Estimate, _activations, _set_up, estimate
+from stepjepa.training.inputs import training_arguments
+from stepjepa.training.trainer import JepaTrainer
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+# The shapes of the models that the examples name, but for their depth.
+SHAPES: dict[str, dict[str, Any]] = {
+    "meta-llama/Llama-3.2-1B-Instruct": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+    },
+    "meta-llama/Llama-3.1-8B-Instruct": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+    },
+    "Qwen/Qwen3-8B": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 12288,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": False,
+    },
+}
+
+CONFIGS = sorted(path.name for path in EXAMPLES.glob("*.yaml") if "train_file" in yaml.safe_load(path.read_text()))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    write_jsonl(tmp_path / "data.jsonl", [{"messages": record.messages} for record in tiny.records() * 7])
+    return tmp_path / "data.jsonl"
+
+
+def model_folder(folder: Path, tokenizer: Any, shape: dict[str, Any]) -> Path:
+    """A configuration and a tokenizer, and no weights."""
+    shape = dict(shape)
+    config: PretrainedConfig = AutoConfig.for_model(shape.pop("model_type"), **shape)
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def tiny_shape(**changes: Any) -> dict[str, Any]:
+    family, shape = tiny.ARCHITECTURES["llama"]
+    return {"model_type": family, "vocab_size": tiny.VOCABULARY, "tie_word_embeddings": True, **shape, **changes}
+
+
+def arguments_of(*flags: object) -> tuple[Any, JepaConfig]:
+    parser = Parser()
+    command.add_arguments(parser)
+    args = command.parse(parser, [str(flag) for flag in flags])
+    return args, jepa_config(args)
+
+
+def estimated(*flags: object, **options: Any) -> Estimate:
+    args, config = arguments_of(*flags)
+    return estimate(args, config, read_records(args.train_file), [], training_arguments(args, False), **options)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *flags: object) -> str:
+    code = main(["train", *(str(flag) for flag in flags), "--dry_run"])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return captured.out
+
+
+@pytest.mark.parametrize("mode", [["--regular"], ["--step_jepa", "--pairs", "all"], ["--jepa_ratio", "0.5"]])
+def test_it_foretells_a_run(mode: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run", "--use_cpu"]
+    flags += ["--num_epochs", 1.5, "--batch_size", 3, "--grad_accum", 2, "--save_strategy", "no", *mode]
+    told = printed(capsys, *flags)
+    assert not (tmp_path / "run").exists()
+    found = estimated(*flags, on_cpu=True)
+    assert main(["train", *map(str, flags)]) == 0
+    run = read_run(tmp_path / "run")
+    assert run["results"]["steps"] == found.steps == 6
+    assert f"{found.steps:,} steps, {len(found.tokens):,} an epoch" in told
+    assert run["counts"] == found.data.counts
+    assert f"{run['parameters']['total']:,} parameters, {run['parameters']['trained']:,} trained" in found.model
+    assert run["encoding"]["used"] == found.encoding.split()[0]
+    assert f"6 records (3 x 2 accumulated x 1 process): {sum(found.tokens) / 4:,.0f} tokens on average" in told
+    assert found.flops is not None
+    assert found.regular_flops is not None
+    assert (found.flops == found.regular_flops) == (mode == ["--regular"])
+    assert len(told.strip().splitlines()) <= 20
+
+
+def test_its_tokens_are_those_that_the_trainer_runs(data: Path, tmp_path: Path) -> None:
+    flags = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run", "--use_cpu"]
+    flags += ["--batch_size", 3, "--grad_accum", 2, "--step_jepa"]
+    found = estimated(*flags, on_cpu=True)
+    args, config = arguments_of(*flags)
+    texts = [message["content"] for record in read_records(str(data)) for message in record.messages]
+    model, tokenizer = load_model("preset:tiny", texts=texts, predictors=2)
+    training = training_arguments(args, False)
+    trainer = JepaTrainer(model, training, config, train_dataset=read_records(str(data)), processing_class=tokenizer)
+    batches = [sum(g["input_ids"].numel() for g in batch["groups"]) for batch in trainer.get_train_dataloader()]
+    assert [sum(batches[start : start + 2]) for start in range(0, len(batches), 2)] == found.tokens
+    assert found.memory == account(model, optim=str(training.optim.value))
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("way", ["none", "selective", "full", "mixed"])
+def test_activations_of_shapes_are_those_of_a_real_pass(
+    way: str, lora: bool, trained_tokenizer: Any, data: Path, tmp_path: Path
+) -> None:
+    folder = model_folder(tmp_path / "base", trained_tokenizer, tiny_shape(hidden_size=66, num_hidden_layers=3))
+    flags = ["--train_file", data, "--model_name", folder, "--output_dir", tmp_path / "run", "--use_cpu", "--step_jepa"]
+    flags += {"none": [], "selective": ["--selective_checkpointing"], "full": [FULL], "mixed": ["--bf16"]}[way]
+    flags += ["--lora"] * lora
+    args, config = arguments_of(*flags)
+    model, tokenizer = empty_model(str(folder), predictors=2, lora=LoraSettings(16) if lora else None)
+    real: Any = tiny.make_model("llama", hidden_size=66, num_hidden_layers=3).train()
+    if lora:
+        real = add_lora(real, LoraSettings(16), all_predictor_ids(trained_tokenizer)[:2])
+    for each in (model, real):
+        _set_up(each, args, config, training_arguments(args, False), [])
+    batch = ForestCollator(0)(ForestBuilder(tokenizer, config).build(tiny.records()))
+    objective = Objective.from_config(config)
+    own = {p.untyped_storage().data_ptr() for p in real.parameters()}
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with LiveMemory(real) as memory, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=way == "mixed"):
+            outputs = forward(real, batch)
+        sums = objective.sums(outputs, batch["label_ids"])
+        del outputs
+        objective.parts(sums, torch.ones(3), 0.0)["loss"].backward()
+    told = _activations(model, [batch], config, Sharding(), torch.bfloat16 if way == "mixed" else None)
+    assert told is not None
+    # The batch's own tensors, without values, are made inside and count there.
+    inputs = sum(tensor.untyped_storage().nbytes() for tensor in batch.values())
+    assert abs(told - memory.peak) <= inputs + 0.01 * memory.peak
+    # What autograd keeps is the most of it, unless checkpointing keeps things elsewhere.
+    assert sum(sizes.values()) <= told
+    if way == "none":
+        assert told <= 1.5 * sum(sizes.values())
+
+
+def test_checkpointing_and_dtype_show_in_activations(trained_tokenizer: Any, data: Path, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "base", trained_tokenizer, tiny_shape(hidden_size=132, num_hidden_layers=5))
+    flags = ["--train_file", data, "--model_name", folder, "--output_dir", tmp_path / "run", "--use_cpu"]
+    sizes = {
+        way: estimated(*flags, *more).activations or 0
+        for way, more in {
+            "none": [],
+            "selective": ["--selective_checkpointing"],
+            "full": [FULL],
+            "bfloat16": ["--dtype", "bfloat16"],
+            "mixed": ["--bf16"],
+        }.items()
+    }
+    assert sizes["full"] < sizes["selective"] < sizes["none"]
+    assert sizes["bfloat16"] < 0.7 * sizes["none"]
+    # Autocast makes copies of the weights.
+    assert sizes["bfloat16"] < sizes["mixed"]
+
+
+# The newer name, where transformers has it already.
+FULL = "--activation_checkpointing"
+if "activation_checkpointing" not in command._training_fields():
+    FULL = "--gradient_checkpointing"
+
+
+def test_full_checkpointing_costs_flops_and_selective_none(data: Path, tmp_path: Path) -> None:
+    flags = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run", "--use_cpu"]
+    none, selective, full = (estimated(*flags, *more).flops for more in ([], ["--selective_checkpointing"], [FULL]))
+    assert none is not None
+    assert full is not None
+    assert none == selective < full
+
+
+# The product over experts has shapes in bfloat16 alone, and needs widths of whole 16 bytes.
+MOE = {"hidden_size": 40, "moe_intermediate_size": 56}
+
+
+def test_shapes_alone_for_every_family(trained_tokenizer: Any) -> None:
+    config = JepaConfig(mode="step-jepa", lbd=0.7)
+    batch = ForestCollator(0)(ForestBuilder(trained_tokenizer, config).build(tiny.records()))
+    for name in ("qwen3", "gemma3_window", "phi3", "gpt2", "gpt_neox", "qwen3_moe"):
+        model = tiny.make_model(name, **MOE if name == "qwen3_moe" else {})
+        if name == "qwen3_moe":
+            model = model.to(torch.bfloat16)
+        enable_forest(model)
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        with running(model):
+            (group,) = empty_batch([batch])
+            outputs = forward(model, group)
+            assert outputs.logits.shape == (len(batch["label_ids"]), tiny.VOCABULARY)
+        for key, value in model.state_dict().items():
+            assert torch.equal(value, before[key]), key
+
+
+def test_a_model_that_has_no_shapes_alone_is_still_described(
+    trained_tokenizer: Any, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    family, shape = tiny.ARCHITECTURES["qwen3_moe"]
+    shape = {"model_type": family, "vocab_size": tiny.VOCABULARY, **shape, **MOE}
+    folder = model_folder(tmp_path / "base", trained_tokenizer, shape)
+    flags = ["--train_file", data, "--model_name", folder, "--output_dir", tmp_path / "run"]
+    told = printed(capsys, *flags)
+    assert "compute    not known: this model can't be run on shapes alone" in told
+    assert "activations are not in it" in told
+    assert "optimizer states" in told
+    assert "compute    not known" not in printed(capsys, *flags, "--dtype", "bfloat16")
+
+
+def test_nothing_of_an_8b_model_is_made(trained_tokenizer: Any, data: Path, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "8b", trained_tokenizer, SHAPES["meta-llama/Llama-3.1-8B-Instruct"])
+    code = (
+        "import resource, sys, time, torch; torch.set_num_threads(1)\n"
+        "from stepjepa.cli import main\nimport stepjepa.training.dry_run\nstart = time.process_time()\n"
+        "code = main(sys.argv[1:])\n"
+        "print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 'seconds', time.process_time() - start)\n"
+        "sys.exit(code)"
+    )
+    flags = ["train", "--train_file", data, "--model_name", folder, "--output_dir", tmp_path / "run"]
+    flags += ["--dtype", "bfloat16", "--bf16", "--step_jepa", "--dry_run"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, flags)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    # The published model's own count: its vocabulary has room for the predictor tokens here.
+    assert "8,030,261,248 parameters, 8,030,261,248 trained, bfloat16" in done.stdout
+    found = re.search(r"peak (\d+) seconds ([\d.]+)", done.stdout)
+    assert found is not None
+    assert int(found[1]) < 2 * 2**20, "kilobytes"
+    assert float(found[2]) < 60
+    assert not (tmp_path / "run").exists()
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "chat_template.jinja",
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_example_configurations(
+    name: str,
+    plain_tokenizer: Any,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(EXAMPLES.parent)
+    values = yaml.safe_load((EXAMPLES / name).read_text())
+    shape = {**SHAPES[values["model_name"]], "num_hidden_layers": 2}
+    folder = model_folder(tmp_path / "base", plain_tokenizer, shape)
+    processes = 8 if "8xh200" in name else 1
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    flags = ["--config", EXAMPLES / name, "--train_file", data, "--eval_file", data, "--model_name", folder]
+    told = printed(capsys, *flags, "--output_dir", tmp_path / "run")
+    assert "error" not in told
+    assert "not known" not in told
+    assert f"x {processes} process" in told
+    if processes == 8:
+        assert "gathered blocks" in told
+        assert re.search(r"optimizer states +[\d.]+ +adamw_torch_fused, 1/8", told)
+    assert ("4bit" in told) == ("load_in_4bit" in values)
+    assert f"--config examples/{name}" in (EXAMPLES / name).read_text(), "the command is told in the file"
+
+
+def test_other_processes_stay_silent(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    flags = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run"]
+    assert printed(capsys, *flags) == ""
+
+
+WRONG = [
+    (["--layout", "inplace", "--step_jepa", "--max_length", "7"], "--max_length"),
+    (["--jepa_layer", "9"], "jepa_layer: expected"),
+    (["--label_smoothing_factor", "0.1"], "label_smoothing_factor: expected 0"),
+    (["--selective_checkpointing", FULL], "exclude each other"),
+    (["--deepspeed", "nowhere.json"], "--deepspeed: can't be read"),
+    (["--deepspeed", "[1]"], "--deepspeed: can't be read"),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), WRONG, ids=[words for _, words in WRONG])
+def test_what_a_run_would_refuse(
+    flags: list[str], words: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run", *flags]
+    assert main(["train", *map(str, named), "--dry_run"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert words in error
+    assert len(error.splitlines()) == 1
+
+
+def test_deepspeed_is_read_without_its_package(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    (tmp_path / "zero.json").write_text(json.dumps({"zero_optimization": {"stage": 1}}))
+    flags = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run"]
+    told = printed(capsys, *flags, "--deepspeed", tmp_path / "zero.json")
+    assert re.search(r"optimizer states +[\d.]+ +adamw_torch_fused, 1/4", told)
+    assert re.search(r"weights +[\d.]+ +32 bits\n", told)

@@ -1,0 +1,110 @@
+"""What a trainer refuses, and what it must not lose."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from stepjepa.config import JepaConfig
+from stepjepa.models.loading import LoraSettings, add_lora
+from stepjepa.text.predictors import all_predictor_ids
+from stepjepa.training.trainer import JepaTrainer
+
+
+def test_an_adapter_without_predictor_rows_is_refused(plain_tokenizer: Any, tmp_path: Path) -> None:
+    model = add_lora(tiny.make_model("llama"), LoraSettings(3), [])
+    with pytest.raises(ValueError, match="2 too few"):
+        JepaTrainer(
+            model, tiny.arguments(tmp_path), JepaConfig(predictors=2), processing_class=copy.deepcopy(plain_tokenizer)
+        )
+
+
+def test_similarity_that_can_not_be_measured_is_not_logged_as_zero(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    trainer = JepaTrainer(
+        tiny.make_model("llama"),
+        tiny.arguments(tmp_path, per_device_train_batch_size=1),
+        JepaConfig(),
+        train_dataset=tiny.records(),
+        processing_class=tiny_tokenizer,
+    )
+    trainer.train()
+    line = next(line for line in trainer.state.log_history if "lm_loss" in line)
+    assert "matched_similarity" in line
+    assert "shuffled_similarity" not in line
+    assert "source_rank" not in line
+
+
+def test_a_loss_that_is_not_finite_is_logged_and_not_a_crash(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    trainer = JepaTrainer(
+        tiny.make_model("llama"),
+        tiny.arguments(tmp_path, learning_rate=1e30, optim="sgd", max_grad_norm=0.0, per_device_train_batch_size=3),
+        JepaConfig(),
+        train_dataset=tiny.records() * 3,
+        processing_class=tiny_tokenizer,
+    )
+    trainer.train()
+    assert trainer.state.global_step == 3
+
+
+def test_infonce_does_not_sort_its_negatives_by_length(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    orders = {}
+    for loss in ("cosine", "infonce"):
+        trainer = JepaTrainer(
+            tiny.make_model("llama"),
+            tiny.arguments(tmp_path, per_device_train_batch_size=7),
+            JepaConfig(jepa_loss_type=loss),  # type: ignore[arg-type]
+            train_dataset=tiny.records() * 9,
+            processing_class=copy.deepcopy(tiny_tokenizer),
+        )
+        keys = list(trainer._get_train_sampler())
+        lengths = trainer.prepared.dataset.lengths if trainer.prepared else []
+        orders[loss] = [lengths[key.record] for key in keys[:7]]
+    assert orders["cosine"] == sorted(orders["infonce"]) != orders["infonce"]
+
+
+def test_a_whole_adapter_run_through_the_trainer(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    model: Any = add_lora(tiny.make_model("llama"), LoraSettings(3), all_predictor_ids(tiny_tokenizer)[:2])
+    trainer = JepaTrainer(
+        model,
+        tiny.arguments(tmp_path, learning_rate=0.1, per_device_train_batch_size=3),
+        JepaConfig(mode="step-jepa", predictors=2),
+        train_dataset=tiny.records(),
+        processing_class=tiny_tokenizer,
+    )
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trainer.train()
+    for name, parameter in model.named_parameters():
+        assert bool((parameter != before[name]).any()) == parameter.requires_grad, name
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_gradient_checkpointing_changes_nothing(lora: bool, trained_tokenizer: Any, tmp_path: Path) -> None:
+    weights, calls = [], []
+    for checkpointing in (False, True):
+        tokenizer = copy.deepcopy(trained_tokenizer)
+        model: Any = tiny.make_model("llama", seed=3)
+        if lora:
+            torch.manual_seed(5)
+            model = add_lora(model, LoraSettings(3), all_predictor_ids(tokenizer)[:2])
+        options = tiny.arguments(tmp_path, learning_rate=0.05, optim="sgd", per_device_train_batch_size=3)
+        trainer = JepaTrainer(
+            model,
+            options,
+            JepaConfig(mode="step-jepa", lbd=0.7),
+            train_dataset=tiny.records() * 3,
+            processing_class=tokenizer,
+        )
+        if checkpointing:
+            # The newer name, where transformers has it already.
+            newer = getattr(model, "activation_checkpointing_enable", None)
+            (newer or model.gradient_checkpointing_enable)()
+            layer = model.get_decoder().layers[0].self_attn
+            layer.register_forward_hook(lambda *_: calls.append(1))
+        trainer.train()
+        weights.append({name: p.detach().clone() for name, p in model.named_parameters()})
+    for name, value in weights[0].items():
+        assert (value - weights[1][name]).abs().max() <= 1e-6, name
+    assert len(calls) >= 6, "each of three steps runs the layer again for its gradient"
