@@ -1,5 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
+# A file's tests share what they set up, so they stay on one worker.
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 
 .PHONY: setup quickstart test test-all check format bench
 
@@ -15,10 +17,10 @@ quickstart: setup  ## generate data, train regular and Step-JEPA, evaluate both,
 	$(BIN)/python examples/quickstart.py
 
 test: setup  ## the test suite, without the slow tests
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 test-all: setup  ## every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 check: setup  ## lint, format, types
 	$(BIN)/ruff check .
