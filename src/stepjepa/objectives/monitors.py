@@ -16,8 +16,8 @@ COLLAPSE_SIMILARITY = 0.99
 """Mean cosine of *unrelated* pairs from which on embeddings count as one constant direction."""
 
 REMEDIES = (
-    "try --jepa_loss_type infonce with a small --lbd, --sigreg 0.05, or --variance 1 --covariance 0.04 (--target_grad stop "
-    "and ema only slow it down)"
+    "try --jepa_loss_type infonce with a small --lbd, --sigreg 0.05, or --variance 1 --covariance 0.04 (--target_grad "
+    "stop and ema only slow it down)"
 )
 
 
