@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import TrainingArguments
@@ -25,7 +26,7 @@ from stepjepa.forests.sampler import ForestDataset, StepSampler
 from stepjepa.forests.segments import ForestBuilder
 from stepjepa.models.attention import enable_forest
 from stepjepa.models.embeddings import forward
-from stepjepa.models.predictor_head import attach_head
+from stepjepa.models.predictor_head import HEAD_FILE, PredictorHead, attach_head, load_head, save_head
 from stepjepa.objectives.gathering import gather_rows
 from stepjepa.objectives.objective import Objective
 from stepjepa.training.trainer import JepaTrainer
@@ -46,11 +47,22 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "averaged target": {"mode": "step-jepa", "target_grad": "ema", "ema_decay": 0.5},
     "linear head": {"mode": "llm-jepa", "predictor_head": "linear"},
     "mlp head, stp": {"mode": "step-jepa", "predictor_head": "mlp", "stp": 0.3},
+    "head on experts": {"mode": "llm-jepa", "predictor_head": "linear"},
+    "averaged target, sigreg": {"mode": "step-jepa", "target_grad": "ema", "ema_decay": 0.5, "sigreg": 0.3},
     "sigreg": {"mode": "step-jepa", "pairs": "all", "sigreg": 0.3},
     "variance and covariance": {"mode": "step-jepa", "pairs": "all", "variance": 0.9, "covariance": 0.7},
     "mean pooling of layer 1": {"mode": "llm-jepa", "pooling": "mean", "jepa_layer": 1, "predictors": 2},
     "falling lbd": {"mode": "llm-jepa", "lbd_schedule": "cosine"},
 }
+
+
+# Which model an objective is run on, where it is no Llama.
+ARCHITECTURES = {"head on experts": "qwen3_moe"}
+
+
+def model_of(name: str) -> Any:
+    """The same weights on every process."""
+    return tiny.make_model(ARCHITECTURES.get(name, "llama"), seed=3)
 
 
 def tokenizer() -> Any:
@@ -79,7 +91,9 @@ def trained(name: str, folder: Path, batch: int) -> tuple[dict[str, torch.Tensor
         learning_rate=0.05,
         optim="sgd",
         logging_steps=1,
-        save_strategy="no",
+        # Saving is done by one process while the others go on.
+        save_strategy="steps" if config_of(name).predictor_head != "none" else "no",
+        save_steps=3,
         report_to="none",
         use_cpu=True,
         disable_tqdm=True,
@@ -88,7 +102,7 @@ def trained(name: str, folder: Path, batch: int) -> tuple[dict[str, torch.Tensor
     )
     records = (tiny.records() * RECORDS)[:RECORDS]
     trainer = JepaTrainer(
-        tiny.make_model("llama", seed=3),
+        model_of(name),
         arguments,
         config_of(name),
         train_dataset=records,
@@ -107,7 +121,7 @@ def trained(name: str, folder: Path, batch: int) -> tuple[dict[str, torch.Tensor
 def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     """Weights and losses of a loop of SGD over the sampler's order, on a model that is sharded where world is 2."""
     config, made = config_of(name), tokenizer()
-    model = tiny.make_model("llama", seed=3).train()
+    model = model_of(name).train()
     enable_forest(model)
     if config.predictor_head != "none":
         attach_head(model, config.predictor_head, 3)
@@ -118,7 +132,8 @@ def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], 
         assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
     objective = Objective.from_config(config, 3)
     dataset = ForestDataset(ForestBuilder(made, config).build((tiny.records() * RECORDS)[:RECORDS]))
-    dataset.triple_seed = 3 if config.stp else None
+    if config.stp:
+        dataset = dataset.with_triples(3)
     ratio = config.jepa_ratio if config.uses_views else 1.0
     sampler = StepSampler(
         dataset.lengths, STEP, seed=3, jepa_ratio=ratio, tight=not config.compares_pairs, multiple=STEP
@@ -150,12 +165,27 @@ def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], 
     return {key: value.detach().clone() for key, value in state.items()}, lines
 
 
+def load_into_shards(folder: Path) -> None:
+    """A head that was saved whole is loaded into one of which every process holds a part."""
+    whole, parts = PredictorHead("mlp", 6), PredictorHead("mlp", 6)
+    if dist.get_rank() == 0:
+        save_head(whole.state_dict(), folder)
+    dist.barrier()
+    fully_shard(parts)
+    load_head(parts, folder)
+    for name, value in load_file(folder / HEAD_FILE).items():
+        found = parts.state_dict()[name]
+        assert isinstance(found, DTensor)
+        assert torch.equal(found.full_tensor(), value), name
+
+
 def main(kind: str, folder: Path) -> None:
     """Run all objectives; the first process writes what came of them."""
     torch.set_num_threads(1)
     results = {}
     if kind == "fsdp":
         dist.init_process_group("gloo")
+        load_into_shards(folder)
     for name in OBJECTIVES:
         if kind == "ddp":
             results[name] = trained(name, folder / "run", STEP // 2)

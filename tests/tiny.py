@@ -144,7 +144,9 @@ def separate_states(model: Any, forest: Forest) -> Tensor:
 def arguments(folder: Path, **changes: Any) -> TrainingArguments:
     """Arguments of a run of three steps on the CPU that saves nothing."""
     fixed = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False}
-    return TrainingArguments(str(folder), save_strategy="no", logging_steps=1, max_steps=3, **fixed, **changes)
+    return TrainingArguments(
+        str(folder), **{"save_strategy": "no", "logging_steps": 1, "max_steps": 3} | fixed | changes
+    )
 
 
 def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:

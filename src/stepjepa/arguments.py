@@ -13,7 +13,7 @@ from typing import Any
 
 from stepjepa.config import CHOICES, JepaConfig
 from stepjepa.errors import UserError
-from stepjepa.files import existing_file
+from stepjepa.files import existing_file, read_yaml
 
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
@@ -262,7 +262,7 @@ def arguments_of_file(path: str, flags: Sequence[str]) -> list[str]:
 
     found = existing_file(path, "configuration file")
     try:
-        values: Any = yaml.safe_load(found.read_text(encoding="utf-8"))
+        values: Any = read_yaml(found.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise UserError("not valid YAML", path=found, line=mark.line + 1 if mark else None) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -40,7 +41,7 @@ LAYOUTS: dict[str, tuple[Layout, ...]] = {
     "step-jepa": ("branched", "inplace"),
 }
 
-_FROM_ZERO: tuple[Callable[[Any], bool], str] = (lambda value: value >= 0, "0 or more")
+_FROM_ZERO: tuple[Callable[[Any], bool], str] = (lambda value: 0 <= value < math.inf, "0 or more")
 
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     # Field -> whether a value is one, and how that is said. Comparisons are such that NaN is none.
@@ -50,7 +51,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "jepa_ratio": (lambda value: 0 <= value <= 1, "a share between 0 and 1"),
     "ema_decay": (lambda value: 0 <= value < 1, "0 or more and less than 1"),
     "lbd_warmup": (lambda value: 0 < value <= 1, "a share of the run above 0 and up to 1"),
-    "infonce_temperature": (lambda value: value > 0, "more than 0"),
+    "infonce_temperature": (lambda value: 0 < value < math.inf, "more than 0"),
     "max_length": (lambda value: value >= 2, "2 or more"),
 }
 
@@ -194,6 +195,11 @@ class JepaConfig:
         if self.plain and self.labels == "all" and self.mode == "step-jepa":
             raise ValueError(
                 "plain with labels 'all' trains the user's text alone, which has no steps; use labels 'assistant'"
+            )
+        if self.jepa_layer == 0 and self.predictors and not self.front_pred:
+            raise ValueError(
+                "jepa_layer 0 holds the embeddings of tokens, so the source would be that of a predictor token, always "
+                "the same; use predictors 0, or a layer from 1 on"
             )
         if self.front_pred and not self.predictors:
             raise ValueError("front_pred needs predictor tokens, got predictors 0; set predictors to 1 or more")

@@ -72,6 +72,26 @@ def read_jsonl(path: str | os.PathLike[str], what: str = "file") -> Iterator[tup
         raise UserError("not UTF-8 text; convert the file to UTF-8", path=found, line=number + 1) from None
 
 
+def read_yaml(text: str) -> Any:
+    """A YAML document in which ``on``, ``off``, ``yes`` and ``no`` are words, as they are in flags (and in YAML 1.2).
+
+    Raises:
+        yaml.YAMLError: it is none, or would run code.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Knows true and false alone as truth values."""
+
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in known if tag != "tag:yaml.org,2002:bool"]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    truth = re.compile("^(?:true|True|TRUE|false|False|FALSE)$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:bool", truth, list("tTfF"))
+    return yaml.load(text, Loader=Loader)  # a SafeLoader
+
+
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
     """Open a file that takes its final name only when the block ends without an error.

@@ -125,6 +125,12 @@ def run_of(model_path: str | os.PathLike[str]) -> dict[str, Any] | None:
     return None
 
 
+def trained_objective(model_path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The ``JepaConfig`` that a model was trained with, as a dict; None where nothing tells."""
+    run = run_of(model_path)
+    return None if run is None or "jepa" not in run else dict(run["jepa"])
+
+
 def earlier_launches(folder: Path, now: dict[str, Any], training: dict[str, Any]) -> list[dict[str, Any]]:
     """What a resumed run has behind it; refuses to go on with it as another run.
 

@@ -225,7 +225,7 @@ def test_what_can_not_be_embedded(tiny_model: Any, trained_tokenizer: Any) -> No
     model, records = tiny_model("llama"), tiny.records()
     config = JepaConfig(mode="llm-jepa", predictors=1)
     for layer in (3, -4):
-        with pytest.raises(UserError, match=rf"--layer {layer}: the model has 2 layers; choose 0 .* to 2 .* -3 to -1"):
+        with pytest.raises(UserError, match=rf"--layer: expected -3 to 2 for a model of 2 layers, got {layer}"):
             embed_views(model, trained_tokenizer, records, config, Reading(layer))
     with pytest.raises(
         UserError, match=r"memory.jsonl: none of the 1 records has a pair of step-jepa views; check step"

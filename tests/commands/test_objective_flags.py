@@ -110,6 +110,14 @@ REFUSED: list[tuple[str, str]] = [
     ("--sigreg=-1", "--sigreg: expected 0 or more, got -1.0"),
     ("--stp=-1", "--stp: expected 0 or more"),
     ("--infonce_temperature 0.2", "--infonce_temperature does nothing without --jepa_loss_type infonce"),
+    ("--jepa_layer 0", "the source would be that of a predictor token, always the same"),
+    ("--lbd inf", "--lbd: expected 0 or more, got inf"),
+    ("--infonce --batch_size 1", "a batch size of 1 has one; raise --batch_size"),
+    ("--seed=-1", "--finetune_seed: expected a whole number from 0 to"),
+    ("--eval_split 0.5", "--eval_split does nothing without --data_file"),
+    ("--split_seed 3", "--split_seed does nothing without --data_file"),
+    ("--plain --chat_template x", "--chat_template does nothing with --plain"),
+    ("--average_tokens_across_devices false", "average_tokens_across_devices: has no effect with this trainer"),
     ("--jepa_layer 7", "jepa_layer: expected -5 to 4 for a model of 4 layers, got 7"),
     ("--pretrain --lora", "--lora adapts a trained model"),
     ("--lora --load_in_4bit --load_in_8bit --model_name x", "exclude each other"),
@@ -157,6 +165,25 @@ def test_runs_with_any_number_of_predictor_tokens(number: int, data: Path, tmp_p
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     # Ten of the fifteen records have a first pair.
     assert (run["status"], run["counts"]["pairs"]) == ("finished", 10)
+
+
+def test_words_of_yaml_that_flags_use_stay_words(data: Path, tmp_path: Path, capsys: Any) -> None:
+    text = "target_grad: on\nsave_strategy: no\nlora: off\nstep_jepa: true\nmax_steps: 1\n"
+    (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
+    arguments = [*command(data, tmp_path / "run", "--config"), str(tmp_path / "run.yaml")]
+    assert main(arguments) == 0, capsys.readouterr().err
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (run["jepa"]["target_grad"], run["jepa"]["mode"], run["lora"]) == ("on", "step-jepa", None)
+    assert not list((tmp_path / "run").glob("checkpoint-*"))
+
+
+def test_an_exported_model_is_asked_as_it_was_trained(data: Path, tmp_path: Path, capsys: Any) -> None:
+    flags = "--plain --max_steps 1 --save_strategy no"
+    assert main(command(data, tmp_path / "run", flags)) == 0
+    assert main(["export", "--model_path", str(tmp_path / "run"), "--output_dir", str(tmp_path / "out")]) == 0
+    asked = ["--test_file", str(data), "--output_file", str(tmp_path / "said.jsonl"), "--max_new_tokens", "3"]
+    assert main(["evaluate", "--model_path", str(tmp_path / "out"), *asked]) == 0
+    assert "trained without a chat format" in capsys.readouterr().out
 
 
 def test_every_predictor_token_costs_one_token(tiny_tokenizer: Any) -> None:

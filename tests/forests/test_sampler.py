@@ -162,7 +162,7 @@ def test_triples_are_drawn_from_the_main_text_by_seed_epoch_and_record_alone(tra
     forests = ForestBuilder(trained_tokenizer, JepaConfig(mode="step-jepa")).build(tiny.records())
     dataset = ForestDataset(forests)
     assert dataset[Key(0)].triple is None  # type: ignore[union-attr]
-    dataset.triple_seed = 5
+    dataset = dataset.with_triples(5)
     seen = set()
     for number in range(200):
         drawn = dataset[Key(0, True, number)]
@@ -174,8 +174,7 @@ def test_triples_are_drawn_from_the_main_text_by_seed_epoch_and_record_alone(tra
         seen.add(drawn.triple)
     assert len(seen) > 150
     assert {place for triple in seen for place in triple} >= {0, forests[0].segments[0].end - 1}
-    others = ForestDataset(forests)
-    others.triple_seed = 6
+    others = ForestDataset(forests).with_triples(6)
     assert [others[Key(0, True, n)].triple for n in range(9)] != [dataset[Key(0, True, n)].triple for n in range(9)]  # type: ignore[union-attr]
 
 

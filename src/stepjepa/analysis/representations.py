@@ -15,13 +15,15 @@ from torch import Tensor
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.forests.collate import ForestCollator, visibility_of
+from stepjepa.forests.collate import ForestCollator
 from stepjepa.forests.forest import Forest
 from stepjepa.forests.preparation import BLOCK
 from stepjepa.forests.segments import ForestBuilder, token_span
 from stepjepa.forests.views import SpanView, find_pairs
 from stepjepa.models.architecture import choose_encoding, find_decoder
 from stepjepa.models.attention import enable_forest, forest_visibility
+from stepjepa.models.embeddings import check_layer as check_layer_number
+from stepjepa.models.embeddings import decoder_inputs, hidden_state
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -152,12 +154,10 @@ def check_layer(model: Any, layer: int) -> None:
     Raises:
         UserError: it is out of range.
     """
-    count = model.config.get_text_config().num_hidden_layers
-    if not -count - 1 <= layer <= count:
-        raise UserError(
-            f"--layer {layer}: the model has {count} layers; choose 0 (embeddings) to {count} (the last), or "
-            f"{-count - 1} to -1"
-        )
+    try:
+        check_layer_number(model.config.get_text_config().num_hidden_layers, layer)
+    except ValueError as error:
+        raise UserError(str(error).replace("jepa_layer:", "--layer:")) from None
 
 
 def _jobs(
@@ -244,12 +244,9 @@ def _embed(jobs: Sequence[_Job], model: Any, encoding: str, layer: int) -> list[
 
 def _hidden(model: Any, batch: dict[str, Tensor], layer: int) -> Tensor:
     """``[R, T, D]``: the hidden states of a layer."""
-    inputs: dict[str, Any] = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-    visibility = visibility_of(batch)
-    if visibility is not None:
-        inputs["position_ids"] = batch["position_ids"]
-    last = layer in (-1, model.config.get_text_config().num_hidden_layers)
+    layer = -1 if layer == model.config.get_text_config().num_hidden_layers else layer
+    inputs, visibility = decoder_inputs(batch, layer)
     with forest_visibility(visibility):
-        output = find_decoder(model)(**inputs, use_cache=False, output_hidden_states=not last)
-    hidden: Tensor = output.last_hidden_state if last else output.hidden_states[layer]
+        output = find_decoder(model)(**inputs)
+    hidden: Tensor = output.last_hidden_state if layer == -1 else hidden_state(output, layer)
     return hidden

@@ -250,7 +250,8 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
     Raises:
         UserError: the models were trained on different views or pairs, and no flag decides.
     """
-    from stepjepa.analysis.similarity import reading_config, trained_objective
+    from stepjepa.analysis.similarity import reading_config
+    from stepjepa.run_folder import trained_objective
 
     trained = [trained_objective(path) for path in settings.model_paths]
     views = settings.views

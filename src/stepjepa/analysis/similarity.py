@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +14,9 @@ from numpy.typing import NDArray
 from stepjepa.analysis.representations import ViewEmbeddings, embed_views
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
+from stepjepa.errors import UserError
 from stepjepa.objectives.monitors import Window, share
-from stepjepa.run_folder import read_run, run_of
+from stepjepa.run_folder import RUN_FILE, trained_objective
 
 QUANTILES = (0.1, 0.2, 0.5, 0.8, 0.9)
 
@@ -31,12 +33,6 @@ class Similarity(NamedTuple):
     per_record: list[float | None]
 
 
-def trained_objective(model_path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The ``JepaConfig`` that a model was trained with, as a dict; None where nothing tells."""
-    run = run_of(model_path)
-    return None if run is None else dict(run["jepa"])
-
-
 def similarity_config(run_folder: str | os.PathLike[str], views: str) -> JepaConfig:
     """The configuration under which a trained model's views are embedded, see :func:`reading_config`.
 
@@ -47,7 +43,10 @@ def similarity_config(run_folder: str | os.PathLike[str], views: str) -> JepaCon
     Raises:
         UserError: no run folder.
     """
-    return reading_config(trained_objective(run_folder) or read_run(run_folder)["jepa"], views)
+    trained = trained_objective(run_folder)
+    if trained is None:
+        raise UserError(f"is no run folder (no {RUN_FILE} that tells how the model was trained)", path=Path(run_folder))
+    return reading_config(trained, views)
 
 
 def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
@@ -57,7 +56,7 @@ def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
     runs among them, at the end of the source view, with no predictor token, which it has never seen.
 
     Args:
-        trained: from :func:`trained_objective`.
+        trained: from ``run_folder.trained_objective``.
         views: ``llm-jepa`` or ``step-jepa``.
     """
     chosen: dict[str, Any] = {"over_length": "skip", "mode": views, "predictors": 0}

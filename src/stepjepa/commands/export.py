@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from stepjepa.arguments import add_switch
 from stepjepa.config import DTYPES
@@ -22,9 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load, merge, save."""
     from stepjepa.models.loading import load_for_inference
-    from stepjepa.run_folder import open_run_folder, save_whole
+    from stepjepa.run_folder import open_run_folder, run_of, save_whole, write_run
 
     folder, _ = open_run_folder(args.output_dir, None)
+    run = run_of(args.model_path)
     model, tokenizer = load_for_inference(
         args.model_path, dtype=args.dtype, device="cpu", trust_remote_code=args.trust_remote_code
     )
@@ -32,6 +34,9 @@ def run(args: argparse.Namespace) -> int:
     def save(part: str) -> None:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
+        if run is not None:
+            # How the model was trained is how it wants to be asked.
+            write_run(Path(part), {**run, "exported_from": str(args.model_path)})
 
     save_whole(folder, save)
     print(f"exported to {folder}: load it with AutoModelForCausalLM.from_pretrained")

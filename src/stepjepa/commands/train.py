@@ -168,6 +168,14 @@ def check(args: argparse.Namespace) -> JepaConfig:
         raise UserError("--data_file is split into both parts, so --eval_file can't stand beside it; leave one out")
     if not 0 < args.eval_split < 1:
         raise UserError(f"--eval_split: expected a share between 0 and 1, got {args.eval_split}")
+    if args.data_file is None:
+        for name, default in (("eval_split", 0.2), ("split_seed", 42)):
+            if getattr(args, name) != default:
+                raise UserError(f"--{name} does nothing without --data_file; add it or leave it out")
+    if args.plain and args.chat_template is not None:
+        raise UserError("--chat_template does nothing with --plain, which has no chat format; leave one out")
+    if not 0 <= args.finetune_seed < 2**32:
+        raise UserError(f"--finetune_seed: expected a whole number from 0 to {2**32 - 1}, got {args.finetune_seed}")
     for name in ("batch_size", "grad_accum"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name}: expected 1 or more, got {getattr(args, name)}")

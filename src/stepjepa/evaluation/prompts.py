@@ -13,7 +13,7 @@ import numpy as np
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.forests.segments import Tokens
-from stepjepa.run_folder import run_of
+from stepjepa.run_folder import trained_objective
 from stepjepa.tasks.base import Continuation
 from stepjepa.text.plain_template import PlainTemplate
 from stepjepa.text.template import ChatTemplate, Message, Rendered
@@ -53,8 +53,7 @@ def make_template(tokenizer: Any, *, plain: bool) -> Template:
 
 def trained_plain(model_path: str | os.PathLike[str]) -> bool:
     """Whether the run that made a model says that it was trained without a chat format."""
-    run = run_of(model_path)
-    return run is not None and bool(run["jepa"].get("plain", False))
+    return bool((trained_objective(model_path) or {}).get("plain", False))
 
 
 class Span(NamedTuple):

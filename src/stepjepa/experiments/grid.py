@@ -20,7 +20,7 @@ from typing import Any
 
 from stepjepa.arguments import as_arguments
 from stepjepa.errors import UserError
-from stepjepa.files import existing_file
+from stepjepa.files import existing_file, read_yaml
 
 SEEDS = (82, 23, 37, 84, 4)
 """Those of the published experiments."""
@@ -114,7 +114,7 @@ def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) 
     try:
         text = found.read_text(encoding="utf-8-sig")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
+        values = read_yaml(text)
     except UnicodeDecodeError:
         raise UserError("not UTF-8 text; convert the file to UTF-8", path=found) from None
     except (yaml.YAMLError, RecursionError) as error:

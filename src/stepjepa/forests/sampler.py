@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
+from stepjepa.forests.flat import FlatForests
 from stepjepa.forests.forest import Forest
 
 
@@ -143,15 +144,17 @@ class ForestDataset(Dataset[Forest | None]):
 
     Args:
         forests: in file order.
-
-    Attributes:
-        triple_seed: where it is set, every record comes with three random places of its main text, drawn anew each
+        triple_seed: where it is given, every record comes with three random places of its main text, drawn anew each
             epoch from this seed, the epoch and the record's index alone.
     """
 
-    def __init__(self, forests: Sequence[Forest]) -> None:
+    def __init__(self, forests: Sequence[Forest], triple_seed: int | None = None) -> None:
         self.forests = forests
-        self.triple_seed: int | None = None
+        self._triple_seed = triple_seed
+
+    def with_triples(self, seed: int) -> ForestDataset:
+        """The same records, with places drawn by this seed."""
+        return ForestDataset(self.forests, seed)
 
     def __len__(self) -> int:
         return len(self.forests)
@@ -163,16 +166,20 @@ class ForestDataset(Dataset[Forest | None]):
         forest = self.forests[chosen.record]
         if not chosen.with_views:
             forest = forest.without_views()
-        if self.triple_seed is None:
+        if self._triple_seed is None:
             return forest
-        return replace(forest, triple=draw_triple(forest, self.triple_seed, chosen.epoch, chosen.record))
+        return replace(forest, triple=draw_triple(forest, self._triple_seed, chosen.epoch, chosen.record))
 
     @property
     def lengths(self) -> list[int]:
         """Tokens of each record, views included."""
+        if isinstance(self.forests, FlatForests):
+            return self.forests.lengths
         return [len(forest) for forest in self.forests]
 
     @property
     def text_lengths(self) -> list[int]:
         """Tokens of each record without views."""
+        if isinstance(self.forests, FlatForests):
+            return self.forests.text_lengths
         return [forest.text_length for forest in self.forests]

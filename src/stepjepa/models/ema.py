@@ -36,16 +36,24 @@ class EmaEncoder:
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         shared = {id(p): p for name, p in model.named_parameters() if name not in trained}
         self._model = copy.deepcopy(model, dict(shared)).eval()
-        self._average = {name: p for name, p in self._model.named_parameters() if name in trained}
-        for parameter in self._average.values():
+        self._weights = {name: p for name, p in self._model.named_parameters() if name in trained}
+        for parameter in self._weights.values():
             parameter.requires_grad_(False)
+        # Half precision would swallow most of what an update adds, so the average is kept in single precision.
+        self._average = {name: p.detach().float() for name, p in self._weights.items()}
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """``average = decay * average + (1 - decay) * weight``, after an optimizer step."""
         for name, parameter in model.named_parameters():
             if name in self._average:
-                self._average[name].lerp_(parameter.detach(), 1 - self.decay)
+                self._average[name].lerp_(parameter.detach().float(), 1 - self.decay)
+        self._copy_down()
+
+    def _copy_down(self) -> None:
+        for name, value in self._average.items():
+            if self._weights[name].dtype != torch.float32:
+                self._weights[name].copy_(value)
 
     @torch.no_grad()
     def targets(self, groups: Sequence[dict[str, Tensor]], layer: int = -1) -> Tensor:
@@ -91,6 +99,7 @@ class EmaEncoder:
             raise ValueError(f"expected the averages of {len(self._average)} weights in {path}, got {len(state)}")
         for name, value in state.items():
             self._average[name].copy_(value)
+        self._copy_down()
 
 
 class EmaCallback(TrainerCallback):

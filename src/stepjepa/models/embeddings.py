@@ -90,8 +90,9 @@ def forward(model: nn.Module, batch: dict[str, Tensor], layer: int = -1) -> Outp
         return type(output)(**{**output, "last_hidden_state": labelled})
 
     def show(_module: nn.Module, _args: Any, output: Any) -> Any:
-        # DDP looks for parameters without a gradient in what the output depends on, and would miss the head's.
-        output["source"] = kept["source"]
+        # DDP looks for parameters without a gradient in what the output depends on, and would miss the head's. It makes
+        # the output anew from its fields, so this must be one that the class has.
+        output["hidden_states"] = (kept["source"],)
         return output
 
     inputs, visibility = decoder_inputs(batch, layer)
@@ -142,16 +143,24 @@ def decoder_inputs(batch: dict[str, Tensor], layer: int = -1) -> tuple[dict[str,
     return inputs, visibility
 
 
+def check_layer(last: int, layer: int) -> None:
+    """Refuse a hidden state that a model of so many layers does not have.
+
+    Raises:
+        ValueError: it is out of range.
+    """
+    if not -last - 1 <= layer <= last:
+        raise ValueError(f"jepa_layer: expected {-last - 1} to {last} for a model of {last} layers, got {layer}")
+
+
 def hidden_state(output: Any, layer: int) -> Tensor:
     """One of the hidden states ``[R, T, D]`` of a decoder's output.
 
     Raises:
         ValueError: there is none of this number.
     """
-    states = output.hidden_states
-    if not -len(states) <= layer < len(states):
-        last = len(states) - 1
-        raise ValueError(f"jepa_layer: expected {-last - 1} to {last} for a model of {last} layers, got {layer}")
+    states: Sequence[Tensor] = output.hidden_states
+    check_layer(len(states) - 1, layer)
     return states[layer]
 
 

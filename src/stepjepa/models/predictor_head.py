@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.tensor import DTensor
 
 from stepjepa.models.embeddings import HEAD
 
@@ -50,12 +52,14 @@ def attach_head(model: nn.Module, kind: str, seed: int) -> None:
         seed: of its weights, which depend on nothing else.
     """
     embedding = model.get_input_embeddings().weight  # type: ignore[operator]  # a method of every PreTrainedModel
+    trained = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
     width = int(model.config.get_text_config().hidden_size)  # type: ignore[union-attr,operator]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = PredictorHead(kind, width)
-    # Weights in 4 or 8 bits keep their embedding in a dtype of floating point.
-    model.add_module(HEAD, head.to(device=embedding.device, dtype=embedding.dtype))
+    # As what is trained beside it: an adapter is in single precision also where its base is not.
+    dtype = torch.float32 if torch.float32 in trained else embedding.dtype
+    model.add_module(HEAD, head.to(device=embedding.device, dtype=dtype))
 
 
 @contextmanager
@@ -93,6 +97,9 @@ def load_head(head: nn.Module, folder: str | Path) -> None:
             f"expected {HEAD_FILE} in {folder}, got none; the checkpoint was made without a predictor head"
         )
     try:
-        head.load_state_dict(load_file(path))
+        if any(isinstance(parameter, DTensor) for parameter in head.parameters()):
+            set_model_state_dict(head, {**load_file(path)}, options=StateDictOptions(full_state_dict=True))
+        else:
+            head.load_state_dict(load_file(path))
     except RuntimeError as error:
         raise ValueError(f"expected a predictor head of the same kind and width in {path}: {error}") from None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from stepjepa.config import JepaConfig
 from stepjepa.models.architecture import choose_encoding
 from stepjepa.models.attention import enable_forest
+from stepjepa.models.embeddings import HEAD, check_layer
 from stepjepa.models.predictor_head import attach_head
 from stepjepa.models.token_rows import give_plain_tokens, give_predictors
 from stepjepa.text.predictors import all_predictor_ids
@@ -18,13 +19,6 @@ if TYPE_CHECKING:
 def base_model(model: Any) -> Any:
     """The transformers model under a PEFT wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "peft_config") else model
-
-
-def check_layer(model: Any, layer: int) -> None:
-    """The layer that embeddings are read from must exist."""
-    last = int(model.config.get_text_config().num_hidden_layers)
-    if not -last - 1 <= layer <= last:
-        raise ValueError(f"jepa_layer: expected {-last - 1} to {last} for a model of {last} layers, got {layer}")
 
 
 def set_up(model: Any, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, seed: int) -> tuple[str, str]:
@@ -43,6 +37,8 @@ def set_up(model: Any, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, s
         ValueError: the model can't be trained with this objective; the message names the remedy.
     """
     base = base_model(model)
+    # One that an earlier trainer left behind.
+    model._modules.pop(HEAD, None)
     assert config.predictors is not None
     if config.plain:
         give_plain_tokens(base, tokenizer, seed)
@@ -59,7 +55,7 @@ def set_up(model: Any, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, s
         raise ValueError(f"layout 'inplace' needs encoding 'forest', but {reason}; use 'branched'")
     if encoding == "forest" and config.uses_views:
         enable_forest(base)
-    check_layer(base, config.jepa_layer)
+    check_layer(int(base.config.get_text_config().num_hidden_layers), config.jepa_layer)
     if config.predictor_head != "none":
         attach_head(model, config.predictor_head, seed)
     return encoding, reason

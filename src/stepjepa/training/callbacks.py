@@ -134,7 +134,8 @@ class CollapseCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         """Look at the similarity of shuffled pairs."""
         similarity = (logs or {}).get("shuffled_similarity", 0.0)
-        if similarity < COLLAPSE_SIMILARITY or self._warned or not state.is_world_process_zero:
+        # NaN is no similarity at all.
+        if not similarity >= COLLAPSE_SIMILARITY or self._warned or not state.is_world_process_zero:
             return
         self._warned = True
         logger.warning(

@@ -21,6 +21,11 @@ WITHOUT_EFFECT = (
     "prediction_loss_only",
     "eval_accumulation_steps",
     "batch_eval_metrics",
+    "average_tokens_across_devices",
+    "eval_do_concat_batches",
+    "eval_use_gather_object",
+    "include_for_metrics",
+    "length_column_name",
 )
 
 
@@ -34,10 +39,22 @@ def refuse_contradictions(args: TrainingArguments) -> None:
         )
     if args.auto_find_batch_size:
         raise ValueError("auto_find_batch_size: expected False, since it would change the records of a step")
+    if getattr(args.accelerator_config, "split_batches", False):
+        raise ValueError("accelerator_config: expected split_batches false: it would change the records of a step")
     defaults = {field.name: field.default for field in fields(TrainingArguments)}
     for name in WITHOUT_EFFECT:
-        if name in defaults and getattr(args, name) != defaults[name]:
+        default = [] if name == "include_for_metrics" else defaults.get(name)
+        if name in defaults and getattr(args, name) != default:
             raise ValueError(f"{name}: has no effect with this trainer; leave it at {defaults[name]}")
+
+
+def refuse_lonely_pairs(config: JepaConfig, args: TrainingArguments) -> None:
+    """Terms that compare the pairs of a micro-batch say nothing where there is only one."""
+    if config.compares_pairs and config.pairs == "first" and args.train_batch_size * args.world_size == 1:
+        raise ValueError(
+            "infonce, sigreg, variance and covariance compare the pairs of a micro-batch, and a batch size of 1 has "
+            "one; raise --batch_size (and lower --grad_accum), or take another loss"
+        )
 
 
 def refuse_sharding(config: JepaConfig, answer_scores: object | None) -> None:

@@ -93,4 +93,4 @@ def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArgu
     try:
         return TrainingArguments(**values)
     except (ValueError, ImportError, TypeError) as error:
-        raise UserError(str(error).strip().splitlines()[0]) from None
+        raise UserError(" ".join(str(error).split())) from None

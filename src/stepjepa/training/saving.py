@@ -25,7 +25,8 @@ class SavingTrainer(Trainer):
         rest, own = (None, {}) if state_dict is None else split_state(state_dict)
         with without_head(self.model) as head:
             super()._save(output_dir, rest)
-        if head is not None:
+        # Trainer calls this on every process, and saves on one.
+        if head is not None and self.args.should_save:
             save_head(own or head.state_dict(), output_dir or str(self.args.output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
@@ -37,8 +38,11 @@ class SavingTrainer(Trainer):
     def _load_best_model(self) -> None:
         with without_head(self.model) as head:
             super()._load_best_model()
+        best = str(self.state.best_model_checkpoint)
         if head is not None:
-            load_head(head, str(self.state.best_model_checkpoint))
+            load_head(head, best)
+        if self.ema is not None:
+            self.ema.load(best)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

@@ -29,7 +29,12 @@ from stepjepa.objectives.gathering import gather_rows
 from stepjepa.objectives.monitors import Window, share
 from stepjepa.objectives.objective import Gather, Objective, Sums, alone
 from stepjepa.training.callbacks import CollapseCallback, ConsoleCallback, EpochCallback, MetricsCallback
-from stepjepa.training.checks import check_positions, refuse_contradictions, refuse_sharding
+from stepjepa.training.checks import (
+    check_positions,
+    refuse_contradictions,
+    refuse_lonely_pairs,
+    refuse_sharding,
+)
 from stepjepa.training.flop_trainer import FlopTrainer
 from stepjepa.training.held_out import measure
 from stepjepa.training.saving import SavingTrainer
@@ -97,7 +102,10 @@ class JepaTrainer(SavingTrainer, FlopTrainer):
     ) -> None:
         self.jepa = jepa or JepaConfig()
         self.objective = Objective.from_config(self.jepa, args.seed)
+        self.seed = args.seed
+        self._lbd = self.objective.lbd_at(0.0)
         refuse_contradictions(args)
+        refuse_lonely_pairs(self.jepa, args)
         args.remove_unused_columns = False
         if args.ddp_find_unused_parameters is None and not has_experts(model):
             # All weights take part in every step; looking for others costs a walk through the graph.
@@ -106,9 +114,6 @@ class JepaTrainer(SavingTrainer, FlopTrainer):
         self.prepared = self._prepare(train_dataset, processing_class, "training data")
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
         check_positions(base_model(model), [self.prepared, self.prepared_eval])
-        for prepared in (self.prepared, self.prepared_eval):
-            if prepared is not None and self.jepa.stp:
-                prepared.dataset.triple_seed = args.seed
         pad = processing_class.pad_token_id
         collator = GroupCollator(ForestCollator(0 if pad is None else int(pad), self.encoding))
         if args.device.type == "cpu" and args.world_size == 1:
@@ -148,9 +153,15 @@ class JepaTrainer(SavingTrainer, FlopTrainer):
         self._window_start = time.perf_counter()
 
     def _prepare(self, data: Data | None, tokenizer: PreTrainedTokenizerBase, what: str) -> Prepared | None:
-        if data is None or isinstance(data, Prepared):
-            return data
-        return prepare(list(as_records(data)), tokenizer, self.jepa, what=what)
+        if data is None:
+            return None
+        prepared = (
+            data if isinstance(data, Prepared) else prepare(list(as_records(data)), tokenizer, self.jepa, what=what)
+        )
+        if not self.jepa.stp:
+            return prepared
+        # A data set of this trainer's own: another one may draw from the same forests by another seed.
+        return replace(prepared, dataset=prepared.dataset.with_triples(self.seed))
 
     # -- the step -----------------------------------------------------------------------------------------------------
 
@@ -170,6 +181,7 @@ class JepaTrainer(SavingTrainer, FlopTrainer):
         gather: Gather = gather_rows if self.jepa.compares_pairs and num_items_in_batch[1] > 0 else alone
         sums = self.objective.sums(outputs, label_ids, step=self.state.global_step, gather=gather)
         parts = self.objective.parts(sums, num_items_in_batch, self._progress())
+        self._lbd = self.objective.lbd_at(self._progress())
         # DDP and FSDP average the gradients of the processes, and the counts are already those of all of them.
         world = self.accelerator.num_processes
         records, without_pair = torch.stack([group["num_records"] for group in groups]).sum(0)
@@ -189,8 +201,10 @@ class JepaTrainer(SavingTrainer, FlopTrainer):
     def _encode(self, model: nn.Module, groups: list[dict[str, Tensor]]) -> tuple[Outputs, Tensor]:
         """What the objective needs of a batch, and the tokens to be predicted."""
         outputs, label_ids = forward_groups(model, groups, self.jepa.jepa_layer)
-        if self.ema is not None and len(outputs.source):
-            outputs = outputs._replace(target=self.ema.targets(groups, self.jepa.jepa_layer))
+        if self.ema is not None:
+            # Without gradient also where there is none: no process may wait for another in the backward pass.
+            target = self.ema.targets(groups, self.jepa.jepa_layer) if len(outputs.source) else outputs.target.detach()
+            outputs = outputs._replace(target=target)
         return outputs, label_ids
 
     def _progress(self) -> float:
@@ -277,7 +291,7 @@ class JepaTrainer(SavingTrainer, FlopTrainer):
         for name in named:
             means |= share(name, sums[name], steps)
         scheduled = self.jepa.lbd_schedule != "constant"
-        return means | ({"lbd": self.objective.lbd_at(self._progress())} if scheduled else {})
+        return means | ({"lbd": self._lbd} if scheduled else {})
 
     def _total(self, values: Sequence[float]) -> list[float]:
         """Sums of some numbers over all processes."""

@@ -1,0 +1,230 @@
+"""The parts of the objective as the trainer runs them, against values worked out beside it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from stepjepa.config import JepaConfig
+from stepjepa.forests.collate import ForestCollator
+from stepjepa.forests.preparation import prepare
+from stepjepa.forests.sampler import draw_triple
+from stepjepa.forests.segments import ForestBuilder
+from stepjepa.models.attention import enable_forest
+from stepjepa.models.ema import EmaEncoder
+from stepjepa.models.embeddings import find_head, forward
+from stepjepa.models.predictor_head import attach_head, load_head, save_head
+from stepjepa.objectives.regularizers import SIGReg, tube
+from stepjepa.training.trainer import JepaTrainer
+
+
+def trainer(folder: Path, tokenizer: Any, config: JepaConfig, model: Any = None, **changes: Any) -> JepaTrainer:
+    options = {"per_device_train_batch_size": 3, "lr_scheduler_type": "constant", "optim": "sgd"} | changes
+    return JepaTrainer(
+        tiny.make_model("llama", seed=3) if model is None else model,
+        tiny.arguments(folder, **options),
+        config,
+        train_dataset=tiny.records(),
+        eval_dataset=tiny.records(),
+        processing_class=copy.deepcopy(tokenizer),
+    )
+
+
+def lines(run: JepaTrainer) -> list[dict[str, float]]:
+    return [line for line in run.state.log_history if "lm_loss" in line]
+
+
+def test_the_schedule_is_that_of_the_run_and_the_weight_used_is_logged(trained_tokenizer: Any, tmp_path: Path) -> None:
+    config = JepaConfig(lbd=0.6, lbd_schedule="warmup", lbd_warmup=1.0)
+    run = trainer(tmp_path, trained_tokenizer, config, learning_rate=0.05)
+    run.train()
+    # Three steps: 0, 1/3 and 2/3 of the way up.
+    assert [line["lbd"] for line in lines(run)] == pytest.approx([0.0, 0.2, 0.4])
+    for line in lines(run):
+        assert line["loss"] == pytest.approx(line["lm_loss"] + line["lbd"] * line["jepa_loss"], rel=1e-4)
+
+
+def test_directions_are_drawn_anew_every_step(trained_tokenizer: Any, tmp_path: Path) -> None:
+    """With weights that stay as they are, all that changes from step to step is what SIGReg draws."""
+    config = JepaConfig(mode="step-jepa", pairs="all", sigreg=0.5)
+    run = trainer(tmp_path, trained_tokenizer, config, learning_rate=0.0, seed=7)
+    run.train()
+    model = tiny.make_model("llama", seed=3)
+    enable_forest(model)
+    batch = ForestCollator(0)(ForestBuilder(trained_tokenizer, config).build(tiny.records()))
+    with torch.no_grad():
+        outputs = forward(model, batch)
+        wanted = [(SIGReg(seed=7)(outputs.source, s) + SIGReg(seed=7)(outputs.target, s)).item() / 2 for s in range(3)]
+    assert [line["sigreg_loss"] for line in lines(run)] == pytest.approx(wanted, rel=1e-4)
+    assert len(set(wanted)) == 3
+
+
+def test_regularizers_train_the_target_also_where_the_alignment_does_not(
+    trained_tokenizer: Any, tmp_path: Path
+) -> None:
+    moved = {}
+    for variance in (0.0, 5.0):
+        config = JepaConfig(mode="llm-jepa", target_grad="stop", lbd=0.0, gamma=0.0, variance=variance)
+        forests = ForestBuilder(trained_tokenizer, config).build(tiny.records())
+        seen: dict[str, set[int]] = {"source": set(), "target": set()}
+        for forest in forests:
+            for segment in forest.segments[1:]:
+                seen[segment.kind] |= set(forest.input_ids[segment.start : segment.end].tolist())
+        # Tokens of targets alone: what moves their rows came through a target.
+        rows = sorted(seen["target"] - seen["source"])
+        model = tiny.make_model("llama", seed=3)
+        before = model.model.embed_tokens.weight.detach().clone()
+        trainer(tmp_path, trained_tokenizer, config, model, learning_rate=0.5, max_steps=1).train()
+        moved[variance] = [not torch.equal(before[row], model.model.embed_tokens.weight[row]) for row in rows]
+        assert len(rows) > 3
+    assert not any(moved[0.0])
+    assert all(moved[5.0])
+
+
+@pytest.mark.parametrize("given", ["records", "prepared"])
+def test_triples_are_those_of_the_seed_at_every_evaluation(given: str, trained_tokenizer: Any, tmp_path: Path) -> None:
+    config = JepaConfig(mode="regular", stp=0.5)
+    run = trainer(tmp_path, trained_tokenizer, config, seed=11)
+    forests = ForestBuilder(trained_tokenizer, config).build(tiny.records())
+    model = tiny.make_model("llama", seed=3)
+    with torch.no_grad():
+        wanted = 0.0
+        for index, forest in enumerate(forests):
+            triple = draw_triple(forest, 11, 0, index)
+            ids = torch.from_numpy(forest.input_ids).long()[None]
+            states = model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[-1][0]
+            wanted += tube(states[list(triple or ())][None]).item() / len(forests)
+    chosen: Any = tiny.records() if given == "records" else prepare(tiny.records(), trained_tokenizer, config)
+    assert run.evaluate()["eval_stp_loss"] == pytest.approx(wanted, rel=1e-4)
+    assert run.evaluate(chosen)["eval_stp_loss"] == pytest.approx(wanted, rel=1e-4)
+
+
+def test_two_trainers_draw_from_one_data_set_by_their_own_seeds(trained_tokenizer: Any, tmp_path: Path) -> None:
+    config = JepaConfig(mode="regular", stp=0.5)
+    prepared = prepare(tiny.records(), trained_tokenizer, config)
+    runs = [
+        JepaTrainer(
+            tiny.make_model("llama", seed=3),
+            tiny.arguments(tmp_path, seed=seed, per_device_train_batch_size=3),
+            config,
+            train_dataset=prepared,
+            processing_class=copy.deepcopy(trained_tokenizer),
+        )
+        for seed in (1, 2)
+    ]
+    triples = [[run.train_dataset[index].triple for index in range(3)] for run in runs]
+    assert triples[0] != triples[1]
+    assert triples[0] == [draw_triple(forest, 1, 0, index) for index, forest in enumerate(prepared.dataset.forests)]
+    assert prepared.dataset[0].triple is None  # type: ignore[union-attr]
+
+
+def test_a_head_does_not_outlive_its_objective(trained_tokenizer: Any, tmp_path: Path) -> None:
+    model = tiny.make_model("llama", seed=3)
+    trainer(tmp_path / "a", trained_tokenizer, JepaConfig(predictor_head="mlp"), model)
+    assert find_head(model) is not None
+    trainer(tmp_path / "b", trained_tokenizer, JepaConfig(), model)
+    assert find_head(model) is None
+
+
+def test_the_best_checkpoint_brings_its_head_and_its_average(trained_tokenizer: Any, tmp_path: Path) -> None:
+    config = JepaConfig(mode="step-jepa", predictor_head="linear", target_grad="ema", ema_decay=0.5, lbd=0.7)
+    run = JepaTrainer(
+        tiny.make_model("llama", seed=3),
+        # Called best is the checkpoint with the largest loss, so that it is not the last one.
+        tiny.arguments(
+            tmp_path,
+            per_device_train_batch_size=3,
+            learning_rate=0.3,
+            optim="sgd",
+            max_grad_norm=0.0,
+            eval_strategy="steps",
+            eval_steps=1,
+            save_steps=1,
+            load_best_model_at_end=True,
+            metric_for_best_model="jepa_loss",
+            greater_is_better=True,
+            save_strategy="steps",
+        ),
+        config,
+        train_dataset=tiny.records(),
+        eval_dataset=tiny.records(),
+        processing_class=copy.deepcopy(trained_tokenizer),
+    )
+    run.train()
+    losses = [line["eval_jepa_loss"] for line in run.state.log_history if "eval_jepa_loss" in line]
+    assert max(losses) != losses[-1], "the last checkpoint must not be the best one"
+    assert run.evaluate()["eval_jepa_loss"] == pytest.approx(max(losses), rel=1e-5)
+
+
+def test_heads_in_half_precision(tmp_path: Path) -> None:
+    model = tiny.make_model("llama").bfloat16()
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    attach_head(model, "mlp", seed=5)
+    assert torch.equal(torch.get_rng_state(), before), "a head's weights must not move the global generator"
+    head: Any = find_head(model)
+    assert {p.dtype for p in head.parameters()} == {torch.bfloat16}
+    assert head(torch.ones(2, 33)).dtype == torch.bfloat16
+    # Beside an adapter in single precision the head is too.
+    mixed = tiny.make_model("llama").bfloat16()
+    for parameter in mixed.parameters():
+        parameter.requires_grad_(False)
+    mixed.extra = torch.nn.Parameter(torch.zeros(1))
+    attach_head(mixed, "mlp", seed=5)
+    other: Any = find_head(mixed)
+    assert {p.dtype for p in other.parameters()} == {torch.float32}
+    save_head(head.state_dict(), tmp_path)
+    load_head(other, tmp_path)
+    assert all(torch.equal(p.bfloat16(), q) for p, q in zip(other.parameters(), head.parameters(), strict=True))
+
+
+def test_an_average_in_half_precision_moves_as_far_as_in_single(trained_tokenizer: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    exact, half = (torch.nn.Linear(13, 17, bias=False, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    with torch.no_grad():
+        half.weight.copy_(exact.weight)
+        exact.weight.copy_(half.weight)
+    start = exact.weight.detach().clone()
+    single, reduced = EmaEncoder(exact, 0.999), EmaEncoder(half, 0.999)
+    for _ in range(200):
+        step = torch.randn(start.shape, generator=generator).bfloat16() * 0.01 + 0.01
+        with torch.no_grad():
+            half.weight.add_(step)
+            exact.weight.copy_(half.weight)
+        single.update(exact)
+        reduced.update(half)
+    moved = (single._average["weight"] - start).abs().mean()
+    assert moved > 0.05
+    assert (reduced._average["weight"] - single._average["weight"]).abs().max() < 1e-5
+    assert (reduced._weights["weight"].float() - single._average["weight"]).abs().max() < 0.01 * float(
+        start.abs().max()
+    )
+
+
+def test_the_average_encodes_without_dropout(trained_tokenizer: Any) -> None:
+    model = tiny.make_model("llama", seed=3, attention_dropout=0.5).train()
+    enable_forest(model)
+    batch = ForestCollator(0)(ForestBuilder(trained_tokenizer, JepaConfig()).build(tiny.records()))
+    encoder = EmaEncoder(model, 0.5)
+    assert torch.equal(encoder.targets([batch]), encoder.targets([batch]))
+
+
+def test_a_lonely_pair_is_compared_with_nothing(trained_tokenizer: Any, tmp_path: Path) -> None:
+    for options in ({"jepa_loss_type": "infonce"}, {"sigreg": 0.1}, {"variance": 1.0}, {"covariance": 1.0}):
+        with pytest.raises(ValueError, match="a batch size of 1 has one; raise --batch_size"):
+            trainer(tmp_path, trained_tokenizer, JepaConfig(**options), per_device_train_batch_size=1)  # type: ignore[arg-type]
+    trainer(tmp_path, trained_tokenizer, JepaConfig(), per_device_train_batch_size=1)
+
+
+def test_flops_of_the_run_are_logged_as_they_are_spent(trained_tokenizer: Any, tmp_path: Path) -> None:
+    run = trainer(tmp_path, trained_tokenizer, JepaConfig(mode="step-jepa", target_grad="ema"))
+    run.train()
+    spent = [line["total_flos"] for line in lines(run)]
+    costs = run.plan.epoch_costs(0) + run.plan.epoch_costs(1) + run.plan.epoch_costs(2)
+    assert spent == pytest.approx([sum(costs[: step + 1]) for step in range(3)])
+    assert costs[0] > trainer(tmp_path, trained_tokenizer, JepaConfig(mode="step-jepa")).plan.epoch_costs(0)[0]
