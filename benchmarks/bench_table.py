@@ -26,6 +26,16 @@ class Spread(NamedTuple):
         return cls(median(values), min(values), max(values))
 
 
+def best_trl(results: Round, arms: Sequence[Arm]) -> float:
+    """Examples per second of TRL's fastest setting in a round."""
+    return max(float(results[arm.name]["examples_per_second"]) for arm in arms if arm.is_trl)
+
+
+def effective_ratio(run: dict[str, Any], arm: Arm) -> float:
+    """Tokens over those of plain fine-tuning, averaged over steps with and without views."""
+    return 1 + arm.view_share * (float(run["token_ratio"]) - 1)
+
+
 def summarise(rounds: Sequence[Round], arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
     """Figures of every arm. A ratio is taken within a round, where the machine was in one mood; then comes the median.
 
@@ -37,16 +47,15 @@ def summarise(rounds: Sequence[Round], arms: Sequence[Arm]) -> dict[str, dict[st
     Returns:
         By arm: ``examples_per_second``, ``over_regular`` and ``over_trl`` (speed over that of ``regular`` and of TRL's
         fastest setting in the same round), ``peak_mib``, ``baseline_mib``, ``tokens_per_example``; for an arm with
-        views also ``token_ratio`` and ``time_over_tokens``: its time over that of ``regular``, divided by the ratio of
-        tokens. There 1 means that a view costs just its tokens.
+        views also ``token_ratio`` and ``time_over_tokens``: its time over that of ``regular`` (with LoRA: of
+        ``regular`` with LoRA), divided by the ratio of tokens. There 1 means that a view costs just its tokens.
     """
-    trl = [arm.name for arm in arms if arm.is_trl]
     result: dict[str, dict[str, Any]] = {}
     for arm in arms:
         runs = [results[arm.name] for results in rounds]
         speeds = [run["examples_per_second"] for run in runs]
         regular = [results[REGULAR]["examples_per_second"] for results in rounds]
-        best = [max(results[name]["examples_per_second"] for name in trl) for results in rounds]
+        best = [best_trl(results, arms) for results in rounds]
         figures: dict[str, Any] = {
             "examples_per_second": Spread.of(speeds),
             "over_regular": Spread.of([a / b for a, b in zip(speeds, regular, strict=True)]),
@@ -56,11 +65,20 @@ def summarise(rounds: Sequence[Round], arms: Sequence[Arm]) -> dict[str, dict[st
             "tokens_per_example": sum(run["tokens"] for run in runs) / sum(run["examples"] for run in runs),
         }
         if arm.has_views:
-            ratio = runs[0]["token_ratio"]
+            ratio = effective_ratio(runs[0], arm)
+            alike = [results[arm.reference]["examples_per_second"] for results in rounds]
             figures["token_ratio"] = ratio
-            figures["time_over_tokens"] = Spread.of([b / a / ratio for a, b in zip(speeds, regular, strict=True)])
+            figures["time_over_tokens"] = Spread.of([b / a / ratio for a, b in zip(speeds, alike, strict=True)])
         result[arm.name] = figures
     return result
+
+
+def as_json(summary: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Spreads by name instead of by place."""
+    return {
+        arm: {name: value._asdict() if isinstance(value, Spread) else value for name, value in figures.items()}
+        for arm, figures in summary.items()
+    }
 
 
 COLUMNS = (
@@ -76,32 +94,38 @@ COLUMNS = (
 )
 
 
-def markdown(title: str, summary: dict[str, dict[str, Any]]) -> str:
-    """One suite as a table: median, with the range over the rounds in brackets."""
-    lines = [f"### {title}", "", _row(COLUMNS), _row(["---"] * len(COLUMNS))]
+def markdown(summary: dict[str, dict[str, Any]]) -> str:
+    """One suite as a table: median, with the range over the rounds in brackets.
+
+    Args:
+        summary: of :func:`as_json`.
+    """
+    lines = [row(COLUMNS), row(["---"] * len(COLUMNS))]
     for name, figures in summary.items():
         views = "token_ratio" in figures
         cells = [
             name,
-            _spread(figures["examples_per_second"], 1),
-            _spread(figures["over_regular"], 2),
-            _spread(figures["over_trl"], 2),
+            spread(figures["examples_per_second"], 1),
+            spread(figures["over_regular"], 2),
+            spread(figures["over_trl"], 2),
             f"{figures['tokens_per_example']:.0f}",
             f"{figures['token_ratio']:.2f}" if views else "–",
-            _spread(figures["time_over_tokens"], 2) if views else "–",
-            f"{figures['peak_mib'].median:.0f}",
-            f"{figures['baseline_mib'].median:.0f}",
+            spread(figures["time_over_tokens"], 2) if views else "–",
+            f"{figures['peak_mib']['median']:.0f}",
+            f"{figures['baseline_mib']['median']:.0f}",
         ]
-        lines.append(_row(cells))
+        lines.append(row(cells))
     return "\n".join(lines)
 
 
-def _row(cells: Sequence[str]) -> str:
+def row(cells: Sequence[str]) -> str:
+    """A line of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 
-def _spread(spread: Spread, digits: int) -> str:
-    return f"{spread.median:.{digits}f} [{spread.low:.{digits}f}, {spread.high:.{digits}f}]"
+def spread(value: dict[str, float], digits: int) -> str:
+    """Median and range in a cell."""
+    return f"{value['median']:.{digits}f} [{value['low']:.{digits}f}, {value['high']:.{digits}f}]"
 
 
 def free_name(wanted: Path) -> Path:

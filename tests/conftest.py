@@ -24,6 +24,12 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Prepared data is kept where nothing else is, by the processes that tests start as well."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real data beside the checkout."""

@@ -232,7 +232,7 @@ def test_an_earlier_analysis_is_kept(runs: dict[str, Path], data: Path, tmp_path
 
 
 ERRORS: list[tuple[list[str], str]] = [
-    (["--model_path", "{llm}", "--layer", "3"], "the model has 2 layers; choose 0 (embeddings) to 2 (the last)"),
+    (["--model_path", "{llm}", "--layer", "3"], "--layer: expected -3 to 2 for a model of 2 layers, got 3"),
     (
         ["--model_path", "{llm}", "--views", "step-jepa", "--step_separator", "@@"],
         "none of the 12 records has a pair of step-jepa views",

@@ -32,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     data = add_data_group(parser, required=False)
+    data.add_argument("--cache_dir", metavar="DIR", help="where prepared data is kept (~/.cache/stepjepa)")
+    add_switch(data, "--no_cache", help="neither read nor keep prepared data")
     data.add_argument("--eval_file", metavar="FILE", help="held-out records, for losses during training")
     data.add_argument("--data_file", metavar="FILE", help="one file to be split, instead of --train_file, --eval_file")
     data.add_argument("--eval_split", type=float, default=0.2, metavar="S", help="share of --data_file held out (0.2)")
@@ -172,6 +174,8 @@ def check(args: argparse.Namespace) -> JepaConfig:
         for name, default in (("eval_split", 0.2), ("split_seed", 42)):
             if getattr(args, name) != default:
                 raise UserError(f"--{name} does nothing without --data_file; add it or leave it out")
+    if args.no_cache and args.cache_dir is not None:
+        raise UserError("--no_cache keeps nothing, and --cache_dir says where; leave one out")
     if args.plain and args.chat_template is not None:
         raise UserError("--chat_template does nothing with --plain, which has no chat format; leave one out")
     if not 0 <= args.finetune_seed < 2**32:

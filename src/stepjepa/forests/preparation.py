@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.forests.forest import Forest
+from stepjepa.forests.cache import ForestCache, Found, cache_key
+from stepjepa.forests.flat import FlatForestsBuilder
 from stepjepa.forests.sampler import ForestDataset
 from stepjepa.forests.segments import ForestBuilder
 
@@ -46,30 +49,52 @@ COUNTS = ("records", "pairs", "without a pair", "over length", "truncated", "pai
 
 
 def prepare(
-    records: Sequence[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig, *, what: str = "training data"
+    records: Sequence[Record],
+    tokenizer: PreTrainedTokenizerBase,
+    config: JepaConfig,
+    *,
+    what: str = "training data",
+    cache: ForestCache | None = None,
 ) -> Prepared:
-    """Build the forests of all records.
+    """Build the forests of all records, or read them where they were built before.
 
     Args:
         records: from ``records.read_records`` or ``as_records``.
         tokenizer: with predictor tokens and a chat template.
         config: see ``JepaConfig``.
         what: names the data on the progress bar and in errors.
+        cache: where prepared forests are kept; None for nowhere. What ends in an error is never kept.
 
     Raises:
         UserError: a record is wrong, none is left, or a mode with views finds no pair at all.
     """
+    if cache is None or getattr(tokenizer, "backend_tokenizer", None) is None:
+        return _as_prepared(_build(records, tokenizer, config, what))
+    key = cache_key(records, tokenizer, config)
+    found = cache.load(key, what)
+    if found is None:
+        found = _build(records, tokenizer, config, what)
+        cache.store(key, found)
+    return _as_prepared(found)
+
+
+def _as_prepared(found: Found) -> Prepared:
+    return Prepared(ForestDataset(found.forests), found.counts, found.tokens, found.template)
+
+
+def _build(records: Sequence[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig, what: str) -> Found:
     from tqdm.auto import tqdm
 
-    builder = ForestBuilder(tokenizer, config)
-    forests: list[Forest] = []
-    with tqdm(total=len(records), desc=f"prepare {what}", unit="rec", disable=not sys.stderr.isatty()) as bar:
+    builder, collected = ForestBuilder(tokenizer, config), FlatForestsBuilder()
+    bar = tqdm(total=len(records), desc=f"prepare {what}", unit="rec", disable=not sys.stderr.isatty())
+    with bar, _collector_paused():
         for start in range(0, len(records), BLOCK):
             block = records[start : start + BLOCK]
-            forests.extend(builder.build(block))
+            collected.add(builder.build(block))
             bar.update(len(block))
+    forests = collected.build()
     path = records[0].path if records else what
-    if not forests:
+    if not len(forests):
         raise UserError(f"none of the {len(records)} records can be trained on; check --max_length", path=path)
     if config.uses_views and not builder.counts["pairs"]:
         remedy = (
@@ -77,8 +102,17 @@ def prepare(
         )
         raise UserError(f"none of the {len(forests)} records has a pair; {remedy}, or use --regular", path=path)
     counts = {name: builder.counts[name] for name in COUNTS}
-    tokens = {
-        "all": sum(len(forest) for forest in forests),
-        "main": sum(len(forest.without_views()) for forest in forests),
-    }
-    return Prepared(ForestDataset(forests), counts, tokens, builder.template.describe())
+    tokens = {"all": sum(forests.lengths), "main": sum(forests.text_lengths)}
+    return Found(forests, counts, tokens, builder.template.describe())
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Leave cyclic garbage for later: none is made here, and looking for it takes a tenth of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -16,6 +16,7 @@ from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.forests.forest import IGNORE, Forest
 from stepjepa.forests.layouts import Ids, Located, Placing
+from stepjepa.forests.tokenisation import TextEncoder
 from stepjepa.forests.views import MessageView, Pair, SpanView, View, find_pairs
 from stepjepa.text.plain_template import PlainTemplate
 from stepjepa.text.predictors import predictor_ids, predictor_token
@@ -43,11 +44,11 @@ class Tokens(NamedTuple):
 
     def first_overlapping(self, character: int) -> int:
         """Index of the first token that reaches beyond a character position."""
-        return int(np.searchsorted(self.ends, character, side="right"))
+        return int(self.ends.searchsorted(character, side="right"))
 
     def first_from(self, character: int) -> int:
         """Index of the first token that begins at or after a character position."""
-        return int(np.searchsorted(self.starts, character, side="left"))
+        return int(self.starts.searchsorted(character, side="left"))
 
 
 class ForestBuilder:
@@ -70,6 +71,7 @@ class ForestBuilder:
             PlainTemplate(tokenizer, answers=config.labels != "all") if config.plain else ChatTemplate(tokenizer)
         )
         self.counts: Counter[str] = Counter()
+        self._encoder = TextEncoder(tokenizer)
         assert config.predictors is not None
         wanted = config.predictors if config.uses_views else 0
         self._predictors = np.asarray(predictor_ids(tokenizer, wanted), np.int32)
@@ -137,21 +139,7 @@ class ForestBuilder:
 
     def tokenize(self, texts: list[str]) -> list[Tokens]:
         """Rendered texts as tokens."""
-        # The template has written the special tokens; the tokenizer must not add a second begin-of-text.
-        batch = self.tokenizer(
-            texts,
-            add_special_tokens=False,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            # Lengths are checked here; the tokenizer's own warning about its model would only confuse.
-            verbose=False,
-        )
-        result = []
-        for ids, offsets in zip(batch["input_ids"], batch["offset_mapping"], strict=True):
-            pairs = np.asarray(offsets, np.int32).reshape(-1, 2)
-            result.append(Tokens(np.asarray(ids, np.int32), pairs[:, 0], pairs[:, 1]))
-        return result
+        return [Tokens(ids, offsets[0], offsets[1]) for ids, offsets in self._encoder.encode(texts)]
 
     def _one(
         self, record: Record, whole: Rendered, tokens: Tokens, pairs: list[Pair], alone: dict[_Alone, Located]
@@ -211,17 +199,19 @@ class ForestBuilder:
 
     def _shift_labels(self, record: Record, whole: Rendered, tokens: Tokens) -> Ids:
         """``[L]``: what each position must predict; see ``JepaConfig.labels``."""
-        targets = np.full(len(tokens.ids), IGNORE, np.int32)
+        labels = np.full(len(tokens.ids), IGNORE, np.int32)
         if self.config.labels == "assistant":
             for message, (start, _), end in zip(record.messages, whole.spans, whole.turn_ends, strict=True):
                 if message["role"] == "assistant":
-                    taught = slice(tokens.first_overlapping(start), tokens.first_from(end))
-                    targets[taught] = tokens.ids[taught]
-        else:
-            targets[:] = tokens.ids
-            if self.config.labels == "reference":
-                targets[np.isin(tokens.ids, self.template.end_of_turn_ids)] = IGNORE
-        return np.append(targets[1:], np.int32(IGNORE)).astype(np.int32)
+                    # Nothing predicts the first token of a row.
+                    first, last = max(tokens.first_overlapping(start), 1), tokens.first_from(end)
+                    if first < last:
+                        labels[first - 1 : last - 1] = tokens.ids[first:last]
+            return labels
+        labels[:-1] = tokens.ids[1:]
+        if self.config.labels == "reference":
+            labels[np.isin(labels, self.template.end_of_turn_ids)] = IGNORE
+        return labels
 
 
 def _locate_alone(tokens: Tokens, rendered: Rendered, predictors: int) -> Located:

@@ -7,12 +7,13 @@ system role, whether it takes a lone assistant turn, which token ends a turn, wh
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from jinja2.exceptions import TemplateError
 
 from stepjepa.errors import UserError
+from stepjepa.text.inert_template import writes_contents_only
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,6 +33,10 @@ _ASKED, _ANSWERED = {"role": "user", "content": "why"}, {"role": "assistant", "c
 
 # Private-use characters: no template writes them and no ordinary text holds them.
 _OPEN, _CLOSE = "\ue000", "\ue001"
+
+# What is done to the ends of a content; None for nothing.
+Trimming = Callable[[str], str] | None
+_TRIMMINGS: tuple[Trimming, ...] = (None, str.strip, str.lstrip, str.rstrip, lambda content: content.lstrip("\n"))
 
 
 class Rendered(NamedTuple):
@@ -89,6 +94,9 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._source = _pin_date(tokenizer.get_chat_template())
         self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
+        # Where the text around the contents is always the same, the template is run once for all chats of like roles.
+        self._inert = writes_contents_only(self._source)
+        self._trimmings: dict[tuple[str, ...], list[Trimming] | None] = {}
         self.has_system_role = self._renders(("system", "user", "assistant"))
         self.lone_assistant = self._renders(("assistant",))
         if not self._renders(("user", "assistant")):
@@ -110,13 +118,17 @@ class ChatTemplate:
         """
         if messages and messages[0]["role"] == "system" and not self.has_system_role:
             return self._render_folded(messages)
-        try:
-            text = self._apply(messages)
-        except TemplateError as error:
-            raise UserError(f"the chat template refuses these messages: {error}") from None
         contents = [message["content"] for message in messages]
-        roles = tuple(message["role"] for message in messages)
-        spans = self._spans_by_skeleton(text, roles, contents) or self._spans_by_search(text, roles, contents)
+        roles = tuple([message["role"] for message in messages])
+        composed = self._compose(roles, contents) if self._inert else None
+        if composed is not None:
+            text, spans = composed
+        else:
+            try:
+                text = self._apply(messages)
+            except TemplateError as error:
+                raise UserError(f"the chat template refuses these messages: {error}") from None
+            spans = self._spans_by_skeleton(text, roles, contents) or self._spans_by_search(text, roles, contents)
         if self.appends_end_of_turn and roles[-1] == "assistant":
             text = text[: spans[-1][1]] + self.end_of_turn
         limits = [start for start, _ in spans[1:]] + [len(text)]
@@ -176,6 +188,64 @@ class ChatTemplate:
                     pieces.append(rest)
             self._skeletons[roles] = pieces
         return self._skeletons[roles]
+
+    def _compose(self, roles: tuple[str, ...], contents: Sequence[str]) -> tuple[str, list[tuple[int, int]]] | None:
+        """Text and spans put together from the skeleton and the contents; None where the template must be run.
+
+        Only for a template that does nothing else with contents that are not blank (``writes_contents_only``).
+        """
+        trimmings = self._find_trimmings(roles)
+        if trimmings is None:
+            return None
+        pieces = self._skeletons[roles]
+        assert pieces is not None
+        parts, spans, position = [pieces[0]], [], len(pieces[0])
+        same = True
+        for content, trim, piece in zip(contents, trimmings, pieces[1:], strict=True):
+            written = content if trim is None else trim(content)
+            if not content or content.isspace():
+                return None
+            same = same and len(written) == len(content)
+            end = position + len(written)
+            spans.append((position, end))
+            parts.append(written)
+            parts.append(piece)
+            position = end + len(piece)
+        text = "".join(parts)
+        if same:
+            return text, spans
+        # Blanks that were trimmed may look like those of the template: then the spans are read as always.
+        read = self._spans_by_skeleton(text, roles, contents)
+        return None if read is None else (text, read)
+
+    def _find_trimmings(self, roles: tuple[str, ...]) -> list[Trimming] | None:
+        """How the template trims the content of each message; None if it refuses or does something else."""
+        if roles not in self._trimmings:
+            self._trimmings[roles] = self._probe_trimmings(roles)
+        return self._trimmings[roles]
+
+    def _probe_trimmings(self, roles: tuple[str, ...]) -> list[Trimming] | None:
+        pieces = self._skeleton(roles)
+        if pieces is None or any(_OPEN in piece for piece in pieces):
+            return None
+        marks = [f"\n \t{_OPEN}{index}{_CLOSE}\t \n" for index in range(len(roles))]
+        text = self._apply([{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)])
+        found: list[Trimming] = []
+        position = 0
+        for mark, before, after in zip(marks, pieces, pieces[1:], strict=False):
+            position += len(before)
+            for trim in _TRIMMINGS:
+                written = mark if trim is None else trim(mark)
+                if text.startswith(written, position) and text.startswith(after, position + len(written)):
+                    found.append(trim)
+                    position += len(written)
+                    break
+        written = "".join(
+            part
+            for mark, trim, piece in zip(marks, found, pieces, strict=False)
+            for part in (piece, mark if trim is None else trim(mark))
+        )
+        return found if len(found) == len(roles) and written + pieces[-1] == text else None
 
     def _spans_by_skeleton(
         self, text: str, roles: tuple[str, ...], contents: Sequence[str]

@@ -38,7 +38,7 @@ from stepjepa.models.loading import LoraSettings
 from stepjepa.models.predictor_head import attach_head
 from stepjepa.models.setup import check_layer
 from stepjepa.objectives.objective import Objective
-from stepjepa.training.checks import check_positions, refuse_contradictions
+from stepjepa.training.checks import check_positions, refuse_contradictions, refuse_lonely_pairs
 
 
 @dataclass(frozen=True)
@@ -185,13 +185,14 @@ def _set_up(
 ) -> tuple[str, str]:
     """What ``JepaTrainer`` does to a model and refuses; gives the encoding and its reason."""
     refuse_contradictions(training)
+    refuse_lonely_pairs(config, training)
     base = model.get_base_model() if args.lora else model
     encoding = choose_encoding(base, config.encoding)
     if config.layout == "inplace" and encoding[0] == "rows":
         raise ValueError(f"layout 'inplace' needs encoding 'forest', but {encoding[1]}; use 'branched'")
     if encoding[0] == "forest" and config.uses_views:
         enable_forest(base)
-    check_layer(base, config.jepa_layer)
+    check_layer(int(base.config.get_text_config().num_hidden_layers), config.jepa_layer)
     check_positions(base, prepared)
     if config.predictor_head != "none":
         attach_head(model, config.predictor_head, training.seed)

@@ -24,6 +24,7 @@ from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores, spread
 from stepjepa.files import fingerprint
+from stepjepa.forests.cache import ForestCache
 from stepjepa.forests.preparation import prepare
 from stepjepa.models.checkpointing import enable_selective, refuse_full
 from stepjepa.models.loading import LoraSettings, add_lora, load_model
@@ -131,8 +132,11 @@ def _build(
         trust_remote_code=args.trust_remote_code,
         quantization=_quantization(args, training),
     )
-    data = prepare(train_records, tokenizer, config)
-    held_out = prepare(eval_records, tokenizer, config, what="evaluation data") if eval_records else None
+    cache = None if args.no_cache else ForestCache(args.cache_dir, writes=is_main_process(), say=_say)
+    data = prepare(train_records, tokenizer, config, cache=cache)
+    held_out = None
+    if eval_records:
+        held_out = prepare(eval_records, tokenizer, config, what="evaluation data", cache=cache)
     _say(f"data: {data.describe()}")
     if lora is not None:
         model = add_lora(model, lora, adapter_ids(tokenizer, plain=config.plain))

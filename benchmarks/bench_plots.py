@@ -1,0 +1,78 @@
+"""The pictures of measured arms and curves, as PNG files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stepjepa.files import atomic_write
+
+OURS, OTHERS, BEFORE = "#0072B2", "#D55E00", "#999999"
+MARKS = "os^Dv<>p"
+
+
+def draw_arms(suite: str, summary: dict[str, dict[str, Any]], path: Path) -> None:
+    """Speed with its range, and peak memory with what is there before training, one bar per arm.
+
+    Args:
+        suite: for the title.
+        summary: of ``bench_table.as_json``.
+        path: of the picture.
+    """
+    from matplotlib.figure import Figure
+
+    names = list(summary)
+    colours = [OTHERS if name.startswith(("trl", "published")) else OURS for name in names]
+    figure = Figure(figsize=(11, 0.32 * len(names) + 1.4), layout="constrained")
+    speed, memory = figure.subplots(1, 2, sharey=True)
+    spreads = [summary[name]["examples_per_second"] for name in names]
+    medians = [value["median"] for value in spreads]
+    errors = [[m - v["low"] for m, v in zip(medians, spreads, strict=True)]]
+    errors.append([v["high"] - m for m, v in zip(medians, spreads, strict=True)])
+    speed.barh(names, medians, xerr=errors, color=colours, ecolor="black", capsize=2)
+    speed.set_xlabel("examples per second")
+    memory.barh(names, [summary[name]["peak_mib"]["median"] for name in names], color=colours)
+    memory.barh(names, [summary[name]["baseline_mib"]["median"] for name in names], color=BEFORE)
+    memory.set_xlabel("peak memory, MiB (grey: before training)")
+    speed.invert_yaxis()
+    figure.suptitle(suite)
+    _save(figure, path)
+
+
+def draw_curves(results: dict[str, Any], path: Path) -> None:
+    """Time and memory against each size, one line per arm.
+
+    Args:
+        results: of ``scaling.py``.
+        path: of the picture.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
+    curves = results["curves"]
+    figure = Figure(figsize=(9, 2.9 * len(curves)), layout="constrained")
+    axes = figure.subplots(len(curves), 2, squeeze=False)
+    for (time, memory), (name, curve) in zip(axes, curves.items(), strict=True):
+        sizes = curve["sizes"]
+        for mark, (arm, points) in zip(MARKS, curve["points"].items(), strict=False):
+            there = [(size, point) for size, point in zip(sizes, points, strict=True) if point is not None]
+            xs = [size for size, _ in there]
+            time.plot(xs, [1000 * point["seconds_per_record"] for _, point in there], marker=mark, label=arm)
+            memory.plot(xs, [point["peak_mib"] for _, point in there], marker=mark, label=arm)
+        for axis, what in ((time, "ms per record"), (memory, "peak memory, MiB")):
+            axis.set_xscale("log", base=2)
+            axis.xaxis.set_major_locator(FixedLocator(sizes))
+            axis.xaxis.set_minor_locator(NullLocator())
+            axis.xaxis.set_major_formatter(ScalarFormatter())
+            axis.set_xlabel(name)
+            axis.set_ylabel(what)
+        time.set_yscale("log")
+        memory.set_ylim(bottom=0)
+    axes[0][0].legend(fontsize="small")
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path, "wb") as stream:
+        figure.savefig(stream, format="png", dpi=100)
