@@ -34,4 +34,5 @@ format: setup  ## put the code in form
 bench: setup  ## measure training against TRL, evaluation against one prompt at a time
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python benchmarks/bench_preparation.py
 	$(BIN)/python benchmarks/bench_evaluation.py
