@@ -133,7 +133,7 @@ class Cluster:
     """
 
     def __init__(self, folder: Path, options: Mapping[str, Any], jobs: int | None = None) -> None:
-        AutoExecutor, _ = _executors()  # noqa: N806
+        AutoExecutor, _ = _executors()  # noqa: N806  # a class
         self._name = os.environ.get(CLUSTER, "slurm")
         if self._name == "slurm" and not all(map(shutil.which, ("sbatch", "srun", "squeue", "scancel"))):
             raise UserError("--engine slurm: no sbatch here; start it where jobs are handed in, or use --engine local")

@@ -19,7 +19,7 @@ from stepjepa.errors import UserError
 try:
     import fcntl
 except ImportError:  # not on Windows, where nothing keeps a second sweep out
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # asked for before it is used
 
 # What a sweep that was just killed leaves behind is gone within this many seconds.
 _LEFT_BEHIND = 10.0

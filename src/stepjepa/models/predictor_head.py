@@ -53,7 +53,7 @@ def attach_head(model: nn.Module, kind: str, seed: int) -> None:
     """
     embedding = model.get_input_embeddings().weight  # type: ignore[operator]  # a method of every PreTrainedModel
     trained = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
-    width = int(model.config.get_text_config().hidden_size)  # type: ignore[union-attr,operator]
+    width = int(model.config.get_text_config().hidden_size)  # type: ignore[union-attr,operator]  # likewise
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = PredictorHead(kind, width)
