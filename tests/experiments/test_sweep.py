@@ -93,8 +93,9 @@ def test_a_whole_sweep_and_what_it_leaves(tmp_path: Path, capsys: Any) -> None:
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 6
     assert [line.split("]")[0] for line in said] == [f"[{n}/6" for n in range(1, 7)]
-    # Seed by seed, whatever the order of the table.
-    assert {line.split()[1].rpartition("/")[2] for line in said[:3]} == {"seed1:"}
+    # Started seed by seed, whatever the order of the table. With two at a time the third to end may
+    # be the first of the next seed; the first two can't.
+    assert {line.split()[1].rpartition("/")[2] for line in said[:2]} == {"seed1:"}
     assert "correct " in said[0]
     assert " left" in said[0]
     assert " left" not in said[-1]
