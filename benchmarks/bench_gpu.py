@@ -198,7 +198,7 @@ def _ours(model: Any, fields: dict[str, Any], shape: Shape, count: int) -> Calla
         counts = torch.tensor([batch["label_ids"].numel(), batch["source_index"].numel(), 0], device=device)
 
         def loss() -> Tensor:
-            return objective.parts(objective.sums(forward(model, batch), batch["label_ids"]), counts)["loss"]
+            return objective.parts(objective.sums(forward(model, batch)), counts)["loss"]
 
         rows, length = batch["input_ids"].shape
         return loss, batch, (rows, length, batch["label_ids"].numel(), batch["source_index"].numel())

@@ -150,7 +150,7 @@ def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], 
         if world > 1:
             dist.all_reduce(counts)
         outputs = forward(model, batch, config.jepa_layer)
-        sums = objective.sums(outputs, batch["label_ids"], step=step, gather=gather_rows)
+        sums = objective.sums(outputs, step=step, gather=gather_rows)
         parts = objective.parts(sums, counts, step * STEP / len(keys))
         (parts["loss"] * world).backward()
         optimizer.step()

@@ -76,8 +76,8 @@ BREAKS: dict[str, tuple[str, Callable[[Any], None]]] = {
 def detached(forward: Any) -> Any:
     def cut(model: Any, batch: Any) -> Any:
         outputs = forward(model, batch)
-        blind = outputs.logits.detach() + 0 * model.get_output_embeddings().weight.sum()
-        return outputs._replace(logits=blind, source=outputs.source.detach(), target=outputs.target.detach())
+        blind = outputs.lm_loss.detach() + 0 * model.get_output_embeddings().weight.sum()
+        return outputs._replace(lm_loss=blind, source=outputs.source.detach(), target=outputs.target.detach())
 
     return cut
 

@@ -74,11 +74,13 @@ def test_forest_equals_separate_passes(
 
     fast = tiny.forest_states(model, forest)
     outputs = forward(model, ForestCollator(0)([forest]))
-    labels = torch.from_numpy(forest.shift_labels[forest.shift_labels != IGNORE]).long()
-    found = tiny.gradients(model, probe(fast) + F.cross_entropy(outputs.logits, labels, reduction="sum"))
+    found = tiny.gradients(model, probe(fast) + outputs.lm_loss)
+    with torch.no_grad():
+        kept = forward(model, ForestCollator(0)([forest]), keep_logits=True)
 
     tiny.assert_same(fast, slow, what="hidden states")
-    tiny.assert_same(outputs.logits, logits, what="logits")
+    tiny.assert_same(kept.logits, logits, what="logits")
+    tiny.assert_same(outputs.lm_loss, slow_lm, what="LM loss")
     tiny.assert_same(outputs.source, slow[forest.pairs[:, 0]], what="source embeddings")
     tiny.assert_same(outputs.target, slow[forest.pairs[:, 1]], what="target embeddings")
     tiny.assert_same_gradients(found, expected)
@@ -157,9 +159,7 @@ def test_inplace_equals_a_dense_mask(
     enable_forest(model)
     fast = tiny.forest_states(model, forest)
     outputs = forward(model, ForestCollator(0)([forest]))
-    found = tiny.gradients(
-        model, probe(fast) + F.cross_entropy(outputs.logits, labels[labels != IGNORE], reduction="sum")
-    )
+    found = tiny.gradients(model, probe(fast) + outputs.lm_loss)
     tiny.assert_same(fast, slow)
     tiny.assert_same_gradients(found, expected)
 
@@ -180,7 +180,7 @@ def test_inplace_hides_the_source_from_the_target(tiny_model: ModelFactory, trai
 
 def total(model: Any, forests: list[Forest], encoding: str, objective: Objective) -> Tensor:
     batch = ForestCollator(0, encoding)(forests)
-    sums = objective.sums(forward(model, batch), batch["label_ids"])
+    sums = objective.sums(forward(model, batch))
     counts = torch.tensor([batch["label_ids"].numel(), batch["source_index"].numel(), 0])
     return objective.parts(sums, counts)["loss"]
 
@@ -210,7 +210,8 @@ def test_rows_equal_separate_passes_of_recurrent_models(
     model = tiny_model(architecture)
     batch = ForestCollator(3, "rows")(forests)
     assert "position_ids" not in batch
-    outputs = forward(model, batch)
+    outputs = forward(model, batch, keep_logits=True)
+    assert outputs.logits is not None
     found = tiny.gradients(model, probe(outputs.source) + probe(outputs.target) + outputs.logits.logsumexp(-1).sum())
 
     source, target, logits = [], [], []

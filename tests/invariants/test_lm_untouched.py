@@ -45,7 +45,7 @@ def build(tokenizer: Any, config: JepaConfig) -> list[Forest]:
 def parts(model: Any, forests: list[Forest], encoding: str, *, gamma: float = 1.0, lbd: float = 0.0) -> Parts:
     batch = ForestCollator(0, encoding)(forests)
     objective = Objective.from_config(JepaConfig(gamma=gamma, lbd=lbd))
-    sums = objective.sums(forward(model, batch), batch["label_ids"])
+    sums = objective.sums(forward(model, batch))
     return objective.parts(sums, torch.tensor([batch["label_ids"].numel(), batch["source_index"].numel(), 0]))
 
 

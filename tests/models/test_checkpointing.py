@@ -60,7 +60,7 @@ def make(architecture: str, way: str, *, lora: bool = False, tokenizer: Any = No
 
 def loss_of(model: Any, tokenizer: Any) -> torch.Tensor:
     batch = ForestCollator(0)(ForestBuilder(tokenizer, CONFIG).build(tiny.records()))
-    sums = Objective.from_config(CONFIG).sums(forward(model, batch), batch["label_ids"])
+    sums = Objective.from_config(CONFIG).sums(forward(model, batch))
     counts = torch.tensor([len(batch["label_ids"]), len(batch["source_index"]), 0], dtype=torch.float64)
     return Objective.from_config(CONFIG).parts(sums, counts)["loss"]
 
@@ -160,7 +160,7 @@ def two_processes(folder: Path) -> None:
             else:
                 model = DistributedDataParallel(model)
             batch = ForestCollator(0)(ForestBuilder(made, CONFIG).build(tiny.records())[dist.get_rank() :: 2])
-            sums = Objective.from_config(CONFIG).sums(forward(model, batch), batch["label_ids"])
+            sums = Objective.from_config(CONFIG).sums(forward(model, batch))
             counts = torch.tensor([len(batch["label_ids"]), len(batch["source_index"]), 0], dtype=torch.float64)
             dist.all_reduce(counts)
             Objective.from_config(CONFIG).parts(sums, counts)["loss"].backward()

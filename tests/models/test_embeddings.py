@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import tiny
@@ -31,13 +32,16 @@ def test_against_the_whole_output(architecture: str, tiny_model: ModelFactory, t
     enable_forest(model)
     given = batch(trained_tokenizer)
     with torch.no_grad():
-        outputs = forward(model, given)
+        outputs = forward(model, given, keep_logits=True)
+        lm_loss = forward(model, given).lm_loss
         states = tiny.hidden_states(model, given)
         whole = states.flatten(0, 1)
         logits = model.get_output_embeddings()(whole[given["label_index"]])
         if cap := getattr(model.config, "final_logit_softcapping", None):
             logits = cap * torch.tanh(logits / cap)
     tiny.assert_same(outputs.logits, logits)
+    tiny.assert_same(lm_loss, F.cross_entropy(logits, given["label_ids"], reduction="sum"))
+    tiny.assert_same(outputs.lm_loss, lm_loss)
     assert torch.equal(outputs.source, whole[given["source_index"]])
     assert torch.equal(outputs.target, whole[given["target_index"]])
 

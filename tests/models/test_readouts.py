@@ -133,7 +133,7 @@ def test_layers_of_every_kind_of_model(architecture: str, trained_tokenizer: Any
         first, inner = forward(model, batch, 0), forward(model, batch, 1)
     tiny.assert_same(default.source, same.source)
     for other in (first, inner):
-        assert torch.equal(other.logits, default.logits)
+        assert torch.equal(other.lm_loss, default.lm_loss)
         assert not torch.allclose(other.source, default.source, atol=1e-3)
     with pytest.raises(ValueError, match=f"jepa_layer: expected -{last + 1} to {last} for a model of {last} layers"):
         forward(model, batch, last + 1)
@@ -167,7 +167,7 @@ def test_a_head_maps_the_source_alone(kind: str, trained_tokenizer: Any) -> None
         with_head = forward(model, batch)
         assert torch.equal(with_head.source, attached(without.source))
     assert torch.equal(with_head.target, without.target)
-    assert torch.equal(with_head.logits, without.logits)
+    assert torch.equal(with_head.lm_loss, without.lm_loss)
     other = tiny.make_model("llama")
     torch.manual_seed(10)
     attach_head(other, kind, seed=5)

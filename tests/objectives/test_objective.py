@@ -15,19 +15,18 @@ from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.regularizers import Covariance, SIGReg, Variance
 
 
-def outputs(pairs: int = 2) -> tuple[Outputs, torch.Tensor]:
-    """Two labelled positions over three tokens; ``pairs`` pairs in two dimensions."""
-    logits = torch.tensor([[0.0, 0.0, 0.0], [math.log(2.0), 0.0, 0.0]], requires_grad=True)
+def outputs(pairs: int = 2) -> Outputs:
+    """An LM loss of two positions; ``pairs`` pairs in two dimensions."""
+    lm_loss = torch.tensor(math.log(3) + math.log(2), requires_grad=True)
     source = torch.tensor([[3.0, 4.0], [0.0, 2.0]], requires_grad=True)[:pairs]
     target = torch.tensor([[4.0, 3.0], [5.0, 0.0]], requires_grad=True)[:pairs]
-    return Outputs(logits, source, target, torch.empty(0, 3, 2)), torch.tensor([1, 0])
+    return Outputs(lm_loss, source, target, torch.empty(0, 3, 2))
 
 
 def test_by_hand() -> None:
-    given, labels = outputs()
+    given = outputs()
     objective = Objective(Cosine(), gamma=0.5, lbd=2.0)
-    sums = objective.sums(given, labels)
-    # -log(1/3) and -log(2/4)
+    sums = objective.sums(given)
     assert sums["lm_loss"].item() == pytest.approx(math.log(3) + math.log(2))
     assert sums["jepa_loss"].item() == pytest.approx(1.04)
     parts = objective.parts(sums, torch.tensor([2, 2, 0]))
@@ -38,23 +37,23 @@ def test_by_hand() -> None:
 
 def test_counts_are_those_of_the_whole_step() -> None:
     """Two micro-batches divided by the step's counts add up to the mean over both."""
-    given, labels = outputs()
+    given = outputs()
     objective = Objective(Cosine(), lbd=0.3)
-    first = objective.sums(Outputs(given.logits[:1], given.source[:1], given.target[:1], given.triples), labels[:1])
-    second = objective.sums(Outputs(given.logits[1:], given.source[1:], given.target[1:], given.triples), labels[1:])
+    first = objective.sums(Outputs(given.lm_loss / 4, given.source[:1], given.target[:1], given.triples))
+    second = objective.sums(Outputs(3 * given.lm_loss / 4, given.source[1:], given.target[1:], given.triples))
     counts = torch.tensor([2.0, 2.0, 0.0], dtype=torch.float64)
     halves = objective.parts(first, counts)["loss"] + objective.parts(second, counts)["loss"]
-    whole = objective.parts(objective.sums(given, labels), counts)["loss"]
+    whole = objective.parts(objective.sums(given), counts)["loss"]
     assert halves.item() == pytest.approx(whole.item(), rel=1e-6)
     both = {"lm_loss": first["lm_loss"] + second["lm_loss"], "jepa_loss": first["jepa_loss"] + second["jepa_loss"]}
     assert objective.parts(both, counts)["loss"].item() == pytest.approx(whole.item(), rel=1e-6)
 
 
 def test_nothing_to_align_is_zero_and_in_the_graph() -> None:
-    given, labels = outputs(pairs=0)
+    given = outputs(pairs=0)
     source = torch.ones(3, 2, requires_grad=True)
     objective = Objective(InfoNCE(), lbd=1.0)
-    sums = objective.sums(Outputs(given.logits, source[:0], given.target, given.triples), labels)
+    sums = objective.sums(Outputs(given.lm_loss, source[:0], given.target, given.triples))
     assert sums["jepa_loss"].item() == 0
     parts = objective.parts(sums, torch.tensor([2, 0, 0]))
     assert parts["jepa_loss"].item() == 0
@@ -65,9 +64,9 @@ def test_nothing_to_align_is_zero_and_in_the_graph() -> None:
 
 
 def test_nothing_to_predict_is_zero() -> None:
-    given, _ = outputs()
+    given = outputs()
     objective = Objective(Cosine())
-    sums = objective.sums(given._replace(logits=given.logits[:0]), torch.empty(0, dtype=torch.long))
+    sums = objective.sums(given._replace(lm_loss=0 * given.lm_loss))
     parts = objective.parts(sums, torch.tensor([0, 2, 0]))
     assert parts["lm_loss"].item() == 0
     assert parts["loss"].item() == pytest.approx(0.1 * 0.52)
@@ -75,10 +74,9 @@ def test_nothing_to_predict_is_zero() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_losses_are_in_single_precision(dtype: torch.dtype) -> None:
-    given, labels = outputs()
-    sums = Objective(Cosine()).sums(Outputs(*(value.to(dtype) for value in given)), labels)
-    assert sums["lm_loss"].dtype == sums["jepa_loss"].dtype == torch.float32
-    assert sums["lm_loss"].item() == pytest.approx(math.log(6), rel=1e-2)
+    given = outputs()
+    halved = given._replace(source=given.source.to(dtype), target=given.target.to(dtype))
+    assert Objective(Cosine()).sums(halved)["jepa_loss"].dtype == torch.float32
 
 
 def test_from_config() -> None:
@@ -98,11 +96,11 @@ def test_from_config() -> None:
 
 
 def test_every_part_has_its_weight_and_its_count() -> None:
-    given, labels = outputs()
+    given = outputs()
     triples = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]], [[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]]])
     terms: dict[str, Any] = {"variance_loss": (3.0, Variance()), "covariance_loss": (5.0, Covariance())}
     objective = Objective(Cosine(), gamma=0.5, lbd=2.0, regularizers=terms, stp=7.0)
-    sums = objective.sums(given._replace(triples=triples), labels)
+    sums = objective.sums(given._replace(triples=triples))
     parts = objective.parts(sums, torch.tensor([2, 2, 2]))
     # Source (3, 4), (0, 2): variances 4.5 and 2, covariance 3. Target (4, 3), (5, 0): 0.5 and 4.5, covariance -1.5.
     variance = 0.5 * (1 - math.sqrt(0.5 + 1e-4))
@@ -116,23 +114,21 @@ def test_every_part_has_its_weight_and_its_count() -> None:
 
 
 def test_sigreg_is_the_mean_over_both_views() -> None:
-    given, labels = outputs()
+    given = outputs()
     term = SIGReg(seed=3)
-    sums = Objective(Cosine(), regularizers={"sigreg_loss": (1.0, term)}).sums(given, labels, step=5)
+    sums = Objective(Cosine(), regularizers={"sigreg_loss": (1.0, term)}).sums(given, step=5)
     both = (term(given.source, 5) + term(given.target, 5)) / 2
     assert sums["sigreg_loss"].item() == pytest.approx(2 * both.item())
 
 
 @pytest.mark.parametrize(("through", "moved"), [(True, True), (False, False)])
 def test_stop_gradient_keeps_the_alignment_loss_from_the_target(through: bool, moved: bool) -> None:
-    given, labels = outputs()
+    given = outputs()
     target = torch.tensor([[4.0, 3.0], [5.0, 1.0]], requires_grad=True)
     for alignment in (Cosine(), InfoNCE()):
         target.grad = None
         objective = Objective(alignment, through_target=through)
-        objective.parts(objective.sums(given._replace(target=target), labels), torch.tensor([2, 2, 0]))[
-            "loss"
-        ].backward()
+        objective.parts(objective.sums(given._replace(target=target)), torch.tensor([2, 2, 0]))["loss"].backward()
         assert (target.grad is not None and bool(target.grad.any())) == moved
 
 
@@ -145,8 +141,8 @@ def test_schedules_by_hand() -> None:
     assert lbd_at("warmup") == [0.0, 1.0, 2.0, 2.0, 2.0]
     half = math.sqrt(0.5)
     assert lbd_at("cosine") == [2.0, round(1 + half, 6), 1.0, round(1 - half, 6), 0.0]
-    given, labels = outputs()
+    given = outputs()
     objective = Objective(Cosine(), lbd=2.0, schedule="warmup", warmup=0.5)
-    sums, counts = objective.sums(given, labels), torch.tensor([2, 2, 0])
+    sums, counts = objective.sums(given), torch.tensor([2, 2, 0])
     early, late = objective.parts(sums, counts, 0.0)["loss"], objective.parts(sums, counts)["loss"]
     assert late.item() - early.item() == pytest.approx(2 * 0.52)

@@ -195,7 +195,7 @@ def check_lm_loss(subject: Subject) -> str:
     forests = subject.forests[:4]
     device = subject.model.device
     batch = {key: value.to(device) for key, value in ForestCollator(0, subject.encoding)(forests).items()}
-    sums = Objective(None).sums(forward(subject.model, batch), batch["label_ids"])
+    sums = Objective(None).sums(forward(subject.model, batch))
     ours = sums["lm_loss"] / len(batch["label_ids"])
     total, count = 0.0, 0
     for forest in forests:
@@ -239,7 +239,7 @@ def check_step(subject: Subject) -> str:
         batch = ForestCollator(0, subject.encoding)(subject.forests[:4])
         batch = {key: value.to(model.device) for key, value in batch.items()}
         counts = torch.tensor([len(batch[name]) for name in ("label_ids", "source_index", "triple_index")])
-        sums = objective.sums(forward(model, batch), batch["label_ids"])
+        sums = objective.sums(forward(model, batch))
         objective.parts(sums, counts)["loss"].backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -62,11 +62,27 @@ def forest_visibility(visibility: Visibility | None) -> Iterator[None]:
         _current.reset(token)
 
 
-def _forest_sdpa_mask(*args: Any, mask_function: Callable[..., Tensor] = causal_mask_function, **kwargs: Any) -> Any:
+def _forest_sdpa_mask(
+    *args: Any,
+    mask_function: Callable[..., Tensor] = causal_mask_function,
+    dtype: torch.dtype = torch.float32,
+    **kwargs: Any,
+) -> Any:
     current = _current.get()
     if current is None:
-        return sdpa_mask(*args, mask_function=mask_function, **kwargs)
-    return current.mask(mask_function)
+        return sdpa_mask(*args, mask_function=mask_function, dtype=dtype, **kwargs)
+    # Torch would turn a boolean mask into such numbers in every layer, and keep them for each until the backward pass.
+    allowed = current.mask(mask_function)
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, -torch.inf)
+
+
+def _forest_sdpa_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> Any:
+    if attention_mask is not None and attention_mask.is_floating_point():
+        # Numbers must have the dtype of what they are added to, which need not be the model's.
+        attention_mask = attention_mask.to(query.dtype)
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
 def _forest_eager_mask(
@@ -88,7 +104,7 @@ def _forest_eager_attention(module: nn.Module, *args: Any, **kwargs: Any) -> Any
     return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)
 
 
-AttentionInterface.register(SDPA, sdpa_attention_forward)
+AttentionInterface.register(SDPA, _forest_sdpa_attention)
 AttentionMaskInterface.register(SDPA, _forest_sdpa_mask)
 AttentionInterface.register(EAGER, _forest_eager_attention)
 AttentionMaskInterface.register(EAGER, _forest_eager_mask)

@@ -1,4 +1,4 @@
-"""One forward pass that gives logits at labelled positions and embeddings at readouts, and keeps nothing else."""
+"""One forward pass that gives the LM loss at labelled positions and embeddings at readouts, and keeps nothing else."""
 
 from __future__ import annotations
 
@@ -6,28 +6,32 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stepjepa.forests.collate import visibility_of
 from stepjepa.forests.masks import Visibility
 from stepjepa.models.architecture import find_decoder
 from stepjepa.models.attention import forest_visibility
+from stepjepa.models.lm_loss import ChunkedLoss, chunked_loss, plain_head
 
 
 class Outputs(NamedTuple):
     """What the objective needs of a batch.
 
     Attributes:
-        logits: ``[N, V]``, at the labelled positions only.
+        lm_loss: scalar, cross-entropy summed over the labelled positions.
         source: ``[P, D]``, hidden state at the source readouts, through the predictor head if the model has one.
         target: ``[P, D]``, hidden state at the target readouts.
         triples: ``[S, 3, D]``, hidden state at the triples of the main text.
+        logits: ``[N, V]``, at the labelled positions; None unless they were asked for.
     """
 
-    logits: Tensor
+    lm_loss: Tensor
     source: Tensor
     target: Tensor
     triples: Tensor
+    logits: Tensor | None = None
 
 
 HEAD = "predictor_head"
@@ -56,23 +60,50 @@ def read(flat: Tensor, index: Tensor, pooled: Tensor | None) -> Tensor:
     return (summed / pooled[:, None]).to(flat.dtype)
 
 
-def forward(model: nn.Module, batch: dict[str, Tensor], layer: int = -1) -> Outputs:
-    """Run a batch of ``collate.ForestCollator`` once.
+def forward(model: nn.Module, batch: dict[str, Tensor], layer: int = -1, *, keep_logits: bool = False) -> Outputs:
+    """Run a batch of ``collate.ForestCollator`` once; see :func:`forward_groups`."""
+    return forward_groups(model, [batch], layer, keep_logits=keep_logits)
 
-    The decoder's output is cut down to the labelled positions by a hook before the model's own head sees it. So the
-    head keeps its model-specific scaling and soft caps, all parameters are used inside the wrapped forward (which DDP
-    and FSDP rely on), and logits exist only where there are labels.
+
+def forward_groups(
+    model: nn.Module, groups: Sequence[dict[str, Tensor]], layer: int = -1, *, keep_logits: bool = False
+) -> Outputs:
+    """Run all groups of a batch, one pass for each.
+
+    The decoder's output is cut down to the labelled positions by a hook before the model's own head sees it. So all
+    parameters are used inside the wrapped forward (which DDP and FSDP rely on), and logits exist only where there are
+    labels: for some of them at a time (``lm_loss``), or all at once where the model scales or caps them.
 
     Args:
         model: a causal language model, possibly wrapped (PEFT, DDP, FSDP); prepared by ``attention.enable_forest`` if
-            the batch carries a visibility.
-        batch: tensors on the model's device.
+            a group carries a visibility.
+        groups: of a batch of ``grouping.GroupCollator``, on the model's device.
         layer: the hidden state that embeddings and triples are read from, as transformers counts ``hidden_states``;
             -1 is the last, after the final norm.
+        keep_logits: give out the logits, too.
+
+    Returns:
+        The outputs of all groups together, pairs in the order of the groups.
 
     Raises:
         ValueError: the model has no such hidden state.
     """
+    head = None if keep_logits else plain_head(model)
+    with chunked_loss(head, [group["label_ids"] for group in groups]) as chunked:
+        parts = [_run(model, group, layer, chunked) for group in groups]
+    if len(parts) == 1:
+        outputs = parts[0]
+    else:
+        source, target, triples = (torch.cat(tensors) for tensors in zip(*(part[1:4] for part in parts), strict=True))
+        logits = torch.cat([part.logits for part in parts if part.logits is not None]) if keep_logits else None
+        outputs = Outputs(torch.stack([part.lm_loss for part in parts]).sum(), source, target, triples, logits)
+    if chunked.loss is not None:
+        return outputs._replace(lm_loss=chunked.loss)
+    return outputs if keep_logits else outputs._replace(logits=None)
+
+
+def _run(model: nn.Module, batch: dict[str, Tensor], layer: int, chunked: ChunkedLoss) -> Outputs:
+    """One pass; the loss of its labels is left at 0 where it is taken in chunks."""
     kept: dict[str, Tensor] = {}
     head = find_head(model)
 
@@ -105,27 +136,13 @@ def forward(model: nn.Module, batch: dict[str, Tensor], layer: int = -1) -> Outp
     finally:
         for handle in handles:
             handle.remove()
-    if logits.shape[:2] != torch.Size([1, batch["label_index"].numel()]):
-        raise ValueError(f"expected logits at {batch['label_index'].numel()} positions, got {tuple(logits.shape)}")
-    return Outputs(logits[0], **kept)
-
-
-def forward_groups(model: nn.Module, groups: Sequence[dict[str, Tensor]], layer: int = -1) -> tuple[Outputs, Tensor]:
-    """:func:`forward` over all groups of a batch.
-
-    Args:
-        model: as of :func:`forward`.
-        groups: of a batch of ``grouping.GroupCollator``.
-        layer: as of :func:`forward`.
-
-    Returns:
-        The outputs of all groups together, pairs and labels in the order of the groups, and the ``[N]`` label ids.
-    """
-    parts = [forward(model, group, layer) for group in groups]
-    label_ids = torch.cat([group["label_ids"] for group in groups])
-    if len(parts) == 1:
-        return parts[0], label_ids
-    return Outputs(*(torch.cat(tensors) for tensors in zip(*parts, strict=True))), label_ids
+    label_ids = batch["label_ids"]
+    if chunked.took_over:
+        return Outputs(torch.zeros((), device=logits.device), **kept)
+    if logits.shape[:2] != torch.Size([1, len(label_ids)]):
+        raise ValueError(f"expected logits at {len(label_ids)} positions, got {tuple(logits.shape)}")
+    lm_loss = F.cross_entropy(logits[0].float(), label_ids, reduction="sum")
+    return Outputs(lm_loss, **kept, logits=logits[0])
 
 
 def decoder_inputs(batch: dict[str, Tensor], layer: int = -1) -> tuple[dict[str, Any], Visibility | None]:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from stepjepa.config import JepaConfig, LbdSchedule
@@ -100,16 +99,15 @@ class Objective:
             return self.lbd * 0.5 * (1 + math.cos(math.pi * progress))
         return self.lbd
 
-    def sums(self, outputs: Outputs, label_ids: Tensor, *, step: int = 0, gather: Gather = alone) -> Sums:
+    def sums(self, outputs: Outputs, *, step: int = 0, gather: Gather = alone) -> Sums:
         """The undivided parts of one batch.
 
         Args:
             outputs: of ``embeddings.forward``.
-            label_ids: ``[N]``, the tokens to be predicted at the N rows of the logits.
             step: number of the optimizer step, which decides what is drawn at random.
             gather: brings in the embeddings of other processes; called equally often on each.
         """
-        sums = {"lm_loss": F.cross_entropy(outputs.logits.float(), label_ids, reduction="sum")}
+        sums = {"lm_loss": outputs.lm_loss}
         if self.alignment is not None:
             sums |= self._aligned(self.alignment, outputs, step, gather)
         if self.stp:

@@ -256,9 +256,9 @@ def _activations(
         with running(model, whole), LiveMemory(model) as memory:
             batch = empty_batch(groups)
             with autocast:
-                outputs, label_ids = forward_groups(model, batch, config.jepa_layer)
+                outputs = forward_groups(model, batch, config.jepa_layer)
             counts = torch.empty(3, dtype=torch.float64)
-            sums = objective.sums(outputs, label_ids)
+            sums = objective.sums(outputs)
             del outputs
             objective.parts(sums, counts, 0.0)["loss"].backward()
             return memory.peak

@@ -20,7 +20,7 @@ _MONITORS = ["records", "matched", "shuffled", "pairs", "crossings"]
 def measure(
     prepared: Prepared,
     objective: Objective,
-    run: Callable[[dict[str, Any]], tuple[Outputs, int, Sums]],
+    run: Callable[[dict[str, Any]], tuple[Outputs, Sums]],
     *,
     collator: Callable[[list[Any]], dict[str, Any]],
     batch_size: int,
@@ -33,7 +33,7 @@ def measure(
     Args:
         prepared: the records.
         objective: whose parts are measured, with ``lbd`` itself, whatever its schedule.
-        run: a collated batch to its outputs, the number of labels and the sums of the parts.
+        run: a collated batch to its outputs and the sums of the parts.
         collator: makes a batch.
         batch_size: records of this process's batches.
         rank: of this process.
@@ -51,7 +51,8 @@ def measure(
     batches = [keys[at : at + batch_size] for at in range(rank * batch_size, len(keys), batch_size * world)]
     window = Window()
     for batch in DataLoader(prepared.dataset, batch_sampler=batches, collate_fn=collator):
-        outputs, labels, sums = run(batch)
+        outputs, sums = run(batch)
+        labels = sum(group["label_ids"].numel() for group in batch["groups"])
         window.add(**sums, labels=labels, triples=len(outputs.triples))
         window.add(records=sum(group["num_records"][0] for group in batch["groups"]))
         if len(outputs.source):

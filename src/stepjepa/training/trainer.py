@@ -23,6 +23,7 @@ from stepjepa.forests.sampler import StepSampler
 from stepjepa.models.architecture import has_experts
 from stepjepa.models.ema import EmaCallback, EmaEncoder
 from stepjepa.models.embeddings import Outputs, forward_groups
+from stepjepa.models.lm_loss import plain_head
 from stepjepa.models.predictor_head import without_head
 from stepjepa.models.setup import base_model, set_up
 from stepjepa.objectives.gathering import gather_rows
@@ -142,8 +143,9 @@ class JepaTrainer(SavingTrainer, FlopTrainer):
             with without_head(self.model):
                 self.ema = EmaEncoder(self.model, self.jepa.ema_decay)
             self.add_callback(EmaCallback(self.ema, self.model))
-        # Derived here, where the model is whole.
+        # Derived and tried out here, where the model is whole.
         flops = self.flops
+        plain_head(self.model)
         if track_flop:
             say = print if self.is_world_process_zero() else None
             self.tracker = FlopTracker(flops, self.plan, say=say, total=self._total)
@@ -174,12 +176,12 @@ class JepaTrainer(SavingTrainer, FlopTrainer):
     ) -> Any:
         """The loss of one micro-batch, scaled so that the gradients of a step add up to the step's mean."""
         groups: list[dict[str, Tensor]] = inputs["groups"]
-        outputs, label_ids = self._encode(model, groups)
+        outputs = self._encode(model, groups)
         if num_items_in_batch is None:
             num_items_in_batch = self._counts([inputs], self.args.device)
         # A step without views has nothing to bring together, on no process.
         gather: Gather = gather_rows if self.jepa.compares_pairs and num_items_in_batch[1] > 0 else alone
-        sums = self.objective.sums(outputs, label_ids, step=self.state.global_step, gather=gather)
+        sums = self.objective.sums(outputs, step=self.state.global_step, gather=gather)
         parts = self.objective.parts(sums, num_items_in_batch, self._progress())
         self._lbd = self.objective.lbd_at(self._progress())
         # DDP and FSDP average the gradients of the processes, and the counts are already those of all of them.
@@ -198,14 +200,14 @@ class JepaTrainer(SavingTrainer, FlopTrainer):
         loss = parts["loss"] * world
         return (loss, outputs) if return_outputs else loss
 
-    def _encode(self, model: nn.Module, groups: list[dict[str, Tensor]]) -> tuple[Outputs, Tensor]:
-        """What the objective needs of a batch, and the tokens to be predicted."""
-        outputs, label_ids = forward_groups(model, groups, self.jepa.jepa_layer)
+    def _encode(self, model: nn.Module, groups: list[dict[str, Tensor]]) -> Outputs:
+        """What the objective needs of a batch."""
+        outputs = forward_groups(model, groups, self.jepa.jepa_layer)
         if self.ema is not None:
             # Without gradient also where there is none: no process may wait for another in the backward pass.
             target = self.ema.targets(groups, self.jepa.jepa_layer) if len(outputs.source) else outputs.target.detach()
             outputs = outputs._replace(target=target)
-        return outputs, label_ids
+        return outputs
 
     def _progress(self) -> float:
         """Share of the run that is over."""
@@ -376,12 +378,12 @@ class JepaTrainer(SavingTrainer, FlopTrainer):
         return named
 
     @torch.no_grad()
-    def _measure_batch(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Outputs, int, Sums]:
+    def _measure_batch(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Outputs, Sums]:
         inputs = self._prepare_inputs(batch)
         with self.compute_loss_context_manager():
-            outputs, label_ids = self._encode(model, inputs["groups"])
+            outputs = self._encode(model, inputs["groups"])
             gather = gather_rows if self.jepa.compares_pairs else alone
-            return outputs, label_ids.numel(), self.objective.sums(outputs, label_ids, gather=gather)
+            return outputs, self.objective.sums(outputs, gather=gather)
 
     def _answer_metrics(self, scores: Callable[[Any, int, int], dict[str, float]]) -> dict[str, float]:
         """Means of the scores of generated answers, over all processes."""
