@@ -10,6 +10,7 @@ REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "llm_jepa"
 GENERATED = "generated"
 REGULAR = "regular"
 REGULAR_LORA = "regular, lora"
+GROUPED = "group_by_length"
 MAX_LENGTH = 512
 DROPOUT = {"jepa_ratio": 0.25}
 
@@ -60,7 +61,9 @@ class Arm:
     @property
     def reference(self) -> str:
         """The arm of plain fine-tuning that this one is compared with."""
-        return REGULAR_LORA if self.lora else REGULAR
+        if self.lora:
+            return REGULAR_LORA
+        return f"{REGULAR} grouped" if self.sampling == GROUPED else REGULAR
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, for the child process and for the results."""
@@ -108,13 +111,14 @@ class Suite:
         small = small_batch(batch_size)
         if small < batch_size:
             arms.append(Arm(f"{REGULAR} {small}x{batch_size // small}", plain, micro_batch=small))
-        arms.append(Arm(f"{REGULAR} grouped", plain, sampling="group_by_length"))
+        arms.append(Arm(f"{REGULAR} grouped", plain, sampling=GROUPED))
         if self.thorough:
             arms.append(Arm("stp", {**plain, "stp": 0.02}))
         for name, settings in self.views.items():
             both = ("forest", "rows") if self.thorough else ("forest",)
             for encoding in both:
                 arms.append(Arm(f"{name}, {encoding}", {**settings, **shared, "encoding": encoding}))
+            arms.append(Arm(f"{name}, grouped", {**settings, **shared, "encoding": "forest"}, sampling=GROUPED))
             if self.thorough:
                 dropped = {**settings, **shared, **DROPOUT, "encoding": "forest"}
                 arms.append(Arm(f"{name}, LD 0.75", dropped, patience=2.0))
@@ -138,11 +142,11 @@ def published_arms() -> list[Arm]:
 def trl_arms(batch_size: int) -> list[Arm]:
     """TRL's settings: padded in three batch sizes, grouped by length, and packed."""
     small = small_batch(batch_size)
-    arms = [Arm(trl_padded(batch_size)), Arm(f"trl grouped {batch_size}", sampling="group_by_length")]
+    arms = [Arm(trl_padded(batch_size)), Arm(f"trl grouped {batch_size}", sampling=GROUPED)]
     if small < batch_size:
         times = f"{small}x{batch_size // small}"
         arms.append(Arm(f"trl padded {times}", micro_batch=small))
-        arms.append(Arm(f"trl grouped {times}", micro_batch=small, sampling="group_by_length"))
+        arms.append(Arm(f"trl grouped {times}", micro_batch=small, sampling=GROUPED))
     arms.append(Arm(trl_padded(2 * batch_size), batch=2 * batch_size))
     return [*arms, *(Arm(f"trl packed {length}", micro_batch=1, packing=length) for length in (512, 1024))]
 
@@ -172,7 +176,7 @@ SUITES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "blank",
         {"views": SEPARATE | BRANCHED, "model": TINY, "thorough": False},
     ),
-    "gsm8k": ("gsm8k_train.jsonl", "line", {"views": STEPS | BRANCHED, "model": TINY, "published": False}),
+    "gsm8k": ("gsm8k_train.jsonl", "line", {"views": STEPS | BRANCHED, "model": TINY}),
     "vocabulary": (
         "synth_train.jsonl",
         "blank",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepjepa.config import JepaConfig
 from stepjepa.forests.forest import IGNORE, Forest
-from stepjepa.forests.layouts import Ids, Located, Placing
+from stepjepa.forests.layouts import Ids, Located, Mains, Pairs, Placing
 from stepjepa.forests.preparation import Prepared
 from stepjepa.forests.sampler import ForestDataset
 
@@ -50,26 +50,40 @@ def make_forests(config: JepaConfig, shape: Shape, count: int, seed: int) -> lis
     draw = np.random.default_rng(seed)
     ids = draw.integers(0, shape.vocabulary - 8, (count, shape.length)).astype(np.int32)
     placing = Placing(config, shape.predictors(config.predictors))
-    half = shape.length // 2
-    forests = []
-    for line, row in enumerate(ids, start=1):
-        labels = np.full(shape.length, IGNORE, np.int32)
-        labels[half - 1 : -1] = row[half:]
-        forests.append(placing.forest(row, labels, _pairs(config, row, half, shape.steps), line))
-    return forests
+    length, half = shape.length, shape.length // 2
+    labels = np.full((count, length), IGNORE, np.int32)
+    labels[:, half - 1 : -1] = ids[:, half:]
+    texts = np.arange(count, dtype=np.int64) * length
+    mains = Mains(texts, np.full(count, length), np.arange(1, count + 1))
+    return list(placing.lay(ids.ravel(), labels.ravel(), mains, _pairs(config, texts, length, shape.steps)))
 
 
-def _pairs(config: JepaConfig, row: Ids, half: int, steps: int) -> list[tuple[Located, Located]]:
+def _pairs(config: JepaConfig, texts: NDArray[np.int64], length: int, steps: int) -> Pairs:
+    half = length // 2
     if config.mode == "regular":
-        return []
-    if config.mode == "llm-jepa":
-        in_main = config.layout == "branched"
-        question = Located(row if in_main else row[:half], 0, half, in_main)
-        return [(question, Located(row[half:], 0, len(row) - half, in_main=False))]
-    edges = np.linspace(half, len(row), steps + 1).astype(int).tolist()
-    views = [Located(row, start, end, in_main=True) for start, end in pairwise(edges)]
-    pairs = list(pairwise(views))
-    return pairs[:1] if config.pairs == "first" else pairs
+        begins, ends = np.empty((2, 0), np.int64), np.empty((2, 0), np.int64)
+    elif config.mode == "llm-jepa":
+        begins, ends = np.asarray([[0], [half]]), np.asarray([[half], [length]])
+    else:
+        edges = np.linspace(half, length, steps + 1).astype(int)
+        kept = 1 if config.pairs == "first" else steps - 1
+        # Source and target of each pair: a step, and the next.
+        begins = np.stack([edges[:-2], edges[1:-1]])[:, :kept]
+        ends = np.stack([edges[1:-1], edges[2:]])[:, :kept]
+    count = begins.shape[1]
+    owner = np.repeat(np.arange(len(texts)), count)
+    views = []
+    for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        text, start, stop = texts[owner], np.tile(begin, len(texts)), np.tile(end, len(texts))
+        in_main = config.mode == "step-jepa" or (number == 0 and config.layout == "branched")
+        if in_main:
+            view = Located(text, np.full(len(owner), length), start, stop, np.ones(len(owner), bool), 0 * owner)
+        else:
+            # A text of its own.
+            size = stop - start
+            view = Located(text + start, size, 0 * owner, size, np.zeros(len(owner), bool), 0 * owner)
+        views.append(view)
+    return Pairs(owner, *views)
 
 
 def prepared(forests: list[Forest]) -> Prepared:

@@ -27,6 +27,7 @@ from stepjepa.models.setup import base_model
 from stepjepa.objectives.objective import Objective
 
 FLASH = "flash_attention_2"
+FLEX = "flex_attention"
 FAILED = "failed"
 LEARNING_RATE = 1e-5
 PREDICTOR_ROOM = 8
@@ -76,6 +77,7 @@ for _name, _fields in {
     "step-jepa first": {"mode": "step-jepa"},
 }.items():
     ARMS[f"{_name}, forest, sdpa dense mask"] = ({**_fields, "encoding": "forest"}, "sdpa")
+    ARMS[f"{_name}, forest, flex block mask"] = ({**_fields, "encoding": "forest"}, FLEX)
     ARMS[f"{_name}, rows, sdpa causal"] = ({**_fields, "encoding": "rows"}, "sdpa")
     ARMS[f"{_name}, rows, {FLASH}"] = ({**_fields, "encoding": "rows"}, FLASH)
 
@@ -153,17 +155,22 @@ def _make_model(task: dict[str, Any], attention: str) -> tuple[Any, int]:
 def _measure_arm(name: str, task: dict[str, Any]) -> dict[str, Any]:
     fields, attention = ARMS[name]
     device = torch.device(task["device"])
+    trains = not (attention == FLEX and device.type == "cpu")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     model, vocabulary = _make_model(task, attention)
     shape = Shape(task["length"], task["steps"], vocabulary)
     count = max(1, task["tokens"] // task["length"])
     loss, batch, cells = (_ours(model, fields, shape, count) if fields else _published(model, shape, count))(device)
-    flops = FlopModel.of(model).of_pass(*cells)
+    flops = FlopModel.of(model).of_pass(*cells, backward=trains)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, fused=device.type == "cuda")
 
     def step() -> None:
+        if not trains:
+            with torch.no_grad():
+                loss()
+            return
         loss().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -176,6 +183,8 @@ def _measure_arm(name: str, task: dict[str, Any]) -> dict[str, Any]:
         "rows": cells[0],
         "row_length": cells[1],
         "steps": steps,
+        # FlexAttention has no backward pass on a CPU.
+        "forward_only": not trains,
         "seconds_per_step": per_step,
         # Tokens of the records' own text: the same for every arm, whatever it needs for its views.
         "main_tokens_per_second": count * task["length"] / per_step,

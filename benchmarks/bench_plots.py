@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,33 @@ def draw_curves(results: dict[str, Any], path: Path) -> None:
         time.set_yscale("log")
         memory.set_ylim(bottom=0)
     axes[0][0].legend(fontsize="small")
+    _save(figure, path)
+
+
+def draw_lengths(results: dict[str, Any], path: Path) -> None:
+    """Tokens per second of the records' own text against their length, a picture for each setting, a line per arm.
+
+    Args:
+        results: of ``gpu.py``.
+        path: of the picture.
+    """
+    from matplotlib.figure import Figure
+
+    names = ("model", "training", "checkpointing")
+    points = [point for point in results["points"] if "none" not in point and not point["forward_only"]]
+    settings = list(dict.fromkeys(tuple(point[name] for name in names) for point in points))
+    columns = 2
+    rows = max(1, -(-len(settings) // columns))
+    figure = Figure(figsize=(14, 3.6 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis, setting in zip(axes.flat, settings, strict=False):
+        here = [point for point in points if tuple(point[name] for name in names) == setting]
+        for mark, arm in zip(itertools.cycle(MARKS), dict.fromkeys(point["arm"] for point in here), strict=False):
+            line = sorted((point["length"], point["main_tokens_per_second"]) for point in here if point["arm"] == arm)
+            axis.plot(*zip(*line, strict=True), marker=mark, label=arm)
+        axis.set(xscale="log", yscale="log", xlabel="tokens of a record", ylabel="main tokens per second")
+        axis.set_title(f"{setting[0]}, {setting[1]}, checkpointing {setting[2]}")
+    axes[0][0].legend(fontsize="x-small")
     _save(figure, path)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench_communication import CollectiveCounter
 from bench_forests import Shape, make_forests, prepared
 from bench_training import SEED, Stopwatch, count_batches, peak_mib
 from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
@@ -21,6 +22,8 @@ from stepjepa.training.trainer import JepaTrainer
 # Rows to spare for predictor tokens.
 SPARE = 64
 RECORDS = 64
+# The step whose collectives are counted: after the second, in which DDP settles the order of its buckets.
+COUNTED = 3
 
 
 def measure_point(task: dict[str, Any]) -> dict[str, Any]:
@@ -28,17 +31,16 @@ def measure_point(task: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         task: ``jepa`` (fields of ``JepaConfig``), ``preset``, ``length``, ``steps``, ``vocabulary``, ``batch_size``,
-            ``processes``, ``seconds`` and ``folder``.
+            ``processes``, ``device``, ``seconds`` and ``folder``.
 
     Returns:
-        ``seconds_per_record``, ``tokens_per_second`` and ``peak_mib``; the memory is that of one process.
+        ``seconds_per_record``, ``tokens_per_second``, ``steps`` and ``peak_mib``; the memory is that of one process.
+        With several processes also ``communication`` (``CollectiveCounter.found`` of one step) and ``trained_bytes``,
+        the size of what is trained.
     """
     config = JepaConfig(**task["jepa"], max_length=max(task["length"], 2))
-    tokenizer = _tokenizer()
-    shape = make_config(find_preset(task["preset"]), tokenizer, positions=2 * task["length"]).to_dict()
-    shape |= {"vocab_size": task["vocabulary"] + SPARE}
-    torch.manual_seed(SEED)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(shape.pop("model_type"), **shape))
+    model, tokenizer = make_model(task)
+    cpu = task["device"] == "cpu"
     sizes = Shape(task["length"], task["steps"], task["vocabulary"])
     count = max(RECORDS, task["batch_size"] * task["processes"])
     trainer = JepaTrainer(
@@ -48,8 +50,8 @@ def measure_point(task: dict[str, Any]) -> dict[str, Any]:
             num_train_epochs=100_000,
             per_device_train_batch_size=task["batch_size"],
             lr_scheduler_type="constant",
-            use_cpu=True,
-            ddp_backend="gloo" if task["processes"] > 1 else None,
+            use_cpu=cpu,
+            ddp_backend="gloo" if cpu and task["processes"] > 1 else None,
             logging_strategy="no",
             save_strategy="no",
             report_to="none",
@@ -60,30 +62,61 @@ def measure_point(task: dict[str, Any]) -> dict[str, Any]:
         train_dataset=prepared(make_forests(config, sizes, count, SEED)),
         processing_class=tokenizer,
     )
-    stopwatch = _AgreedStopwatch(warmup=2, seconds=task["seconds"])
+    stopwatch = _AgreedStopwatch(warmup=COUNTED, seconds=task["seconds"])
     trainer.add_callback(stopwatch)
     count_batches(trainer, stopwatch)
     trainer.train()
     measured = stopwatch.measured()
     processes = trainer.args.world_size
+    found = {
+        "communication": stopwatch.counter.found,
+        "trained_bytes": sum(parameter.nbytes for parameter in model.parameters()),
+    }
     return {
         "seconds_per_record": measured["seconds"] / (measured["examples"] * processes),
         "tokens_per_second": measured["tokens"] * processes / measured["seconds"],
-        "peak_mib": peak_mib(),
+        "peak_mib": peak(trainer.args.device),
         "steps": measured["steps"],
+        **(found if processes > 1 else {}),
     }
 
 
+def make_model(task: dict[str, Any]) -> tuple[Any, Any]:
+    """A model with random weights, the same on every process, and a tokenizer for it."""
+    tokenizer = _tokenizer()
+    shape = make_config(find_preset(task["preset"]), tokenizer, positions=2 * task["length"]).to_dict()
+    shape |= {"vocab_size": task["vocabulary"] + SPARE}
+    torch.manual_seed(SEED)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(shape.pop("model_type"), **shape)), tokenizer
+
+
+def peak(device: torch.device) -> float:
+    """Peak memory of this process on its device, in MiB."""
+    return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else peak_mib()
+
+
 class _AgreedStopwatch(Stopwatch):
-    """A stopwatch on which all processes agree: the first one whose time is up stops them all."""
+    """A stopwatch on which all processes agree: the first one whose time is up stops them all.
+
+    Attributes:
+        counter: of the collectives of one step, counts of the next batch included, those of the stopwatch not.
+    """
+
+    def __init__(self, warmup: int, seconds: float) -> None:
+        super().__init__(warmup, seconds)
+        self.counter = CollectiveCounter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """As in Stopwatch; then ask the others."""
+        if args.world_size > 1 and state.global_step == COUNTED:
+            self.counter.__exit__(None, None, None)
         super().on_step_end(args, state, control, **kwargs)
         if args.world_size > 1:
-            stop = torch.tensor([float(control.should_training_stop)])
+            stop = torch.tensor([float(control.should_training_stop)], device=args.device)
             torch.distributed.all_reduce(stop, op=torch.distributed.ReduceOp.MAX)
-            control.should_training_stop = bool(stop.item() > 0)
+            control.should_training_stop = bool(stop.item() > 0) and state.global_step > COUNTED
+            if state.global_step == COUNTED - 1:
+                self.counter.__enter__()
 
 
 def _tokenizer() -> Any:

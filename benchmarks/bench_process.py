@@ -76,14 +76,19 @@ class Children:
         log.seek(start if answer else 0)
         return _result(result_file, answer or "none: its server ended", log.read())
 
-    def run_parallel(self, task: dict[str, Any], processes: int) -> dict[str, Any]:
-        """Run one task in several processes under torchrun, which share the threads; its first one writes the result.
+    def run_parallel(self, task: dict[str, Any], processes: int, threads: int) -> dict[str, Any]:
+        """Run one task in several processes under torchrun; its first one writes the result.
+
+        Args:
+            task: as of :meth:`run`.
+            processes: how many.
+            threads: of each of them.
 
         Raises:
             UserError: a process failed.
         """
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        return self._run_started(task, launcher, max(self._threads // processes, 1))
+        return self._run_started(task, launcher, threads)
 
     def run_alone(self, task: dict[str, Any]) -> dict[str, Any]:
         """Run one task in a process that is started, not forked: for a GPU, whose driver does not survive a fork.

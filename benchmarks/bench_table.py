@@ -28,7 +28,12 @@ class Spread(NamedTuple):
 
 def best_trl(results: Round, arms: Sequence[Arm]) -> float:
     """Examples per second of TRL's fastest setting in a round."""
-    return max(float(results[arm.name]["examples_per_second"]) for arm in arms if arm.is_trl)
+    return fastest(results, [arm.name for arm in arms if arm.is_trl])
+
+
+def fastest(results: Round, names: Sequence[str]) -> float:
+    """Examples per second of the fastest of some arms in a round."""
+    return max(float(results[name]["examples_per_second"]) for name in names)
 
 
 def effective_ratio(run: dict[str, Any], arm: Arm) -> float:

@@ -58,13 +58,13 @@ class Stopwatch(TrainerCallback):
         self._start: int | None = None
         self._examples = 0
         self._tokens = 0
-        self._text = 0
+        self.text = 0
 
     def count(self, examples: int, tokens: int, text: int) -> None:
         """Add what a micro-batch holds: examples, tokens, and those of them that are the examples' own text."""
         self._examples += examples
         self._tokens += tokens
-        self._text += text
+        self.text += text
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note when the first step begins."""
@@ -74,7 +74,7 @@ class Stopwatch(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note the time; end the warm-up or the run."""
         now = time.perf_counter()
-        self._ends.append((now, time.process_time(), self._examples, self._tokens, self._text))
+        self._ends.append((now, time.process_time(), self._examples, self._tokens, self.text))
         if self._start is not None:
             control.should_training_stop = now - self._ends[self._start][0] >= self._seconds
         elif len(self._ends) >= self._warmup or now - (self._begin or now) >= self._seconds:
@@ -229,15 +229,8 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     arm = Arm(**task["arm"])
     records = read_records(Path(task["folder"]) / "records.jsonl")
     stopwatch = Stopwatch(task["warmup"], task["seconds"] * arm.patience)
-    result: dict[str, Any] = {}
-    trainer: Trainer
-    if arm.is_trl:
-        trainer = _make_trl(arm, task, *_load(arm, task), records)
-    elif arm.published is not None:
-        trainer = _make_published(arm, task, *_load(arm, task), records)
-    else:
-        trainer, prepared = _make_ours(arm, task, *_load(arm, task), records)
-        result["token_ratio"] = prepared.tokens["all"] / prepared.tokens["main"]
+    trainer, prepared = make_trainer(arm, task, records)
+    result = {} if prepared is None else {"token_ratio": prepared.tokens["all"] / prepared.tokens["main"]}
     trainer.add_callback(stopwatch)
     text_per_record = sum(map(text_tokens, _features(trainer))) / len(records)
     count_batches(trainer, stopwatch)
@@ -251,6 +244,15 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         # Which records fall into the time, long ones or short ones, is chance, above all where they are sorted.
         speed = 1 / (stopwatch.seconds_per_text_token(arm.view_share) * text_per_record)
     return result | measured | {"examples_per_second": speed, "peak_mib": peak_mib(), "baseline_mib": baseline}
+
+
+def make_trainer(arm: Arm, task: dict[str, Any], records: list[Record]) -> tuple[Trainer, Prepared | None]:
+    """The trainer of an arm, and its prepared records if it is ours."""
+    if arm.is_trl:
+        return _make_trl(arm, task, *_load(arm, task), records), None
+    if arm.published is not None:
+        return _make_published(arm, task, *_load(arm, task), records), None
+    return _make_ours(arm, task, *_load(arm, task), records)
 
 
 def _load(arm: Arm, task: dict[str, Any]) -> tuple[Any, Any]:

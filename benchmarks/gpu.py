@@ -1,9 +1,14 @@
 """Tokens per second, MFU and memory on a GPU, in bfloat16, with the shapes of Llama-3.2-1B and Qwen2.5-1.5B.
 
-Weights are random. Every model and length has a process of its own; all figures so far are written after each of
-them, so that nothing is lost where time runs out. MFU is what was run (padding and views included, recomputation under
-checkpointing not, attention counted as without a mask) over a bfloat16 matrix product measured first. Not there, since
-the package has no such path: forests with FlexAttention's BlockMask.
+    python benchmarks/gpu.py            # everything, on one GPU
+    python benchmarks/gpu.py --quick    # the smaller model, three lengths
+    python benchmarks/gpu.py --tiny     # toy sizes on a CPU, where FlexAttention runs its forward pass alone
+
+Forests are first compared with separate rows on the device, forward and gradient, in single and half precision; nothing
+is measured where they differ. Weights are random. Every model and length has a process of its own; all figures so far
+are written after each of them, so that nothing is lost where time runs out. MFU is what was run (padding and views
+included, recomputation under checkpointing not, attention counted as without a mask) over a bfloat16 matrix product
+measured first. ``benchmarks/report.py`` writes the results into ``docs/performance.md``.
 """
 
 from __future__ import annotations
@@ -17,8 +22,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from bench_gpu_table import markdown
 from bench_process import HERE, Children, Progress
-from bench_table import free_name, row
+from bench_table import free_name
 
 from stepjepa.errors import UserError
 from stepjepa.files import write_json
@@ -26,8 +32,8 @@ from stepjepa.run_folder import versions
 
 MODELS = ("llama-3.2-1b", "qwen2.5-1.5b")
 LENGTHS = (2048, 512, 8192, 1024, 4096, 16384)
-MISSING = ["forest with FlexAttention's BlockMask: the package has no such path"]
-TINY = {"device": "cpu", "seconds": 0.05, "lengths": [64], "tokens": 128, "steps": 4}
+QUICK = {"models": ["llama-3.2-1b"], "checkpointing": ["off"], "lengths": [4096, 1024, 512], "seconds": 1.5}
+TINY = {"device": "cpu", "models": ["llama-3.2-1b"], "lengths": [200], "seconds": 0.05, "tokens": 400, "steps": 4}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=3.0, help="how long an arm is measured (default: %(default)s)")
     add("--minutes", type=float, help="start nothing more after so long (default: no limit)")
     add("--device", default="cuda", help="(default: %(default)s)")
+    add("--quick", action="store_true", help="the smaller model without checkpointing, three lengths")
     add("--tiny", action="store_true", help="toy sizes on the CPU, to try everything out")
     add("--output", type=Path, help="results file (default: benchmarks/results/DATE-gpu.json)")
     return options
@@ -57,8 +64,10 @@ def measure(args: argparse.Namespace) -> Path:
         The results file.
 
     Raises:
-        UserError: there is no such device, or a process or a point failed; what was measured is written.
+        UserError: there is no such device, a check, a process or a point failed; what was measured is written.
     """
+    if args.quick:
+        vars(args).update(QUICK)
     if args.tiny:
         vars(args).update(TINY)
     # Nothing here may touch the driver: the processes do.
@@ -69,15 +78,23 @@ def measure(args: argparse.Namespace) -> Path:
         "date": date.today().isoformat(),
         "settings": {name: value for name, value in vars(args).items() if name != "output"},
         "versions": versions(),
-        "missing": MISSING,
+        "checks": [],
         "points": [],
     }
+    if args.device == "cpu":
+        print("on a CPU, arms with FlexAttention run their forward pass alone", file=sys.stderr)
     plan = list(itertools.product(args.models, args.training, args.checkpointing, args.lengths))
     progress = Progress(len(plan))
     with Children(os.cpu_count() or 1 if args.device != "cpu" else 1) as children:
         size = 256 if args.tiny else 8192
         task = {"run": "bench_gpu:measure_ceiling", "device": args.device, "size": size, "seconds": args.seconds}
         results["ceiling"] = children.run_alone(task)
+        found = children.run_alone({"run": "bench_gpu_check:check", "device": args.device})
+        results["checks"] = found["checks"]
+        write_json(path, results)
+        wrong = [one["what"] for one in results["checks"] if not one["passed"]]
+        if wrong:
+            raise UserError(f"forests differ from separate rows ({'; '.join(wrong)}); see {os.path.relpath(path)}")
         for model, training, checkpointing, length in plan:
             what = f"{model}, {training}, checkpointing {checkpointing}, length {length}"
             if args.minutes and time.monotonic() - began > 60 * args.minutes:
@@ -87,15 +104,15 @@ def measure(args: argparse.Namespace) -> Path:
             task = {"run": "bench_gpu:measure_length", "device": args.device, "seconds": args.seconds}
             task |= {"model": model, "tiny": args.tiny, "length": length, "steps": args.steps, "arms": arms}
             task |= {"lora": training == "lora", "checkpointing": checkpointing, "tokens": args.tokens}
-            found = children.run_alone(task | {"ceiling": results["ceiling"]["flops_per_second"]})["points"]
+            measured = children.run_alone(task | {"ceiling": results["ceiling"]["flops_per_second"]})["points"]
             names = {"model": model, "training": training, "checkpointing": checkpointing, "length": length}
             results["points"] += [
                 names | {"arm": arm} | (point if isinstance(point, dict) else {"none": point})
-                for arm, point in found.items()
+                for arm, point in measured.items()
             ]
             write_json(path, results)
             progress.end(what)
-    print(table(results))
+    print(markdown(results))
     failed = [point for point in results["points"] if point.get("none", "").startswith("failed")]
     if failed:
         raise UserError(f"{len(failed)} of {len(results['points'])} points failed; see {os.path.relpath(path)}")
@@ -110,23 +127,6 @@ def _arms(parts: list[str] | None) -> list[str]:
     if not found:
         raise UserError(f"no arm has one of {', '.join(parts or [])} in its name; choose of: {'; '.join(ARMS)}")
     return found
-
-
-def table(results: dict[str, Any]) -> str:
-    """All points as a Markdown table."""
-    ceiling = results["ceiling"]
-    lines = [f"{ceiling['device']}: {ceiling['flops_per_second'] / 1e12:.1f} TFLOP/s in a bfloat16 product", ""]
-    heads = ["model", "training", "checkpointing", "length", "arm"]
-    figures = ["main tokens/s", "tokens/s", "MFU", "peak MiB"]
-    lines += [row([*heads, *figures]), row(["---"] * 9)]
-    for point in results["points"]:
-        cells = [str(point[head]) for head in heads]
-        if "none" in point:
-            lines.append(row([*cells, point["none"], "–", "–", "–"]))
-            continue
-        rates = [f"{point[name]:.0f}" for name in ("main_tokens_per_second", "tokens_per_second")]
-        lines.append(row([*cells, *rates, f"{100 * point['mfu']:.1f} %", f"{point['peak_mib']:.0f}"]))
-    return "\n".join(lines)
 
 
 def main() -> int:

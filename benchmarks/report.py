@@ -1,6 +1,8 @@
-"""Make tables, targets and pictures of a results file of ``bench.py``, and put them into ``docs/performance.md``.
+"""Make tables, targets and pictures of results, and put them into ``docs/performance.md``.
 
-Only what stands between the two markers of the page is rewritten. Results of ``scaling.py`` are drawn, too.
+    python benchmarks/report.py FILE ...    # of bench.py, scaling.py and gpu.py; which, is seen from the file
+
+Only what stands between the two markers of a benchmark is rewritten.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench_plots import draw_arms, draw_curves
+from bench_gpu_table import markdown as gpu_markdown
+from bench_plots import draw_arms, draw_curves, draw_lengths
+from bench_scaling_table import markdown as scaling_markdown
 from bench_table import markdown
 from bench_targets import find_targets, targets_table
 
@@ -21,15 +25,17 @@ from stepjepa.files import existing_file
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
-PLOTS = ROOT / "docs" / "plots"
 BEGIN = "<!-- made by benchmarks/report.py from {file}: do not edit -->"
 END = "<!-- end of what benchmarks/report.py made -->"
+# Key of a results file that only this benchmark has -> its name in the markers, where bench.py has none.
+KINDS = {"suites": "", "curves": "scaling: ", "ceiling": "gpu: "}
 
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("results", nargs="+", help="results files of bench.py (one) and scaling.py")
+    options.add_argument("results", nargs="+", help="results files, one of each benchmark at most")
+    options.add_argument("--page", type=Path, default=PAGE, help="page to rewrite (default: docs/performance.md)")
     options.add_argument("--print", action="store_true", help="write to standard output and leave the page alone")
     return options
 
@@ -45,9 +51,56 @@ def read_results(path: str | Path) -> dict[str, Any]:
         results: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise UserError(f"not valid JSON: {error}", path=found) from None
-    if "suites" not in results and "curves" not in results:
-        raise UserError("neither of bench.py nor of scaling.py", path=found)
+    if not any(key in results for key in KINDS):
+        raise UserError("neither of bench.py nor of scaling.py nor of gpu.py", path=found)
     return results
+
+
+def markers(results: dict[str, Any]) -> tuple[str, str]:
+    """The lines before and behind what is made of results; the first one names the file as ``{file}``."""
+    kind = next(name for key, name in KINDS.items() if key in results)
+    return BEGIN.replace("made by", f"{kind}made by"), END.replace("end of", f"{kind}end of")
+
+
+def text_of(results: dict[str, Any], file: str) -> str:
+    """What stands between the markers of a benchmark, markers included.
+
+    Args:
+        results: of any benchmark.
+        file: name of the results file, in ``benchmarks/results``.
+    """
+    if "suites" in results:
+        return generated(results, file)
+    begin, end = markers(results)
+    head = f"Results: [{file}](../benchmarks/results/{file}) ({results['date']}, "
+    versions = ", ".join(f"{name} {results['versions'][name]}" for name in ("torch", "transformers"))
+    if "curves" in results:
+        settings = results["settings"]
+        head += f"{results['machine']}, {settings['preset']}, {settings['length']} tokens a record and "
+        head += f"{settings['batch_size']} records a process where that is not the curve; {versions})."
+        body = [scaling_markdown(results), "![time and memory against every size](plots/scaling.png)"]
+    else:
+        body = [gpu_markdown(results), "![tokens per second against length](plots/gpu.png)"]
+        head += f"{versions})."
+    return "\n\n".join([begin.format(file=file), head, *body, end])
+
+
+def draw(results: dict[str, Any], plots: Path) -> None:
+    """Make the pictures of a benchmark.
+
+    Args:
+        results: of any benchmark.
+        plots: folder of pictures.
+    """
+    if "curves" in results:
+        draw_curves(results, plots / "scaling.png")
+    elif "ceiling" in results:
+        draw_lengths(results, plots / "gpu.png")
+    else:
+        for old in plots.glob(picture("*").name):
+            old.unlink()
+        for suite, measured in results["suites"].items():
+            draw_arms(suite, measured["summary"], plots / picture(suite).name)
 
 
 def generated(results: dict[str, Any], file: str) -> str:
@@ -86,20 +139,25 @@ def _title(suite: str, data: dict[str, Any], settings: dict[str, Any]) -> str:
 
 def picture(suite: str) -> Path:
     """Where the picture of a suite is."""
-    return PLOTS / f"bench-{suite}.png"
+    return PAGE.parent / "plots" / f"bench-{suite}.png"
 
 
-def replace_between(page: str, text: str) -> str:
-    """A page with a new text between its markers.
+def replace_between(page: str, text: str, begin: str = BEGIN, end: str = END) -> str:
+    """A page with a new text between two markers.
+
+    Args:
+        page: the whole page.
+        text: with the markers.
+        begin: of :func:`markers`.
+        end: likewise.
 
     Raises:
         UserError: the markers are missing.
     """
-    start = page.find(BEGIN.partition("{file}")[0])
-    end = page.find(END)
-    if not 0 <= start < end:
-        raise UserError(f"has no two markers; put '{BEGIN.format(file='-')}' and '{END}' into it", path=PAGE)
-    return page[:start] + text + page[end + len(END) :]
+    start, last = page.find(begin.partition("{file}")[0]), page.find(end)
+    if not 0 <= start < last:
+        raise UserError(f"the page has no two markers; put '{begin.format(file='-')}' and '{end}' into it")
+    return page[:start] + text + page[last + len(end) :]
 
 
 def main() -> int:
@@ -108,22 +166,16 @@ def main() -> int:
     try:
         for path in args.results:
             results = read_results(path)
-            if "curves" in results:
-                if not args.print:
-                    draw_curves(results, PLOTS / "scaling.png")
-                    print(f"drawn: {os.path.relpath(PLOTS / 'scaling.png')}")
-                continue
-            if not args.print:
-                for old in PLOTS.glob(picture("*").name):
-                    old.unlink()
-                for suite, measured in results["suites"].items():
-                    draw_arms(suite, measured["summary"], picture(suite))
-            text = generated(results, Path(path).name)
+            text = text_of(results, Path(path).name)
             if args.print:
                 print(text)
-            else:
-                PAGE.write_text(replace_between(PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
-                print(f"rewritten: {os.path.relpath(PAGE)}, {os.path.relpath(PLOTS)}")
+                continue
+            page = existing_file(str(args.page), "page")
+            whole = replace_between(page.read_text(encoding="utf-8"), text, *markers(results))
+            plots = page.parent / "plots"
+            draw(results, plots)
+            page.write_text(whole, encoding="utf-8")
+            print(f"rewritten: {os.path.relpath(page)}, {os.path.relpath(plots)}")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

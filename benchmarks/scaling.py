@@ -1,7 +1,12 @@
 """How time and memory grow: with row length, batch, vocabulary, steps of a record, size of the data, and processes.
 
-Every point is measured in a process of its own. Progress goes to standard error, all figures to
-``benchmarks/results/``; ``benchmarks/report.py`` draws them.
+    python benchmarks/scaling.py                                                    # all curves, on a CPU
+    python benchmarks/scaling.py --curve strong weak --device cuda --strong 1 2 4 8 --weak 1 2 4 8 --length 2048
+
+Strong scaling splits one batch over the processes, weak scaling gives every process one; both run DDP (the trainer) and
+FSDP2, over gloo on a CPU and over NCCL on GPUs, and count what is sent in a step. On a CPU every process has as many
+threads, whatever their number. Every point is measured in processes of its own. Progress goes to standard error, all
+figures to ``benchmarks/results/``; ``benchmarks/report.py`` writes them into ``docs/performance.md``.
 """
 
 from __future__ import annotations
@@ -30,12 +35,22 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 # Field of the task, sizes, and how the axis is called.
 CURVES: dict[str, tuple[str, list[int], str]] = {
-    "lengths": ("length", [128, 256, 512, 1024, 2048, 4096], "tokens of a row"),
-    "batches": ("batch_size", [1, 2, 4, 8, 16, 32], "records of a batch"),
-    "vocabularies": ("vocabulary", [1000, 4000, 16000, 64000, 128000], "vocabulary"),
-    "step_counts": ("steps", [2, 4, 8, 16, 32], "steps of a record"),
-    "data_sizes": ("records", [1000, 4000, 16000], "records prepared"),
-    "process_counts": ("processes", [1, 2], "processes (gloo)"),
+    "lengths": ("length", [128, 256, 512, 1024, 2048], "tokens of a row"),
+    "batches": ("batch_size", [1, 4, 16], "records of a batch"),
+    "vocabularies": ("vocabulary", [1000, 8000, 64000], "vocabulary"),
+    "step_counts": ("steps", [2, 8, 32], "steps of a record"),
+    "data_sizes": ("records", [1000, 4000], "records prepared"),
+    "strong": ("processes", [1, 2], "processes, strong scaling"),
+    "weak": ("processes", [1, 2], "processes, weak scaling"),
+}
+PARALLEL = ("strong", "weak")
+INFONCE = {"mode": "llm-jepa", "layout": "branched", "jepa_loss_type": "infonce"}
+# What is trained by several processes, and how its weights are held.
+PARALLEL_ARMS: dict[str, tuple[dict[str, Any], str]] = {
+    "regular, ddp": ({"mode": "regular"}, "ddp"),
+    "llm-jepa branched, ddp": ({"mode": "llm-jepa", "layout": "branched"}, "ddp"),
+    "llm-jepa branched infonce, ddp": (INFONCE, "ddp"),
+    "llm-jepa branched infonce, fsdp2": (INFONCE, "fsdp2"),
 }
 
 
@@ -46,15 +61,22 @@ def parser() -> argparse.ArgumentParser:
     add("--curve", nargs="+", choices=list(CURVES), default=list(CURVES), help="what to measure (default: all)")
     for name, (_, sizes, what) in CURVES.items():
         add(f"--{name}", nargs="+", type=int, default=sizes, help=f"{what} (default: {' '.join(map(str, sizes))})")
-    add("--arm", nargs="+", choices=list(ARMS), default=list(ARMS), help="what is trained (default: all)")
+    add(
+        "--arm",
+        nargs="+",
+        choices=list(ARMS),
+        default=list(ARMS),
+        help="what is trained (default: all); not for processes",
+    )
     add("--preset", default="preset:tiny", help="shape of the model (default: %(default)s)")
     add("--length", type=int, default=256, help="tokens of a row where that is not the curve (default: %(default)s)")
-    add("--batch_size", type=int, default=4, help="records of a batch, likewise (default: %(default)s)")
+    add("--batch_size", type=int, default=4, help="records of a process's batch, likewise (default: %(default)s)")
     add("--vocabulary", type=int, default=1000, help="likewise (default: %(default)s)")
     add("--steps", type=int, default=4, help="steps of a record, likewise (default: %(default)s)")
-    add("--seconds", type=float, default=2.0, help="how long a point is measured (default: %(default)s)")
+    add("--seconds", type=float, default=1.0, help="how long a point is measured (default: %(default)s)")
     add("--threads", type=int, default=os.cpu_count() or 1, help="of all processes of a point (default: all cores)")
-    add("--output", type=Path, help="results file (default: benchmarks/results/DATE-cpu-THREADS-scaling.json)")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
+    add("--output", type=Path, help="results file (default: benchmarks/results/DATE-MACHINE-scaling.json)")
     return options
 
 
@@ -68,29 +90,56 @@ def measure_curve(name: str, args: argparse.Namespace, children: Children, progr
         progress: told of every point.
 
     Returns:
-        ``sizes``, and ``points`` by arm, one for each size; None where a record is too short for its steps.
+        ``sizes``, ``parallel`` (whether they are processes), and ``points`` by arm, one for each size; None where a
+        record is too short for its steps.
     """
-    field, _, what = CURVES[name]
+    what = CURVES[name][2]
     sizes: list[int] = getattr(args, name)
-    points: dict[str, list[dict[str, Any] | None]] = {arm: [] for arm in args.arm}
+    points: dict[str, list[dict[str, Any] | None]] = {arm: [] for arm in arms_of(name, args)}
     for size in sizes:
-        for arm in args.arm:
+        for arm, curve in points.items():
             label = f"{what} {size}, {arm}"
             progress.begin(label)
-            task = {"length": args.length, "batch_size": args.batch_size, "vocabulary": args.vocabulary}
-            task |= {"steps": args.steps, "seconds": args.seconds, "preset": args.preset, "processes": 1}
-            task |= {field: size, "jepa": ARMS[arm]}
-            point: dict[str, Any] | None = None
-            if field == "records":
-                point = children.run({**task, "run": "bench_points:prepare_point", "suite": "gsm8k"}, MODULES)
-            elif task["length"] >= 4 * task["steps"]:
-                task["run"] = "bench_points:measure_point"
-                parallel = field == "processes" and size > 1
-                point = children.run_parallel(task, size) if parallel else children.run(task, MODULES)
-            points[arm].append(point)
+            measure = _measure_processes if name in PARALLEL else _measure_one
+            point = measure(name, arm, size, args, children)
+            curve.append(point)
             said = f"{1000 * point['seconds_per_record']:.3g} ms a record" if point else "left out"
             progress.end(f"{label}: {said}")
-    return {"sizes": sizes, "points": points}
+    return {"sizes": sizes, "parallel": name in PARALLEL, "points": points}
+
+
+def arms_of(name: str, args: argparse.Namespace) -> list[str]:
+    """The arms of a curve."""
+    return list(PARALLEL_ARMS) if name in PARALLEL else list(args.arm)
+
+
+def _task(args: argparse.Namespace) -> dict[str, Any]:
+    names = ("length", "batch_size", "vocabulary", "steps", "seconds", "preset", "device")
+    return {name: getattr(args, name) for name in names} | {"processes": 1}
+
+
+def _measure_one(name: str, arm: str, size: int, args: argparse.Namespace, children: Children) -> dict[str, Any] | None:
+    field = CURVES[name][0]
+    task = {**_task(args), field: size, "jepa": ARMS[arm]}
+    if field == "records":
+        return children.run({**task, "run": "bench_points:prepare_point", "suite": "gsm8k"}, MODULES)
+    if task["length"] < 4 * task["steps"]:
+        return None
+    task["run"] = "bench_points:measure_point"
+    # A GPU's driver does not survive a fork.
+    return children.run(task, MODULES) if args.device == "cpu" else children.run_alone(task)
+
+
+def _measure_processes(name: str, arm: str, size: int, args: argparse.Namespace, children: Children) -> dict[str, Any]:
+    most = max(getattr(args, name))
+    if most % size:
+        raise UserError(f"--{name}: expected numbers that divide the largest, {most}, got {size}")
+    jepa, held = PARALLEL_ARMS[arm]
+    task = {**_task(args), "processes": size, "jepa": jepa}
+    task["run"] = "bench_sharded:measure_sharded" if held == "fsdp2" else "bench_points:measure_point"
+    if name == "strong":
+        task["batch_size"] = args.batch_size * most // size
+    return children.run_parallel(task, size, max(args.threads // most, 1))
 
 
 def scale(args: argparse.Namespace) -> Path:
@@ -102,12 +151,12 @@ def scale(args: argparse.Namespace) -> Path:
     Raises:
         UserError: a point failed.
     """
-    progress = Progress(sum(len(getattr(args, name)) * len(args.arm) for name in args.curve))
+    progress = Progress(sum(len(getattr(args, name)) * len(arms_of(name, args)) for name in args.curve))
     curves: dict[str, Any] = {}
     with Children(args.threads) as children:
         for name in args.curve:
             curves[CURVES[name][2]] = measure_curve(name, args, children, progress)
-    machine = f"cpu-{args.threads}"
+    machine = f"cpu-{args.threads}" if args.device == "cpu" else args.device
     path = free_name(args.output or HERE / "results" / f"{date.today().isoformat()}-{machine}-scaling.json")
     settings = {name: value for name, value in vars(args).items() if name not in ("output", "curve", *CURVES)}
     head = {"date": date.today().isoformat(), "machine": machine, "settings": settings, "versions": versions()}

@@ -1,8 +1,8 @@
 """What one process and two must agree on: short runs of every objective, alone or under torchrun.
 
-    torchrun --nproc_per_node 2 tests/processes.py ddp|fsdp FOLDER
+    torchrun --nproc_per_node 2 tests/processes.py ddp|streamed|fsdp FOLDER
 
-Each process of the second kind holds a part of every weight (``fully_shard``), which the Trainer can't do on a CPU.
+Each process of the last kind holds a part of every weight (``fully_shard``), which the Trainer can't do on a CPU.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from transformers import TrainingArguments
 
 import tiny
 from stepjepa.config import JepaConfig
+from stepjepa.data.streams import RecordStream
+from stepjepa.errors import UserError
 from stepjepa.forests.collate import ForestCollator
 from stepjepa.forests.sampler import ForestDataset, StepSampler
 from stepjepa.forests.segments import ForestBuilder
@@ -55,6 +57,10 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "falling lbd": {"mode": "llm-jepa", "lbd_schedule": "cosine"},
 }
 
+# Those that are run on a stream, too: what is drawn for a step, for a record, and what compares the pairs of a batch.
+STREAMED = ["regular with stp", "cosine, half of the steps", "infonce", "infonce on steps, half of the steps"]
+STREAMED += ["averaged target, sigreg"]
+
 
 # Which model an objective is run on, where it is no Llama.
 ARCHITECTURES = {"head on experts": "qwen3_moe"}
@@ -80,14 +86,20 @@ def config_of(name: str) -> JepaConfig:
     return JepaConfig(lbd=0.7, gamma=1.3, **OBJECTIVES[name])
 
 
-def trained(name: str, folder: Path, batch: int) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    """Weights and lines of losses of a run of the Trainer."""
+def trained(
+    name: str, folder: Path, batch: int, *, streamed: bool = False
+) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """Weights and lines of losses of a run of the Trainer over two epochs, or over as many steps of a stream."""
+    steps = -(-RECORDS // (STEP if config_of(name).compares_pairs else 2 * STEP))
     arguments = TrainingArguments(
         str(folder),
         per_device_train_batch_size=batch,
         per_device_eval_batch_size=batch,
         gradient_accumulation_steps=1 if config_of(name).compares_pairs else 2,
         num_train_epochs=2,
+        max_steps=2 * steps if streamed else -1,
+        # Only those of one process.
+        dataloader_num_workers=1 if streamed and dist.is_torchelastic_launched() else 0,
         learning_rate=0.05,
         optim="sgd",
         logging_steps=1,
@@ -105,17 +117,38 @@ def trained(name: str, folder: Path, batch: int) -> tuple[dict[str, torch.Tensor
         model_of(name),
         arguments,
         config_of(name),
-        train_dataset=records,
+        train_dataset=RecordStream(records, shuffle_buffer_size=5) if streamed else records,
         eval_dataset=records[:7],
         processing_class=tokenizer(),
     )
     trainer.train()
     trainer.evaluate()
+    if streamed:
+        assert trainer.found()["counts"]["records"] == 2 * RECORDS
     lines = [
         {key: value for key, value in line.items() if key.removeprefix("eval_").endswith("loss")}
         for line in trainer.state.log_history
     ]
     return {key: value.clone() for key, value in trainer.model.state_dict().items()}, [line for line in lines if line]
+
+
+def ended(folder: Path) -> list[str]:
+    """What every process is told when a record of one of them is too long."""
+    wrong = tiny.make_record("", "q", "no end " * 99, line=14)
+    arguments = TrainingArguments(str(folder), max_steps=9, use_cpu=True, disable_tqdm=True, ddp_backend="gloo")
+    trainer = JepaTrainer(
+        model_of("regular"),
+        arguments,
+        JepaConfig(mode="regular", max_length=200),
+        train_dataset=RecordStream([*(tiny.records() * RECORDS)[:RECORDS], wrong]),
+        processing_class=tokenizer(),
+    )
+    told: list[str] = [""] * dist.get_world_size()
+    try:
+        trainer.train()
+    except UserError as error:
+        dist.all_gather_object(told, str(error))
+    return told
 
 
 def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
@@ -186,13 +219,16 @@ def main(kind: str, folder: Path) -> None:
     if kind == "fsdp":
         dist.init_process_group("gloo")
         load_into_shards(folder)
+    told = ended(folder / "ended") if kind == "streamed" else []
     for name in OBJECTIVES:
         if kind == "ddp":
             results[name] = trained(name, folder / "run", STEP // 2)
-        elif config_of(name).target_grad != "ema":
+        elif kind == "streamed" and name in STREAMED:
+            results[name] = trained(name, folder / "streamed", STEP // 2, streamed=True)
+        elif kind == "fsdp" and config_of(name).target_grad != "ema":
             results[name] = sharded(name, dist.get_world_size(), dist.get_rank())
     if dist.get_rank() == 0:
-        torch.save(copy.deepcopy(results), folder / f"{kind}.pt")
+        torch.save(copy.deepcopy({**results, "told": told}), folder / f"{kind}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -126,7 +126,7 @@ def test_a_small_micro_batch_divides_the_batch(batch, small):
     assert arms.small_batch(batch) == small
 
 
-@pytest.mark.parametrize(("name", "views"), [("synth", 8), ("spider", 2), ("gsm8k", 11), ("vocabulary", 1)])
+@pytest.mark.parametrize(("name", "views"), [("synth", 10), ("spider", 4), ("gsm8k", 14), ("vocabulary", 2)])
 def test_a_suite_has_every_arm_once(name, views):
     found = arms.make_suite(name).arms(16)
     names = [arm.name for arm in found]

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
@@ -13,9 +15,13 @@ from stepjepa.forests.forest import IGNORE
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 bench_gpu = importlib.import_module("bench_gpu")
+communication = importlib.import_module("bench_communication")
 forests = importlib.import_module("bench_forests")
 gpu = importlib.import_module("gpu")
+gpu_check = importlib.import_module("bench_gpu_check")
+points = importlib.import_module("bench_points")
 scaling = importlib.import_module("scaling")
+Progress = importlib.import_module("bench_process").Progress
 
 SHAPE = forests.Shape(length=41, steps=4, vocabulary=389)
 
@@ -49,12 +55,13 @@ def test_steps_need_room():
 
 def test_curves_of_every_kind(tmp_path):
     sizes = ["--lengths", "32", "--batches", "1", "--vocabularies", "500", "--step_counts", "2", "16"]
-    sizes += ["--data_sizes", "5", "--process_counts", "1", "--length", "48", "--batch_size", "2"]
-    words = [*sizes, "--arm", "step-jepa first", "--seconds", "0.01", "--threads", "1"]
+    sizes += ["--data_sizes", "5", "--length", "48", "--batch_size", "2"]
+    alone = [name for name in scaling.CURVES if name not in scaling.PARALLEL]
+    words = [*sizes, "--curve", *alone, "--arm", "step-jepa first", "--seconds", "0.01", "--threads", "1"]
     output = tmp_path / "result.json"
     assert scaling.scale(scaling.parser().parse_args([*words, "--output", str(output)])) == output
     curves = json.loads(output.read_text(encoding="utf-8"))["curves"]
-    assert list(curves) == [what for _, _, what in scaling.CURVES.values()]
+    assert list(curves) == [scaling.CURVES[name][2] for name in alone]
     # Sixteen steps of four tokens do not fit into 48.
     assert curves["steps of a record"]["points"]["step-jepa first"][1] is None
     for curve in curves.values():
@@ -64,12 +71,64 @@ def test_curves_of_every_kind(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_records(tmp_path):
-    words = ["--curve", "process_counts", "--process_counts", "2", "--length", "32", "--batch_size", "1"]
-    words += ["--arm", "regular", "--seconds", "0.01", "--threads", "2", "--output", str(tmp_path / "result.json")]
+@pytest.mark.parametrize(("curve", "batch"), [("strong", 2), ("weak", 3)])
+def test_two_processes_send_what_they_must(tmp_path, curve, batch):
+    """Calls and bytes of a step against what follows from the sizes."""
+    words = ["--curve", curve, f"--{curve}", "2", "--length", "32", "--batch_size", str(batch), "--vocabulary", "500"]
+    words += ["--seconds", "0.01", "--threads", "2", "--output", str(tmp_path / "result.json")]
     path = scaling.scale(scaling.parser().parse_args(words))
-    curve = json.loads(path.read_text(encoding="utf-8"))["curves"]["processes (gloo)"]
-    assert curve["points"]["regular"][0]["steps"] >= 1
+    (measured,) = json.loads(path.read_text(encoding="utf-8"))["curves"].values()
+    model, _ = points.make_model({"preset": "preset:tiny", "length": 32, "vocabulary": 500})
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    blocks = sum(parameter.nbytes for parameter in model.model.layers.parameters())
+    # Every record has a pair, and both processes hold as many records.
+    rows = 2 * batch * model.config.hidden_size * 4
+    for arm, (_, held) in scaling.PARALLEL_ARMS.items():
+        (point,) = measured["points"][arm]
+        assert point["steps"] >= 1
+        assert point["trained_bytes"] == size
+        sent = {name: entry["bytes"] for name, entry in point["communication"].items()}
+        calls = {name: entry["calls"] for name, entry in point["communication"].items()}
+        assert sent.pop("counts, all_reduce") == 3 * 8
+        sent.pop("buffers, broadcast", None)
+        if "infonce" in arm:
+            # How many rows each process has, then the rows; their gradients come back.
+            assert sent.pop("embeddings, all_gather") == 2 * 8 + rows
+            assert sent.pop("embeddings, all_reduce") == rows
+            assert (calls["embeddings, all_gather"], calls["embeddings, all_reduce"]) == (2, 1)
+        if held == "ddp":
+            assert sent == {"gradients, all_reduce": size}
+        else:
+            # A block's weights are gathered for each pass; the others' stay.
+            assert sent == {"weights, all_gather": size + blocks, "gradients, reduce_scatter": size}
+            count = len(model.model.layers)
+            assert (calls["weights, all_gather"], calls["gradients, reduce_scatter"]) == (2 * count + 1, count + 1)
+
+
+def test_collectives_are_counted_by_kind(tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        with communication.CollectiveCounter() as counter:
+            dist.all_reduce(torch.zeros(5))
+            dist.all_reduce(torch.zeros(7, dtype=torch.float64))
+            dist.all_gather([torch.zeros(3)], torch.zeros(3))
+            dist.broadcast(torch.zeros(2), 0)
+            torch.zeros(11).sum()
+        dist.all_reduce(torch.zeros(13))
+    finally:
+        dist.destroy_process_group()
+    assert counter.found == {
+        "gradients, all_reduce": {"calls": 2, "bytes": 5 * 4 + 7 * 8},
+        "weights, all_gather": {"calls": 1, "bytes": 3 * 4},
+        "buffers, broadcast": {"calls": 1, "bytes": 2 * 4},
+    }
+
+
+def test_processes_must_divide_the_batch():
+    args = scaling.parser().parse_args(["--strong", "2", "3"])
+    with pytest.raises(UserError, match="numbers that divide the largest, 3, got 2"):
+        scaling.measure_curve("strong", args, None, Progress(1))
 
 
 @pytest.mark.parametrize(("lora", "checkpointing"), [(False, "off"), (True, "on"), (False, "selective")])
@@ -78,27 +137,30 @@ def test_every_gpu_arm_runs_on_the_cpu(lora, checkpointing):
     task |= {"length": 48, "steps": 4}
     chosen = [name for name in bench_gpu.ARMS if bench_gpu.FLASH not in name]
     task |= {"tokens": 96, "arms": chosen, "device": "cpu", "seconds": 0.0, "ceiling": 1e9}
-    points = bench_gpu.measure_length(task)["points"]
-    assert list(points) == chosen
-    for name, point in points.items():
+    measured = bench_gpu.measure_length(task)["points"]
+    assert list(measured) == chosen
+    for name, point in measured.items():
         assert not isinstance(point, str), f"{name}: {point}"
         assert (point["records"], point["steps"]) == (2, bench_gpu.FEWEST)
+        assert point["forward_only"] == name.endswith("flex block mask")
         assert point["mfu"] > 0
-    assert points["published two rows, dense mask"]["row_length"] == 64
-    assert points["llm-jepa separate, forest, sdpa dense mask"]["row_length"] == 48 + 24 + 1 + 24
+    assert measured["published two rows, dense mask"]["row_length"] == 64
+    assert measured["llm-jepa separate, forest, sdpa dense mask"]["row_length"] == 48 + 24 + 1 + 24
 
 
-def test_the_gpu_table_says_why_a_point_is_missing():
-    ceiling = {"device": "cpu", "flops_per_second": 2.5e12}
-    names = {"model": "llama-3.2-1b", "training": "full", "checkpointing": "on", "length": 512}
-    figures = {"main_tokens_per_second": 1000.4, "tokens_per_second": 1500.0, "mfu": 0.456, "peak_mib": 789.0}
-    points = [names | {"arm": "a"} | figures, names | {"arm": "b", "none": "out of memory"}]
-    lines = gpu.table({"ceiling": ceiling, "points": points}).splitlines()
-    assert lines[0] == "cpu: 2.5 TFLOP/s in a bfloat16 product"
-    assert lines[-2] == "| llama-3.2-1b | full | on | 512 | a | 1000 | 1500 | 45.6 % | 789 |"
-    assert lines[-1] == "| llama-3.2-1b | full | on | 512 | b | out of memory | – | – | – |"
+def test_forests_are_checked_before_they_are_timed(monkeypatch):
+    checks = gpu_check.check({"device": "cpu"})["checks"]
+    assert len(checks) == 3 * 2 * 2
+    assert all(one["passed"] for one in checks)
+    assert [one["what"] for one in checks if one["gradient"] is None] == [
+        one["what"] for one in checks if "flex" in one["what"]
+    ]
+    # A forest that is not shown who may see whom fails.
+    monkeypatch.setattr(gpu_check, "enable_forest", lambda _: None)
+    monkeypatch.setattr(gpu_check, "ATTENTIONS", {"sdpa dense mask": "sdpa"})
+    assert not any(one["passed"] for one in gpu_check.check({"device": "cpu"})["checks"])
 
 
 def test_an_arm_that_does_not_exist_is_an_error():
-    with pytest.raises(UserError, match="no arm has one of flex"):
-        gpu._arms(["flex"])
+    with pytest.raises(UserError, match="no arm has one of paged"):
+        gpu._arms(["paged"])

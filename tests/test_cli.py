@@ -108,7 +108,7 @@ BAD_FLAGS = [
     (["--learning_rate", "-1"], "training can't start: Invalid learning rate"),
     (["--lr_scheduler_type", "cosine_with_min_lr"], "training can't start: "),
     (["--report_to", "wandb"], "requires wandb"),
-    (["--attn_implementation", "flex_attention", "--encoding", "forest"], "takes no forest mask here"),
+    (["--attn_implementation", "flex_attention"], "train with attention implementation 'sdpa' there"),
     (["--include_num_input_tokens_seen", "True"], "has no effect with this trainer"),
     (["--dataloader_drop_last", "True"], "has no effect with this trainer"),
     (["--label_smoothing_factor", "0.1"], "label_smoothing_factor: expected 0"),

@@ -184,19 +184,20 @@ def assert_same_forest(first: Forest, second: Forest) -> None:
     assert first.line == second.line
 
 
-def random_forest(seed: int, *, isolated: bool = True) -> Forest:
+def random_forest(seed: int, *, isolated: bool = True, longest: int = 7) -> Forest:
     """A random forest: branches on branches, isolated segments, further roots, random labels and pairs.
 
     Args:
         seed: of everything.
         isolated: some segments see nothing of their parents.
+        longest: tokens of a segment at most.
     """
     generator = np.random.default_rng(seed)
     segments: list[Segment] = []
     positions: list[int] = []
     length = 0
     for index in range(int(generator.integers(2, 8))):
-        size = int(generator.integers(1, 8))
+        size = int(generator.integers(1, longest + 1))
         parent = int(generator.integers(-1, index)) if index else -1
         attachment, first = 0, 0
         if parent >= 0:

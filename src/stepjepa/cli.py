@@ -17,6 +17,7 @@ from stepjepa.parser import Parser, refuse_unknown
 
 COMMANDS = (
     "train",
+    "estimate",
     "inspect",
     "verify",
     "prepare",

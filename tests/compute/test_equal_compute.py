@@ -269,3 +269,16 @@ def test_same_compute_as_the_regular_run_measured(
     assert sum(measured[1]) == pytest.approx(sum(measured[0]), rel=0.02)
     assert equal.regular_flops == pytest.approx(sum(measured[0]), rel=0.01)
     assert equal.checkpoints[-1] == equal.steps
+
+
+def test_micro_batches_of_a_step_add_up_to_it() -> None:
+    shapes = [Shape(1, length, 3, 0) for length in (11, 13, 17, 19, 23, 29, 31)]
+    plan = Plan(FLOPS, Shapes(shapes, shapes, [shape.length for shape in shapes]), 2, 4, 2)
+    micro = plan.micro_costs(0)
+    # Seven records are a step of four micro-batches, the last of them with an empty place.
+    assert [len(costs) for costs in micro] == [4]
+    assert [sum(costs) for costs in micro] == pytest.approx(plan.epoch_costs(0))
+    (keys,) = plan.keys(0)
+    batch = [shapes[key.record] for key in plan.micro_batches(keys)[0]]
+    longest = max(shape.length for shape in batch)
+    assert micro[0][0] == FLOPS.of_pass(2, longest, 6)

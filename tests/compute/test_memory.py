@@ -136,3 +136,8 @@ def test_what_sharding_and_mixed_precision_leave_of_it() -> None:
     away = parts(processes=7, sharding=Sharding("FSDP", 7, 7, 7, offloads=True))
     assert away["weights"] == away["gradients"] == away["optimizer states"] == 0
     assert parts(ema=True)["averaged weights"] == 2 * count
+    # FSDP scatters gradients behind the last micro-batch of a step only.
+    fsdp = Sharding("FSDP", 7, 7, 7)
+    assert parts(processes=7, sharding=fsdp, accumulates=True)["whole gradients"] == 2 * count
+    assert "whole gradients" not in parts(processes=7, sharding=fsdp)
+    assert "whole gradients" not in parts(processes=7, accumulates=True)

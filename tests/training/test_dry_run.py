@@ -34,7 +34,8 @@ from stepjepa.objectives.objective import Objective
 from stepjepa.parser import Parser
 from stepjepa.run_folder import read_run
 from stepjepa.text.predictors import all_predictor_ids
-from stepjepa.training.estimate import Estimate, _activations, _set_up, estimate
+from stepjepa.training.activations import activations_of
+from stepjepa.training.estimate import Estimate, _set_up, estimate
 from stepjepa.training.inputs import training_arguments
 from stepjepa.training.trainer import JepaTrainer
 
@@ -114,6 +115,11 @@ def estimated(*flags: object, **options: Any) -> Estimate:
     return estimate(args, config, read_records(args.train_file), [], training_arguments(args, False), **options)
 
 
+def activations_bytes(found: Estimate) -> int:
+    assert found.activations is not None
+    return found.activations.bytes
+
+
 def printed(capsys: pytest.CaptureFixture[str], *flags: object) -> str:
     code = main(["train", *(str(flag) for flag in flags), "--dry_run"])
     captured = capsys.readouterr()
@@ -189,8 +195,10 @@ def test_activations_of_shapes_are_those_of_a_real_pass(
         sums = objective.sums(outputs)
         del outputs
         objective.parts(sums, torch.ones(3), 0.0)["loss"].backward()
-    told = _activations(model, [batch], config, Sharding(), torch.bfloat16 if way == "mixed" else None)
-    assert told is not None
+    seen = activations_of(model, [batch], config, Sharding(), torch.bfloat16 if way == "mixed" else None)
+    assert seen is not None
+    told = seen.bytes
+    assert sum(seen.kinds.values()) == told
     # The batch's own tensors, without values, are made inside and count there.
     inputs = sum(tensor.untyped_storage().nbytes() for tensor in batch.values())
     assert abs(told - memory.peak) <= inputs + 0.01 * memory.peak
@@ -200,11 +208,34 @@ def test_activations_of_shapes_are_those_of_a_real_pass(
         assert told <= 1.5 * sum(sizes.values())
 
 
+def test_plain_rows_have_no_mask_on_shapes_either(trained_tokenizer: Any, data: Path, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "base", trained_tokenizer, tiny_shape())
+    model, tokenizer = empty_model(str(folder))
+    real: Any = tiny.make_model("llama").train()
+    config = JepaConfig(mode="regular")
+    batch = ForestCollator(0)(ForestBuilder(tokenizer, config).build(tiny.records()))
+    with LiveMemory(real) as memory:
+        forward(real, batch).lm_loss.backward()
+    seen = activations_of(model, [batch], config, Sharding(), None)
+    assert seen is not None
+    assert seen.kinds["masks"] == 0
+    inputs = sum(tensor.untyped_storage().nbytes() for tensor in batch.values())
+    assert abs(seen.bytes - memory.peak) <= inputs + 0.01 * memory.peak
+    views = JepaConfig(mode="step-jepa")
+    model, tokenizer = empty_model(str(folder), predictors=2)
+    enable_forest(model)
+    batch = ForestCollator(0)(ForestBuilder(tokenizer, views).build(tiny.records()))
+    seen = activations_of(model, [batch], views, Sharding(), None)
+    assert seen is not None
+    rows, length = batch["input_ids"].shape
+    assert seen.kinds["masks"] >= rows * length**2
+
+
 def test_checkpointing_and_dtype_show_in_activations(trained_tokenizer: Any, data: Path, tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "base", trained_tokenizer, tiny_shape(hidden_size=132, num_hidden_layers=5))
     flags = ["--train_file", data, "--model_name", folder, "--output_dir", tmp_path / "run", "--use_cpu"]
     sizes = {
-        way: estimated(*flags, *more).activations or 0
+        way: activations_bytes(estimated(*flags, *more))
         for way, more in {
             "none": [],
             "selective": ["--selective_checkpointing"],

@@ -32,6 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     data = add_data_group(parser, required=False)
+    add_switch(data, "--streaming", help="read the records as they are trained on, keeping none; needs --max_steps")
+    data.add_argument(
+        "--shuffle_buffer_size",
+        type=int,
+        metavar="N",
+        help="of --streaming: records to draw from; 0 shuffles none (1000)",
+    )
     data.add_argument("--cache_dir", metavar="DIR", help="where prepared data is kept (~/.cache/stepjepa)")
     add_switch(data, "--no_cache", help="neither read nor keep prepared data")
     data.add_argument("--eval_file", metavar="FILE", help="held-out records, for losses during training")
@@ -176,6 +183,7 @@ def check(args: argparse.Namespace) -> JepaConfig:
                 raise UserError(f"--{name} does nothing without --data_file; add it or leave it out")
     if args.no_cache and args.cache_dir is not None:
         raise UserError("--no_cache keeps nothing, and --cache_dir says where; leave one out")
+    _check_stream(args)
     if args.plain and args.chat_template is not None:
         raise UserError("--chat_template does nothing with --plain, which has no chat format; leave one out")
     if not 0 <= args.finetune_seed < 2**32:
@@ -188,6 +196,33 @@ def check(args: argparse.Namespace) -> JepaConfig:
     if args.same_flop and args.training.get("max_steps", -1) > 0:
         raise UserError("--same_flop works out the number of steps, and --max_steps names it; leave one out")
     return config
+
+
+def _check_stream(args: argparse.Namespace) -> None:
+    """Refuse what can't be known of a stream, and what has nothing to act on."""
+    if not args.streaming:
+        if args.shuffle_buffer_size is not None:
+            raise UserError("--shuffle_buffer_size does nothing without --streaming; add it or leave it out")
+        return
+    if args.data_file is not None:
+        raise UserError("--data_file is split, for which all records are needed; with --streaming pass --train_file")
+    if args.training.get("max_steps", -1) < 1:
+        raise UserError(
+            "--streaming does not know how many records there are, so pass --max_steps N; a file that fits into memory "
+            "needs no --streaming"
+        )
+    if args.num_epochs != 3.0:
+        raise UserError("--num_epochs does nothing with --streaming, whose length --max_steps says; leave it out")
+    if args.shuffle_buffer_size is not None and args.shuffle_buffer_size < 0:
+        raise UserError(f"--shuffle_buffer_size: expected 0 or more, got {args.shuffle_buffer_size}")
+    for name in ("cache_dir", "no_cache"):
+        if getattr(args, name) and args.eval_file is None:
+            raise UserError(f"--{name} does nothing with --streaming, which keeps nothing prepared; leave it out")
+    for name in ("same_flop", "track_flop", "dry_run"):
+        if getattr(args, name):
+            raise UserError(
+                f"--{name} needs the lengths of all records, which --streaming does not know; leave one out"
+            )
 
 
 def _check_model(args: argparse.Namespace) -> None:

@@ -220,8 +220,8 @@ class Plan:
             keys: one of :meth:`keys`.
         """
         result = []
-        for start in range(0, len(keys), self.batch_size):
-            present = [key for key in keys[start : start + self.batch_size] if key.record >= 0]
+        for batch in self.micro_batches(keys):
+            present = [key for key in batch if key.record >= 0]
             found = [(self.shapes.whole if key.with_views else self.shapes.plain)[key.record] for key in present]
             result += passes_of(found, self.pass_cost)
         return result
@@ -254,6 +254,16 @@ class Plan:
         ends = [*range(self.steps_per_epoch, steps, self.steps_per_epoch), steps]
         spent = np.cumsum([cost for cost, _ in zip(self.costs(), range(steps), strict=False)])
         return [float(spent[end - 1]) for end in ends]
+
+    def micro_batches(self, keys: Sequence[Key]) -> list[Sequence[Key]]:
+        """The micro-batches of a step: those of all processes, then the next ones that are accumulated."""
+        return [keys[start : start + self.batch_size] for start in range(0, len(keys), self.batch_size)]
+
+    def micro_costs(self, epoch: int) -> list[list[float]]:
+        """FLOPs of each of :meth:`micro_batches` of each step of an epoch."""
+        steps = [self.micro_batches(keys) for keys in self.keys(epoch)]
+        costs = iter(self._costs([batch for batches in steps for batch in batches]))
+        return [[next(costs) for _ in batches] for batches in steps]
 
     def _costs(self, steps: Sequence[Sequence[Key]]) -> list[float]:
         passes = [(number, one) for number, keys in enumerate(steps) for one in self.passes(keys)]

@@ -142,9 +142,7 @@ def _grouped_product(first: Sequence[int], second: Sequence[int], *_: Any, **__:
 
 
 _ATEN = torch.ops.aten
-# What torch's registry lacks (the CPU's fused attention, products of experts), and what older versions refuse (fewer
-# key heads than query heads).
-_FORMULAS: dict[Any, Callable[..., int]] = {
+FORMULAS: dict[Any, Callable[..., int]] = {
     _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention_forward,
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     _ATEN._scaled_dot_product_flash_attention: _attention_forward,
@@ -155,6 +153,8 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     _ATEN._scaled_dot_product_cudnn_attention_backward: _attention_backward,
     _ATEN._grouped_mm: _grouped_product,
 }
+"""Operation -> its FLOPs from the shapes of its arguments: what torch's registry lacks (the CPU's fused attention,
+products of experts), and what older versions refuse (fewer key heads than query heads)."""
 
 
 @contextmanager
@@ -164,7 +164,7 @@ def counting() -> Iterator[FlopCounterMode]:
     The context's value has the count in ``get_total_flops()``. Kernels from outside torch (flash-attn) are not seen.
     Torch takes composite operations apart to count them, so that results may differ in rounding.
     """
-    with FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter:
+    with FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
         yield counter
 
 

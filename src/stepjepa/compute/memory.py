@@ -216,6 +216,7 @@ def account(
     quantized: str | None = None,
     mixed: torch.dtype | None = None,
     ema: bool = False,
+    accumulates: bool = False,
 ) -> list[Part]:
     """All that one process keeps from step to step, and what it brings together or writes out to compute.
 
@@ -227,6 +228,7 @@ def account(
         quantized: ``4bit`` or ``8bit``, or None.
         mixed: dtype of autocast, or None.
         ema: the target is encoded with a copy of the trained weights.
+        accumulates: a step has several micro-batches.
     """
     sharding = sharding or Sharding()
 
@@ -266,6 +268,10 @@ def account(
         add("buckets of DDP", gradients, 1, "a second copy of the gradients, to be summed up")
     if sharding.weights > 1:
         add("gathered blocks", _gathered(model, sharding, mixed), 1, "whole weights and gradients while in use")
+    if accumulates and sharding.words == "FSDP" and processes > 1:
+        # Trainer keeps FSDP from scattering them before the last micro-batch.
+        whole = nbytes(trained(model), lambda p: mixed.itemsize if mixed is not None else p.element_size())
+        add("whole gradients", whole, 1, "between micro-batches, see sync_each_batch of accelerate")
     if quantized:
         largest = max((layer.weight.numel() for layer in quantized_layers(model)), default=0)
         add("largest matrix", largest * (mixed or torch.float32).itemsize, 1, "written out while in use")

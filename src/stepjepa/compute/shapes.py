@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AttentionMaskInterface
 
 from stepjepa.models.loading import LoraSettings, add_lora, load_tokenizer, new_config, reported, torch_dtype
 from stepjepa.models.presets import PREFIX
@@ -107,7 +108,7 @@ def running(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None
     # What can't be run is raised, too; a traceback beside that helps nobody.
     log = logging.getLogger("torch._subclasses.fake_tensor")
     quiet, log.disabled = log.disabled, True
-    with FakeTensorMode():
+    with FakeTensorMode(), _without_padding(model):
         for module in model.modules():
             both: tuple[dict[str, Any], dict[str, Any]] = (module._parameters, module._buffers)
             for held in both:
@@ -125,6 +126,22 @@ def running(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None
             log.disabled = quiet
             for held, name, tensor in places:
                 held[name] = tensor
+
+
+@contextmanager
+def _without_padding(model: nn.Module) -> Iterator[None]:
+    """Tell the model's masks that nothing is padded, as in every batch here; transformers would have to read it out of
+    values, and makes a mask where there are none."""
+    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    made = AttentionMaskInterface().get(name)
+    if made is None:
+        yield
+        return
+    AttentionMaskInterface.register(name, lambda *args, **kwargs: made(*args, **{**kwargs, "attention_mask": None}))
+    try:
+        yield
+    finally:
+        AttentionMaskInterface.register(name, made)
 
 
 def _fake(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

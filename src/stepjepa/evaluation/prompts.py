@@ -12,11 +12,12 @@ import numpy as np
 
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.forests.segments import Tokens
+from stepjepa.forests.tokenisation import Tokens
 from stepjepa.run_folder import trained_objective
 from stepjepa.tasks.base import Continuation
+from stepjepa.text.frames import Rendered
 from stepjepa.text.plain_template import PlainTemplate
-from stepjepa.text.template import ChatTemplate, Message, Rendered
+from stepjepa.text.template import ChatTemplate, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -31,6 +31,20 @@ LAYOUT: dict[str, tuple[type[np.signedinteger], int, str]] = {
 }
 
 
+def expand(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers of runs, one run after the other: ``begins[i], begins[i] + 1, ..`` up to ``lengths[i]`` of them."""
+    ends = lengths.cumsum()
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) + np.repeat(begins - (ends - lengths), lengths)
+
+
+def as_bounds(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where runs of these lengths begin, and where the last ends."""
+    found = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=found[1:])
+    return found
+
+
 class FlatForests(Sequence[Forest]):
     """Forests whose tokens stand one after the other in shared arrays; a forest is made when it is looked up.
 
@@ -108,12 +122,16 @@ class FlatForestsBuilder:
         self._blocks: dict[str, list[Ints]] = {name: [] for name in LAYOUT}
 
     def add(self, forests: Sequence[Forest]) -> None:
-        """Append some forests as ``ForestBuilder`` makes them.
+        """Append some forests as ``ForestBuilder`` makes them; those that are flat already are not gone through.
 
         Raises:
             ValueError: a forest has no ``pooled``, or a triple, which is drawn later.
         """
         if not forests:
+            return
+        if isinstance(forests, FlatForests):
+            for name, array in forests.arrays.items():
+                self._blocks[name].append(np.diff(array) if name.endswith("_bounds") else array)
             return
         if any(forest.pooled is None or forest.triple is not None for forest in forests):
             raise ValueError("expected forests with 'pooled' and without a triple, got another kind")

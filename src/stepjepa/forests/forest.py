@@ -85,6 +85,12 @@ class Forest:
         """Tokens of :meth:`without_views`."""
         return sum(len(segment) for segment in self._text)
 
+    def copy(self) -> Forest:
+        """The same with arrays of its own."""
+        ids, positions, labels = self.input_ids.copy(), self.position_ids.copy(), self.shift_labels.copy()
+        pooled = None if self.pooled is None else self.pooled.copy()
+        return Forest(ids, positions, labels, self.segments, self.pairs.copy(), self.line, pooled, self.triple)
+
     def without_views(self) -> Forest:
         """The main text alone: what is left of the record in a batch that drops the alignment loss.
 

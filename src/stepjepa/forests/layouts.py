@@ -1,4 +1,8 @@
-"""Where views are placed in the row: branches on the main text, roots beside it, or inside it."""
+"""Where views are placed in the row: branches on the main text, roots beside it, or inside it.
+
+All records of a block are laid out together, by arithmetic on arrays. A segment is a chain of pieces, each a run of
+tokens in a common store: the tokens of the block's texts, and behind them the predictor tokens.
+"""
 
 from __future__ import annotations
 
@@ -10,87 +14,117 @@ from numpy.typing import NDArray
 
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
-from stepjepa.forests.forest import IGNORE, Forest, Kind, Segment
+from stepjepa.forests.flat import KINDS, FlatForests, Ints, as_bounds, expand
+from stepjepa.forests.forest import IGNORE
 
 Ids = NDArray[np.int32]
+Numbers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
-
-class Readout(NamedTuple):
-    """Where an embedding is read.
-
-    Attributes:
-        place: index in the row; the last token of those that are averaged.
-        pooled: how many tokens are averaged, this one included.
-    """
-
-    place: int
-    pooled: int
+_MAIN, _SOURCE, _TARGET = map(KINDS.index, ("main", "source", "target"))
 
 
 class Located(NamedTuple):
-    """A view as tokens: ``ids[:end]`` up to the end of its content, which begins at ``start``.
+    """Views as tokens; places in the text are counted from the text's first token.
 
     Attributes:
-        ids: all tokens of the text that the view stands in, up to the template's tail behind it.
-        start: first token of the content.
-        end: one past the last token of the content.
-        in_main: the view stands in the main text, where its prefix is there already.
-        predictors: how many of the content's tokens are predictors.
+        text: ``[P]`` where the text that a view stands in begins among all tokens.
+        length: ``[P]`` tokens of that text.
+        start: ``[P]`` first token of the view's content.
+        end: ``[P]`` one past the last token of its content.
+        in_main: ``[P]`` the view stands in the main text, where its prefix is there already.
+        predictors: ``[P]`` how many of the content's tokens are predictors.
     """
 
-    ids: Ids
-    start: int
-    end: int
-    in_main: bool
-    predictors: int = 0
+    text: Numbers
+    length: Numbers
+    start: Numbers
+    end: Numbers
+    in_main: Flags
+    predictors: Numbers
+
+    def take(self, which: Flags | slice) -> Located:
+        """Some of the views."""
+        return Located._make(values[which] for values in self)
 
 
-class Row:
-    """A row under construction."""
+class Mains(NamedTuple):
+    """The main texts of records.
 
-    def __init__(self) -> None:
-        self.ids: list[Ids] = []
-        self.positions: list[Ids] = []
-        self.labels: list[Ids] = []
-        self.segments: list[Segment] = []
-        self.pairs: list[tuple[Readout, Readout]] = []
-        self.length = 0
+    Attributes:
+        text: ``[R]`` where each begins among all tokens.
+        length: ``[R]`` how many tokens of it are used.
+        line: ``[R]`` of the record in its file.
+    """
 
-    def add(
-        self,
-        ids: Ids,
-        kind: Kind,
-        *,
-        parent: int = -1,
-        attachment: int = 0,
-        isolated: bool = False,
-        position: int = 0,
-        labels: Ids | None = None,
-    ) -> int:
-        """Append a segment; returns its index."""
-        self.ids.append(ids)
-        self.positions.append(np.arange(position, position + len(ids), dtype=np.int32))
-        self.labels.append(np.full(len(ids), IGNORE, np.int32) if labels is None else labels)
-        self.segments.append(Segment(self.length, self.length + len(ids), kind, parent, attachment, isolated))
-        self.length += len(ids)
-        return len(self.segments) - 1
+    text: Numbers
+    length: Numbers
+    line: Numbers
 
-    def forest(self, line: int) -> Forest:
-        """The finished row."""
-        pairs = np.asarray(self.pairs, np.int32).reshape(-1, 2, 2)
-        return Forest(
-            np.concatenate(self.ids),
-            np.concatenate(self.positions),
-            np.concatenate(self.labels),
-            tuple(self.segments),
-            pairs[:, :, 0],
-            line,
-            pairs[:, :, 1],
-        )
+
+class Pairs(NamedTuple):
+    """Pairs of views.
+
+    Attributes:
+        owner: ``[P]`` the record of each, ascending.
+        first: the views that predict (before ``reverse_pred``).
+        second: the views that are predicted.
+    """
+
+    owner: Numbers
+    first: Located
+    second: Located
+
+
+class Segments(NamedTuple):
+    """Segments of many records.
+
+    Attributes:
+        owner: ``[S]`` the record that each belongs to.
+        begins: ``[S, 4]`` where its pieces begin in the store.
+        lengths: ``[S, 4]`` how long they are; a segment of no tokens is left out in the end.
+        kind: ``[S]`` index into ``flat.KINDS``.
+        parent: ``[S]`` index of the parent among the record's segments; -1 for a root.
+        attachment: ``[S]`` tokens of the parent that are seen.
+        isolated: ``[S]`` 1 for one that sees nothing of its parent, see ``forest.Segment``.
+        position: ``[S]`` position of its first token.
+    """
+
+    owner: Numbers
+    begins: Numbers
+    lengths: Numbers
+    kind: Numbers
+    parent: Numbers
+    attachment: Numbers
+    isolated: Numbers
+    position: Numbers
+
+    def take(self, which: Numbers) -> Segments:
+        """Some of the segments, in that order."""
+        return Segments._make(values[which] for values in self)
+
+
+class Readouts(NamedTuple):
+    """Where embeddings are read.
+
+    Attributes:
+        place: ``[P]`` the last token of those that are averaged, counted from the first of the view's own segment or,
+            where it has none, of the row.
+        own: ``[P]`` whether it stands in the view's own segment.
+        pooled: ``[P]`` how many tokens are averaged, this one included.
+    """
+
+    place: Numbers
+    own: Flags
+    pooled: Numbers
+
+
+# Segments in the order of rows, and for sources and for targets the rows' readouts and how many tokens they average.
+_Laid = tuple[Segments, tuple[Numbers, Numbers], tuple[Numbers, Numbers]]
 
 
 class Placing:
-    """Places the views of one record after another, by one configuration.
+    """Places the views of records, by one configuration.
 
     Args:
         config: layout and readouts.
@@ -100,119 +134,195 @@ class Placing:
     def __init__(self, config: JepaConfig, predictors: Ids) -> None:
         self._config = config
         self._predictors = predictors
-        self._mean = config.pooling == "mean"
+        self._back = -1 if config.last_token is None else config.last_token
 
-    def forest(self, ids: Ids, labels: Ids, pairs: Sequence[tuple[Located, Located]], line: int) -> Forest:
-        """Lay out a record.
+    def lay(self, ids: Ids, labels: Ids, mains: Mains, pairs: Pairs) -> FlatForests:
+        """Lay out records.
 
         Args:
-            ids: ``[L]`` the main text.
-            labels: ``[L]`` what each of its positions must predict.
-            pairs: its pairs of views; the first predicts the second (before ``reverse_pred``).
-            line: of the record in its file.
+            ids: ``[N]`` the tokens of all texts.
+            labels: ``[N]`` what the positions of main texts must predict.
+            mains: the ``R`` records.
+            pairs: their ``P`` pairs.
 
         Raises:
             UserError: ``last_token`` reaches before the start of a view.
         """
-        row = Row()
-        if self._config.layout == "inplace":
-            self._lay_inplace(row, ids, labels, pairs)
-        else:
-            main = row.add(ids, "main", labels=labels)
-            row.pairs.extend(self._lay_pair(row, main, first, second) for first, second in pairs)
-        return row.forest(line)
+        records = len(mains.text)
+        lay = self._lay_inplace if self._config.layout == "inplace" else self._lay_beside
+        segments, places, pooled = lay(len(ids), mains, *pairs)
+        sizes = segments.lengths.sum(1)
+        starts = _starts(segments.owner, sizes, records)
+        source = expand(segments.begins.ravel(), segments.lengths.ravel())
+        # A view that is laid out beside the text has its tokens, but none of its labels.
+        is_text = (segments.kind == _MAIN) | ((segments.kind == _TARGET) & (segments.parent >= 0))
+        wanted = np.concatenate([labels, np.full(len(self._predictors), IGNORE, np.int32)])[source]
+        wanted[np.repeat(~is_text, sizes)] = IGNORE
+        table = (starts, starts + sizes, segments.kind, segments.parent, segments.attachment, segments.isolated)
+        return FlatForests(
+            {
+                "input_ids": np.concatenate([ids, self._predictors])[source],
+                "position_ids": expand(segments.position, sizes).astype(np.int32),
+                "shift_labels": wanted,
+                "segments": np.stack(table, axis=1).astype(np.int32),
+                "pairs": np.stack(places, axis=1).astype(np.int32),
+                "pooled": np.stack(pooled, axis=1).astype(np.int32),
+                "lines": mains.line,
+                "token_bounds": as_bounds(_totals(segments.owner, sizes, records)),
+                "segment_bounds": as_bounds(np.bincount(segments.owner, minlength=records)),
+                "pair_bounds": as_bounds(np.bincount(pairs.owner, minlength=records)),
+            }
+        )
 
-    def _lay_pair(self, row: Row, main: int, first: Located, second: Located) -> tuple[Readout, Readout]:
+    def _pooled(self, content: Numbers, predictors: Numbers) -> Numbers:
+        """How many tokens are averaged for views of so many tokens with so many predictors behind or before them."""
+        if self._config.pooling != "mean":
+            return np.ones_like(content)
+        return content if self._config.front_pred else np.where(predictors > 0, predictors, content)
+
+    # -- views beside the main text ------------------------------------------------------------------------------------
+
+    def _lay_beside(self, store: int, mains: Mains, owner: Numbers, first: Located, second: Located) -> _Laid:
+        """Each main text, then for each of its pairs the source and the target."""
+        records, pairs = len(mains.text), len(owner)
         if self._config.reverse_pred:
-            source = self._lay_root(row, second, "source")
-            target = self._read_main(row, main, first) if first.in_main else self._lay_root(row, first, "target")
+            source, read_source = self._lay_roots(store, owner, second, _SOURCE)
+            target, read_target = self._read_mains(*self._lay_roots(store, owner, first, _TARGET), first)
         else:
-            source = self._lay_branch(row, main, first) if first.in_main else self._lay_root(row, first, "source")
-            target = self._lay_root(row, second, "target")
-        return source, target
+            source, read_source = self._lay_branches(*self._lay_roots(store, owner, first, _SOURCE), store, first)
+            target, read_target = self._lay_roots(store, owner, second, _TARGET)
+        readouts = (read_source, read_target)
+        if any((read.place < 0).any() for read in readouts):
+            raise UserError(f"--last_token {self._back} reaches before the start of a view; use a number nearer to -1")
+        main = _as_segments(np.arange(records), mains.text, mains.length, _MAIN)
+        segments = _joined(main, _by_turns([source, target]))
+        order = _row_order(segments)
+        laid = segments.take(order)
+        starts = np.zeros(len(segments.owner), np.int64)
+        starts[order] = _starts(laid.owner, laid.lengths.sum(1), records)
+        own = starts[records:].reshape(pairs, 2)
+        source_place, target_place = (np.where(r.own, own[:, i], 0) + r.place for i, r in enumerate(readouts))
+        return laid, (source_place, target_place), (read_source.pooled, read_target.pooled)
 
-    def _back(self) -> int:
-        return -1 if self._config.last_token is None else self._config.last_token
-
-    def _pooled(self, content: int, predictors: int) -> int:
-        """How many tokens are averaged for a view of so many tokens with so many predictors behind or before it."""
-        if not self._mean:
-            return 1
-        return content if self._config.front_pred or not predictors else predictors
-
-    def _read_main(self, row: Row, main: int, view: Located) -> Readout:
-        """The readout of a view that ends at a token of the main text and needs no tokens of its own."""
-        index = view.end + self._back()
-        if index < 0:
-            raise UserError(f"--last_token {self._config.last_token} reaches before the start of a view")
-        return Readout(row.segments[main].start + index, self._pooled(view.end - view.start, 0))
-
-    def _lay_branch(self, row: Row, main: int, view: Located) -> Readout:
-        """Predictors hanging on the main text behind a view (or, in front, before it)."""
-        attachment = view.start if self._config.front_pred else view.end
-        ids = self._predictors
+    def _lay_roots(self, store: int, owner: Numbers, view: Located, kind: int) -> tuple[Segments, Readouts]:
+        """Views that see nothing else, with predictors if they are sources."""
+        content = view.end - view.start
+        none = np.zeros_like(content)
+        added = np.where(view.predictors > 0, 0, len(self._predictors)) if kind == _SOURCE else none
+        # A step by itself: neither the chat before it nor what follows.
+        before = np.where(view.in_main, 0, view.start)
+        # Nothing behind the readout can change it.
+        tail = none if self._config.last_token is None else np.where(view.in_main, 0, view.length - view.end)
+        middle = [(view.text + view.start, content), (none + store, added)]
         if self._config.front_pred:
-            ids = np.concatenate([ids, view.ids[view.start : view.end]])
-        beginning = row.length
-        if len(ids):
-            row.add(ids, "source", parent=main, attachment=attachment, position=attachment)
+            middle.reverse()
+        pieces = [(view.text, before), *middle, (view.text + view.end, tail)]
+        begins, lengths = (np.stack(each, axis=1) for each in zip(*pieces, strict=True))
+        ends = lengths.cumsum(1)
+        place = ends[:, -1] + self._back
+        lengths = np.clip(place[:, None] + 1 - (ends - lengths), 0, lengths)
+        read = Readouts(place, none == 0, self._pooled(content - view.predictors, added + view.predictors))
+        return Segments(owner, begins, lengths, none + kind, none - 1, none, none, none), read
+
+    def _lay_branches(self, roots: Segments, read: Readouts, store: int, view: Located) -> tuple[Segments, Readouts]:
+        """In the place of roots, for views in the main text: predictors that hang on it behind (or before) the view."""
+        front, content = self._config.front_pred, view.end - view.start
+        none = np.zeros_like(content)
+        count = none + len(self._predictors)
+        attachment = view.start if front else view.end
+        begins = np.stack([none + store, view.text + view.start, none, none], axis=1)
+        lengths = np.stack([count, content if front else none, none, none], axis=1)
+        branches = Segments(roots.owner, begins, lengths, roots.kind, none, attachment, none, attachment)
         # A readout further back than the branch is long stands in the main text that the branch hangs on.
-        index = len(ids) + self._back()
-        if attachment + index < 0:
-            raise UserError(
-                f"--last_token {self._back()} reaches before the start of a view; use a number nearer to -1"
-            )
-        place = beginning + index if index >= 0 else row.segments[main].start + attachment + index
-        return Readout(place, self._pooled(view.end - view.start, len(self._predictors)))
+        index = lengths.sum(1) + self._back
+        place = np.where(index >= 0, index, attachment + index)
+        found = Readouts(place, index >= 0, self._pooled(content, count))
+        return Segments._make(_where(view.in_main, branches, roots)), Readouts._make(_where(view.in_main, found, read))
 
-    def _lay_root(self, row: Row, view: Located, kind: Kind) -> Readout:
-        """A view that sees nothing else, with predictors if it is a source."""
-        added = self._predictors if kind == "source" and not view.predictors else self._predictors[:0]
-        before, content, tail = view.ids[: view.start], view.ids[view.start : view.end], view.ids[view.end :]
-        if view.in_main:
-            # A step by itself: neither the chat before it nor what follows.
-            before, tail = before[:0], tail[:0]
-        if self._config.last_token is None:
-            # Nothing behind the readout can change it.
-            tail = tail[:0]
-        pieces = [before, added, content, tail] if self._config.front_pred else [before, content, added, tail]
-        ids = np.concatenate(pieces)
-        readout = len(ids) + self._back()
-        if readout < 0:
-            raise UserError(
-                f"--last_token {self._config.last_token} reaches before the start of a view of {len(ids)} tokens; "
-                "use a number nearer to -1"
-            )
-        beginning = row.length
-        row.add(ids[: readout + 1], kind)
-        predictors = len(added) + view.predictors
-        return Readout(beginning + readout, self._pooled(len(content) - view.predictors, predictors))
+    def _read_mains(self, roots: Segments, read: Readouts, view: Located) -> tuple[Segments, Readouts]:
+        """In the place of roots, for views in the main text: readouts there, with no tokens of their own."""
+        none = np.zeros_like(view.end)
+        pooled = self._pooled(view.end - view.start, none)
+        kept = roots._replace(lengths=np.where(view.in_main[:, None], 0, roots.lengths))
+        return kept, Readouts(*_where(view.in_main, Readouts(view.end + self._back, none > 0, pooled), read))
 
-    def _lay_inplace(self, row: Row, ids: Ids, labels: Ids, pairs: Sequence[tuple[Located, Located]]) -> None:
+    # -- views inside the main text ------------------------------------------------------------------------------------
+
+    def _lay_inplace(self, store: int, mains: Mains, owner: Numbers, first: Located, second: Located) -> _Laid:
         """Predictors inside the row behind each source step, the step they predict seeing only itself.
 
         The last token of the source step keeps its label, the first token of the next step; predictor positions have
         none. Everything after the last pair sees the whole row.
         """
-        parent, done = -1, 0
+        records, pairs = len(mains.text), len(owner)
+        # How far the text of a record is laid out before each of its pairs, and before what follows the last.
+        done = np.zeros(pairs, np.int64)
+        done[1:] = np.where(owner[1:] == owner[:-1], second.end[:-1], 0)
+        rest = np.zeros(records, np.int64)
+        rest[owner] = second.end
+        text, count = first.text, np.full(pairs, len(self._predictors))
+        parts = [
+            _as_segments(owner, text + done, first.end - done, _MAIN),
+            _as_segments(owner, np.full(pairs, store), count, _SOURCE),
+            _as_segments(owner, text + first.end, second.start - first.end, _MAIN),
+            _as_segments(owner, text + second.start, second.end - second.start, _TARGET, isolated=1),
+        ]
+        within = _by_turns(parts)
+        sizes = within.lengths.sum(1)
+        ends = (_starts(within.owner, sizes, records) + sizes).reshape(pairs, 4)
+        last = _as_segments(np.arange(records), mains.text + rest, mains.length - rest, _MAIN)
+        segments = _joined(within, last)
+        segments = segments.take(_row_order(segments))
+        sizes = segments.lengths.sum(1)
+        # Each hangs on all of the one before it.
+        number = expand(np.zeros(records, np.int64), np.bincount(segments.owner, minlength=records))
+        attachment = np.where(number > 0, np.concatenate([[0], sizes[:-1]]), 0)
+        position = _starts(segments.owner, sizes, records)
+        segments = segments._replace(parent=number - 1, attachment=attachment, position=position)
+        pooled = self._pooled(first.end - first.start, count), self._pooled(second.end - second.start, 0 * count)
+        return segments, (ends[:, 1] - 1, ends[:, 3] - 1), pooled
 
-        def append(tokens: Ids, kind: Kind, wanted: Ids | None = None, isolated: bool = False) -> int:
-            nonlocal parent
-            if len(tokens):
-                seen = len(row.segments[parent]) if parent >= 0 else 0
-                parent = row.add(
-                    tokens, kind, parent=parent, attachment=seen, isolated=isolated, position=row.length, labels=wanted
-                )
-            return row.length - 1
 
-        for first, second in pairs:
-            if done < first.end:
-                append(ids[done : first.end], "main", labels[done : first.end])
-            source = append(self._predictors, "source")
-            if first.end < second.start:
-                append(ids[first.end : second.start], "main", labels[first.end : second.start])
-            target = append(ids[second.start : second.end], "target", labels[second.start : second.end], True)
-            done = second.end
-            read = Readout(source, self._pooled(first.end - first.start, len(self._predictors)))
-            row.pairs.append((read, Readout(target, self._pooled(second.end - second.start, 0))))
-        append(ids[done:], "main", labels[done:])
+def _totals(owner: Numbers, sizes: Numbers, records: int) -> Numbers:
+    """``[R]``: tokens of each record."""
+    found = np.zeros(records, np.int64)
+    np.add.at(found, owner, sizes)
+    return found
+
+
+def _starts(owner: Numbers, sizes: Numbers, records: int) -> Numbers:
+    """``[S]``: where in its row each segment begins, of segments in the order of rows."""
+    rows = as_bounds(_totals(owner, sizes, records))[:-1]
+    return sizes.cumsum() - sizes - rows[owner]
+
+
+def _row_order(segments: Segments) -> Numbers:
+    """The segments that have tokens, those of a record together, otherwise in the order in which they are."""
+    there = np.flatnonzero(segments.lengths.any(1))
+    return there[np.argsort(segments.owner[there], kind="stable")]
+
+
+def _as_segments(owner: Numbers, begins: Numbers, lengths: Numbers, kind: int, *, isolated: int = 0) -> Segments:
+    """Roots of one piece each; nothing where a length is negative."""
+    none = np.zeros_like(owner)
+    fill = np.zeros((len(owner), 3), np.int64)
+    pieces = [np.column_stack([each, fill]) for each in (begins, np.maximum(lengths, 0))]
+    return Segments(owner, pieces[0], pieces[1], none + kind, none - 1, none, none + isolated, none)
+
+
+def _by_turns(parts: Sequence[Segments]) -> Segments:
+    """The first of each, the second of each, and so on."""
+    count = len(parts) * len(parts[0].owner)
+    return Segments._make(
+        np.stack(each, axis=1).reshape(count, *each[0].shape[1:]) for each in zip(*parts, strict=True)
+    )
+
+
+def _joined(one: Segments, other: Segments) -> Segments:
+    return Segments._make(map(np.concatenate, zip(one, other, strict=True)))
+
+
+def _where(chosen: Flags, one: Sequence[Ints], other: Sequence[Ints]) -> list[Ints]:
+    """Array by array the rows of one where they are chosen, else those of the other."""
+    both = zip(one, other, strict=True)
+    return [np.where(chosen if a.ndim == 1 else chosen[:, None], a, b) for a, b in both]

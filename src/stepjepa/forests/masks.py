@@ -37,10 +37,13 @@ def causal_in_segment(visibility: Visibility) -> Tensor:
 def seen_in_ancestor(visibility: Visibility) -> Tensor:
     """``[B, T, T]`` bool: the key is in a segment that the query's segment hangs on, before the attachment."""
     segment = visibility.segment_ids
+    length = segment.shape[1]
+    # On rows of tens of thousands of tokens, this is the largest tensor there is.
+    small = torch.int16 if length <= torch.iinfo(torch.int16).max else torch.int32
     rows = torch.arange(segment.shape[0], device=segment.device)[:, None]
-    per_query = visibility.seen_lengths[rows, segment]  # [B, T, S]
-    limit = per_query.gather(2, segment[:, None, :].expand(-1, segment.shape[1], -1))  # [B, T, T]
-    return visibility.offsets[:, None, :] < limit
+    per_query = visibility.seen_lengths.to(small)[rows, segment]  # [B, T, S]
+    limit = per_query.gather(2, segment[:, None, :].expand(-1, length, -1))  # [B, T, T]
+    return visibility.offsets.to(small)[:, None, :] < limit
 
 
 def visible(visibility: Visibility) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from stepjepa.forests.segments import ForestBuilder
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-BLOCK = 256
+BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,13 @@ class Prepared:
 
     def describe(self) -> str:
         """One line for people."""
-        named = ", ".join(f"{count:,} {name}" for name, count in self.counts.items() if count or name == "records")
-        return f"{named}; {self.tokens['all']:,} tokens, {self.tokens['all'] / self.tokens['main']:.2f} of regular"
+        return describe(self.counts, self.tokens)
+
+
+def describe(counts: Mapping[str, int], tokens: Mapping[str, int]) -> str:
+    """One line for people; see ``Prepared``."""
+    named = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count or name == "records")
+    return f"{named}; {tokens['all']:,} tokens, {tokens['all'] / max(tokens['main'], 1):.2f} of regular"
 
 
 COUNTS = ("records", "pairs", "without a pair", "over length", "truncated", "pairs cut by truncation", "skipped")
@@ -90,20 +95,35 @@ def _build(records: Sequence[Record], tokenizer: PreTrainedTokenizerBase, config
     with bar, _collector_paused():
         for start in range(0, len(records), BLOCK):
             block = records[start : start + BLOCK]
-            collected.add(builder.build(block))
+            collected.add(builder.build_flat(block))
             bar.update(len(block))
     forests = collected.build()
     path = records[0].path if records else what
-    if not len(forests):
-        raise UserError(f"none of the {len(records)} records can be trained on; check --max_length", path=path)
-    if config.uses_views and not builder.counts["pairs"]:
-        remedy = (
-            "check --step_separator (blank, line or a string)" if config.mode == "step-jepa" else "check --max_length"
-        )
-        raise UserError(f"none of the {len(forests)} records has a pair; {remedy}, or use --regular", path=path)
+    refuse_useless(builder.counts, config, path)
     counts = {name: builder.counts[name] for name in COUNTS}
     tokens = {"all": sum(forests.lengths), "main": sum(forests.text_lengths)}
     return Found(forests, counts, tokens, builder.template.describe())
+
+
+def refuse_useless(counts: Mapping[str, int], config: JepaConfig, path: object) -> None:
+    """What can't be trained on as it is meant.
+
+    Args:
+        counts: of all records, by the names of ``COUNTS``.
+        config: whether there should be pairs.
+        path: where the records come from.
+
+    Raises:
+        UserError: no record is left, or a mode with views has found no pair at all.
+    """
+    found, skipped = counts.get("records", 0), counts.get("skipped", 0)
+    if not found:
+        raise UserError(f"none of the {skipped} records can be trained on; check --max_length", path=path)
+    if config.uses_views and not counts.get("pairs"):
+        remedy = (
+            "check --step_separator (blank, line or a string)" if config.mode == "step-jepa" else "check --max_length"
+        )
+        raise UserError(f"none of the {found} records has a pair; {remedy}, or use --regular", path=path)
 
 
 @contextmanager

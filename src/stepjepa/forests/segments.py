@@ -1,12 +1,14 @@
 """Records to forests: one tokenisation, character spans to token spans, segments laid out in a row.
 
-No later stage looks for tokens again: labels, positions and readouts are all settled here.
+No later stage looks for tokens again: labels, positions and readouts are all settled here. What is done for each
+record by itself is to write its texts and to note characters; all that follows is done for many at once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,41 +16,61 @@ import numpy as np
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
+from stepjepa.forests.flat import FlatForests, as_bounds, expand
 from stepjepa.forests.forest import IGNORE, Forest
-from stepjepa.forests.layouts import Ids, Located, Placing
-from stepjepa.forests.tokenisation import TextEncoder
-from stepjepa.forests.views import MessageView, Pair, SpanView, View, find_pairs
+from stepjepa.forests.layouts import Ids, Located, Mains, Numbers, Pairs, Placing
+from stepjepa.forests.tokenisation import Encoded, TextEncoder, Tokens
+from stepjepa.forests.views import MessageView, SpanView, find_pairs
+from stepjepa.text.frames import Rendered
 from stepjepa.text.plain_template import PlainTemplate
 from stepjepa.text.predictors import predictor_ids, predictor_token
-from stepjepa.text.template import ChatTemplate, Rendered
+from stepjepa.text.template import ChatTemplate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# A message alone in the template, and whether it is a source, which has predictors.
-_Alone = tuple[MessageView, bool]
 
-
-class Tokens(NamedTuple):
-    """A text as tokens.
+class _Noted(NamedTuple):
+    """A view as characters.
 
     Attributes:
-        ids: ``[L]`` token ids.
-        starts: ``[L]`` first character of each token.
-        ends: ``[L]`` one past its last character.
+        text: number of the text that it stands in.
+        start: its first character there.
+        inclusive: the token that holds the first character is part of it even if it begins before.
+        end: one past its last character.
+        in_main: it stands in the main text.
+        predictors: tokens of its content that are predictors.
     """
 
-    ids: Ids
-    starts: Ids
-    ends: Ids
+    text: int
+    start: int
+    inclusive: bool
+    end: int
+    in_main: bool
+    predictors: int
 
-    def first_overlapping(self, character: int) -> int:
-        """Index of the first token that reaches beyond a character position."""
-        return int(self.ends.searchsorted(character, side="right"))
 
-    def first_from(self, character: int) -> int:
-        """Index of the first token that begins at or after a character position."""
-        return int(self.starts.searchsorted(character, side="left"))
+class _Texts:
+    """What is noted of records before their texts are tokenised.
+
+    Attributes:
+        texts: all of them.
+        mains: ``[R]`` number of each record's main text.
+        lines: ``[R]`` of the records.
+        turn_ends: ``[R]`` one past the last character of the last assistant turn.
+        taught: number of a text, first and one past the last character of what is taught in it.
+        owners: ``[P]`` the record of each pair.
+        views: ``[P * 2]`` both views of each pair, the first first.
+    """
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.mains: list[int] = []
+        self.lines: list[int] = []
+        self.turn_ends: list[int] = []
+        self.taught: list[tuple[int, int, int]] = []
+        self.owners: list[int] = []
+        self.views: list[_Noted] = []
 
 
 class ForestBuilder:
@@ -71,6 +93,7 @@ class ForestBuilder:
             PlainTemplate(tokenizer, answers=config.labels != "all") if config.plain else ChatTemplate(tokenizer)
         )
         self.counts: Counter[str] = Counter()
+        self._reverse = config.reverse_pred
         self._encoder = TextEncoder(tokenizer)
         assert config.predictors is not None
         wanted = config.predictors if config.uses_views else 0
@@ -79,51 +102,52 @@ class ForestBuilder:
         self._predictor_text = "".join(predictor_token(number) for number in range(1, wanted + 1))
 
     def build(self, records: Sequence[Record]) -> list[Forest]:
-        """The forests of some records, in order; a skipped record gives none.
+        """The forests of some records, in order; a skipped record gives none. Each has arrays of its own.
+
+        Raises:
+            UserError: see :meth:`build_flat`.
+        """
+        return [forest.copy() for forest in self.build_flat(records)]
+
+    def build_flat(self, records: Sequence[Record]) -> FlatForests:
+        """The same in shared arrays that can't be written to.
 
         Raises:
             UserError: a record is too long and ``over_length`` is ``error``; it has no pair and ``require_pairs`` is
                 set; its template rewrites it. The message names file and line.
         """
-        texts: list[str] = []
-        found: list[list[Pair]] = []
-        alone: list[dict[_Alone, int]] = []
-        spans: list[Rendered] = []
+        noted = _Texts()
         for record in records:
-            try:
-                whole = self.template.render(record.messages)
-            except UserError as error:
-                raise UserError(str(error), path=record.path, line=record.line) from None
-            pairs = find_pairs(record, self.config)
-            texts.append(whole.text)
-            spans.append(whole)
-            found.append(pairs)
-            places: dict[_Alone, int] = {}
-            for view, is_source in (end for pair in pairs for end in self._ends(pair)):
-                if isinstance(view, MessageView) and (view, is_source) not in places:
-                    places[view, is_source] = len(texts)
-                    single = self._render_alone(view, is_source)
-                    texts.append(single.text)
-                    spans.append(single)
-            alone.append(places)
-        tokens = self.tokenize(texts)
-        forests: list[Forest] = []
-        cursor = 0
-        for record, pairs, places in zip(records, found, alone, strict=True):
-            whole = spans[cursor]
-            located = {
-                key: _locate_alone(tokens[place], spans[place], len(self._predictors) if key[1] else 0)
-                for key, place in places.items()
-            }
-            forest = self._one(record, whole, tokens[cursor], pairs, located)
-            cursor += 1 + len(places)
-            if forest is not None:
-                forests.append(forest)
-        return forests
+            self._note(noted, record)
+        tokens = self._encoder.encode(noted.texts)
+        return self._lay(noted, tokens, records)
 
-    def _ends(self, pair: Pair) -> tuple[tuple[View, bool], tuple[View, bool]]:
-        """The two views of a pair, each with whether it is the source."""
-        return (pair.first, not self.config.reverse_pred), (pair.second, self.config.reverse_pred)
+    def _note(self, noted: _Texts, record: Record) -> None:
+        """Write the texts of a record, and note where in them its views and its taught parts stand."""
+        try:
+            whole = self.template.render(record.messages)
+        except UserError as error:
+            raise UserError(str(error), path=record.path, line=record.line) from None
+        main, number = len(noted.texts), len(noted.mains)
+        noted.texts.append(whole.text)
+        noted.mains.append(main)
+        noted.lines.append(record.line)
+        noted.turn_ends.append(whole.turn_ends[-1])
+        for message, (start, _), end in zip(record.messages, whole.spans, whole.turn_ends, strict=True):
+            if message["role"] == "assistant":
+                noted.taught.append((main, start, end))
+        for first, second in find_pairs(record, self.config):
+            noted.owners.append(number)
+            for view, is_source in ((first, not self._reverse), (second, self._reverse)):
+                if isinstance(view, MessageView):
+                    alone = self._render_alone(view, is_source)
+                    start, end = alone.spans[0]
+                    predictors = len(self._predictors) if is_source else 0
+                    noted.views.append(_Noted(len(noted.texts), start, True, end, False, predictors))
+                    noted.texts.append(alone.text)
+                else:
+                    start, end = characters(view, record, whole)
+                    noted.views.append(_Noted(main, start, view.start == 0, end, True, 0))
 
     def _render_alone(self, view: MessageView, is_source: bool) -> Rendered:
         """A message alone in the template. A source's predictors are part of the text before it is tokenised.
@@ -139,84 +163,131 @@ class ForestBuilder:
 
     def tokenize(self, texts: list[str]) -> list[Tokens]:
         """Rendered texts as tokens."""
-        return [Tokens(ids, offsets[0], offsets[1]) for ids, offsets in self._encoder.encode(texts)]
+        found = self._encoder.encode(texts)
+        return [found.text(index) for index in range(len(texts))]
 
-    def _one(
-        self, record: Record, whole: Rendered, tokens: Tokens, pairs: list[Pair], alone: dict[_Alone, Located]
-    ) -> Forest | None:
-        limit = self.config.max_length
-        length = self._main_length(record, whole, tokens)
-        if length > limit:
-            self.counts["over length"] += 1
-            if self.config.over_length == "error":
-                raise UserError(
-                    f"the record has {length} tokens, more than max_length {limit}; raise --max_length, or pass "
-                    "--over_length truncate or skip",
-                    path=record.path,
-                    line=record.line,
-                )
-            if self.config.over_length == "skip":
-                self.counts["skipped"] += 1
-                return None
-            length = limit
-            self.counts["truncated"] += 1
-        labels = self._shift_labels(record, whole, tokens)[:length]
-        if not (labels != IGNORE).any():
-            # Only truncation can leave nothing to learn: an empty answer is refused when the file is read.
-            self.counts["skipped"] += 1
-            return None
-        ids = tokens.ids[:length]
-        usable = []
-        for pair in pairs:
-            both = [
-                alone[view, is_source]
-                if isinstance(view, MessageView)
-                else Located(tokens.ids, *token_span(view, record, whole, tokens), in_main=True)
-                for view, is_source in self._ends(pair)
-            ]
-            if any(view.end - view.predictors > (length if view.in_main else limit) for view in both):
-                self.counts["pairs cut by truncation"] += 1
-            elif all(view.end - view.predictors > view.start for view in both):
-                usable.append((both[0], both[1]))
-        self.counts["records"] += 1
-        self.counts["pairs"] += len(usable)
-        if self.config.uses_views and not usable:
-            self.counts["without a pair"] += 1
-            if self.config.require_pairs:
-                raise UserError(
-                    "the record has no usable pair of views (fewer than two steps, an empty view, or cut by "
-                    "truncation); check --step_separator and --max_length, or leave --require_pairs out",
-                    path=record.path,
-                    line=record.line,
-                )
-        return self._placing.forest(ids, labels, usable, record.line)
+    def _lay(self, noted: _Texts, tokens: Encoded, records: Sequence[Record]) -> FlatForests:
+        config, starts = self.config, tokens.bounds[:-1]
+        main = np.asarray(noted.mains, np.int64)
+        whole = self._main_lengths(noted, tokens)
+        length = np.minimum(whole, config.max_length)
+        long = whole > config.max_length
+        too_long = long & (config.over_length == "error")
+        labels = self._shift_labels(noted, tokens)
+        # Only truncation can leave nothing to learn: an empty answer is refused when the file is read.
+        taught = as_bounds(labels != IGNORE)
+        kept = taught[starts[main] + length] > taught[starts[main]]
+        if config.over_length == "skip":
+            kept &= ~long
+        owner = np.asarray(noted.owners, np.int64)
+        first, second = self._locate(noted, tokens)
+        limit = length[owner]
+        cut, filled = np.zeros(len(owner), bool), np.ones(len(owner), bool)
+        for view in (first, second):
+            content = view.end - view.predictors
+            cut |= content > np.where(view.in_main, limit, config.max_length)
+            filled &= content > view.start
+        usable = filled & ~cut & kept[owner]
+        lonely = kept & (np.bincount(owner[usable], minlength=len(main)) == 0) & config.uses_views
+        # What is wrong with a record is said of the first such record; one before it may be refused for its readouts.
+        wrong = too_long | (lonely & config.require_pairs)
+        stop = int(wrong.argmax()) if wrong.any() else len(main)
+        kept[stop:] = False
+        usable &= owner < stop
+        forests = self._placing.lay(
+            tokens.ids,
+            labels,
+            Mains(starts[main[kept]], length[kept], np.asarray(noted.lines, np.int64)[kept]),
+            Pairs((kept.cumsum() - 1)[owner[usable]], first.take(usable), second.take(usable)),
+        )
+        if stop < len(main):
+            self._refuse(records[stop], int(whole[stop]) if too_long[stop] else None)
+        self.counts.update(
+            {
+                "over length": int(long.sum()),
+                "truncated": int(long.sum()) if config.over_length == "truncate" else 0,
+                "skipped": int((~kept).sum()),
+                "pairs cut by truncation": int((cut & kept[owner]).sum()),
+                "records": int(kept.sum()),
+                "pairs": int(usable.sum()),
+                "without a pair": int(lonely.sum()),
+            }
+        )
+        return forests
 
-    def _main_length(self, record: Record, whole: Rendered, tokens: Tokens) -> int:
-        """Tokens up to the end of the last assistant turn: what the template writes behind it teaches nothing."""
+    def _refuse(self, record: Record, length: int | None) -> None:
+        """Say what is wrong with a record: its length, or else that it has no pair."""
+        if length is not None:
+            raise UserError(
+                f"the record has {length} tokens, more than max_length {self.config.max_length}; raise --max_length, "
+                "or pass --over_length truncate or skip",
+                path=record.path,
+                line=record.line,
+            )
+        raise UserError(
+            "the record has no usable pair of views (fewer than two steps, an empty view, or cut by truncation); "
+            "check --step_separator and --max_length, or leave --require_pairs out",
+            path=record.path,
+            line=record.line,
+        )
+
+    def _main_lengths(self, noted: _Texts, tokens: Encoded) -> Numbers:
+        """``[R]``: tokens up to the end of the last assistant turn; what the template writes behind teaches nothing."""
+        main = np.asarray(noted.mains, np.int64)
         if self.config.labels == "assistant":
-            return tokens.first_from(whole.turn_ends[-1])
-        return len(tokens.ids)
+            return tokens.first_from(main, np.asarray(noted.turn_ends, np.int64))
+        return np.diff(tokens.bounds)[main]
 
-    def _shift_labels(self, record: Record, whole: Rendered, tokens: Tokens) -> Ids:
-        """``[L]``: what each position must predict; see ``JepaConfig.labels``."""
+    def _shift_labels(self, noted: _Texts, tokens: Encoded) -> Ids:
+        """``[N]``: what each position must predict, sound for main texts; see ``JepaConfig.labels``."""
         labels = np.full(len(tokens.ids), IGNORE, np.int32)
         if self.config.labels == "assistant":
-            for message, (start, _), end in zip(record.messages, whole.spans, whole.turn_ends, strict=True):
-                if message["role"] == "assistant":
-                    # Nothing predicts the first token of a row.
-                    first, last = max(tokens.first_overlapping(start), 1), tokens.first_from(end)
-                    if first < last:
-                        labels[first - 1 : last - 1] = tokens.ids[first:last]
+            text, start, end = _columns(noted.taught, 3)
+            # Nothing predicts the first token of a row.
+            first = np.maximum(tokens.first_overlapping(text, start), 1)
+            places = expand(tokens.bounds[text] + first, np.maximum(tokens.first_from(text, end) - first, 0))
+            labels[places - 1] = tokens.ids[places]
             return labels
         labels[:-1] = tokens.ids[1:]
+        # The last token of a text predicts nothing of the next.
+        labels[tokens.bounds[1:][np.diff(tokens.bounds) > 0] - 1] = IGNORE
         if self.config.labels == "reference":
             labels[np.isin(labels, self.template.end_of_turn_ids)] = IGNORE
         return labels
 
+    def _locate(self, noted: _Texts, tokens: Encoded) -> tuple[Located, Located]:
+        """The first and the second views of all pairs as tokens."""
+        text, start, inclusive, end, in_main, predictors = _columns(noted.views, 6)
+        begin = np.where(inclusive > 0, tokens.first_overlapping(text, start), tokens.first_from(text, start))
+        found = Located(
+            tokens.bounds[text],
+            np.diff(tokens.bounds)[text],
+            begin,
+            tokens.first_from(text, end),
+            in_main > 0,
+            predictors,
+        )
+        return found.take(slice(0, None, 2)), found.take(slice(1, None, 2))
 
-def _locate_alone(tokens: Tokens, rendered: Rendered, predictors: int) -> Located:
-    start, end = rendered.spans[0]
-    return Located(tokens.ids, tokens.first_overlapping(start), tokens.first_from(end), False, predictors)
+
+def _columns(rows: Sequence[tuple[int, ...]], width: int) -> Numbers:
+    """``[width, len(rows)]``."""
+    values = np.fromiter(chain.from_iterable(rows), np.int64, width * len(rows))
+    return np.ascontiguousarray(values.reshape(-1, width).T)
+
+
+def characters(view: SpanView, record: Record, whole: Rendered) -> tuple[int, int]:
+    """First and one past the last character of a part of a message, where it stands in the chat.
+
+    Args:
+        view: the part.
+        record: whose message it is part of.
+        whole: the record as the template renders it.
+    """
+    start, end = whole.spans[view.message]
+    # Templates that trim a content also trim it in front: then its characters stand earlier than the record says.
+    trimmed = max(record.messages[view.message]["content"].find(whole.text[start:end]), 0)
+    return min(max(start + view.start - trimmed, start), end), min(max(start + view.end - trimmed, start), end)
 
 
 def token_span(view: SpanView, record: Record, whole: Rendered, tokens: Tokens) -> tuple[int, int]:
@@ -228,10 +299,7 @@ def token_span(view: SpanView, record: Record, whole: Rendered, tokens: Tokens) 
         whole: the record as the template renders it.
         tokens: that text as tokens.
     """
-    start, end = whole.spans[view.message]
-    # Templates that trim a content also trim it in front: then its characters stand earlier than the record says.
-    trimmed = max(record.messages[view.message]["content"].find(whole.text[start:end]), 0)
-    first, last = (min(max(start + place - trimmed, start), end) for place in (view.start, view.end))
+    first, last = characters(view, record, whole)
     # A token belongs to the step in which it begins, so that a full stop fused with a blank line closes its step;
     # the first step takes the token that reaches into the content from outside.
     begin = tokens.first_overlapping(first) if view.start == 0 else tokens.first_from(first)

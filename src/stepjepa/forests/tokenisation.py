@@ -1,21 +1,24 @@
-"""Many texts to tokens with their characters, quickly: what stands between special tokens is tokenised once.
+"""Many texts to tokens with their characters, quickly: what comes again and again is tokenised once.
 
 The rendered chat and the views of a record repeat each other and the system prompt between the same special tokens. A
 tokenizer cuts its text at those first and looks at every piece by itself, so each piece is needed only once. Whether
 it does is read from its own description (:func:`cuts_at_added_tokens`); texts are tokenised whole where it is not so.
+Pieces are parted further into words where it is known how (``words``), and each word is tokenised once.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Sequence
-from itertools import chain, pairwise
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stepjepa.forests.flat import as_bounds, expand
+from stepjepa.forests.words import WordFinder, word_finder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,27 +31,96 @@ _LOCAL: dict[str, tuple[str, ...]] = {
 }
 _PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors"}
 
+# Words that are remembered, all of them forgotten when there are more: some hundred bytes each.
+_MOST_WORDS = 2**17
 
-class Encoded(NamedTuple):
-    """Tokens of a text.
+Numbers = NDArray[np.int64]
+
+
+class Tokens(NamedTuple):
+    """A text as tokens.
 
     Attributes:
-        ids: ``[L]`` int32 token ids.
-        offsets: ``[2, L]`` int32, first character of each token, and one past its last.
+        ids: ``[L]`` token ids.
+        starts: ``[L]`` first character of each token.
+        ends: ``[L]`` one past its last character.
     """
 
     ids: NDArray[np.int32]
-    offsets: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    ends: NDArray[np.int32]
+
+    def first_overlapping(self, character: int) -> int:
+        """Index of the first token that reaches beyond a character position."""
+        return int(self.ends.searchsorted(character, side="right"))
+
+    def first_from(self, character: int) -> int:
+        """Index of the first token that begins at or after a character position."""
+        return int(self.starts.searchsorted(character, side="left"))
+
+
+class Encoded(NamedTuple):
+    """Tokens of ``T`` texts, those of one behind those of the other.
+
+    Attributes:
+        ids: ``[N]`` int32 token ids.
+        starts: ``[N]`` int32, first character of each token in its own text.
+        ends: ``[N]`` int32, one past its last character.
+        bounds: ``[T + 1]`` where the tokens of each text begin, and where those of the last end.
+    """
+
+    ids: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    ends: NDArray[np.int32]
+    bounds: Numbers
+
+    def text(self, index: int) -> Tokens:
+        """One of the texts."""
+        part = slice(self.bounds[index], self.bounds[index + 1])
+        return Tokens(self.ids[part], self.starts[part], self.ends[part])
+
+    def first_overlapping(self, texts: Numbers, characters: Numbers) -> Numbers:
+        """``Tokens.first_overlapping`` of many texts and characters, each index counted within its text."""
+        return self._search(self.ends, texts, characters, "right")
+
+    def first_from(self, texts: Numbers, characters: Numbers) -> Numbers:
+        """``Tokens.first_from`` of many texts and characters, each index counted within its text."""
+        return self._search(self.starts, texts, characters, "left")
+
+    def _search(self, places: NDArray[np.int32], texts: Numbers, characters: Numbers, side: Any) -> Numbers:
+        # Characters of a text come after all those of the texts before it.
+        numbers = np.repeat(np.arange(len(self.bounds) - 1) << 32, np.diff(self.bounds))
+        return (numbers + places).searchsorted((texts << 32) + characters, side) - self.bounds[texts]
+
+
+def describe(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """What ``tokenizer.json`` says of a fast tokenizer, without its vocabulary, which would take seconds to write out.
+
+    Args:
+        tokenizer: not changed.
+    """
+    backend: Any = tokenizer.backend_tokenizer
+    parts = {name: getattr(backend, name) for name in _LOCAL}
+    return {
+        "model": {"type": type(backend.model).__name__, "dropout": getattr(backend.model, "dropout", None)},
+        "truncation": backend.truncation,
+        "padding": backend.padding,
+        "added_tokens": [
+            {flag: getattr(token, flag) for flag in _FUSSY} for token in tokenizer.added_tokens_decoder.values()
+        ],
+        # What is pickled of a part is its description.
+        **{name: None if part is None else json.loads(part.__getstate__()) for name, part in parts.items()},
+    }
 
 
 def cuts_at_added_tokens(description: dict[str, Any]) -> bool:
     """Whether a tokenizer gives a piece between two added tokens the same tokens wherever it stands.
 
     Args:
-        description: of a fast tokenizer, as its ``tokenizer.json`` has it.
+        description: of a fast tokenizer, see :func:`describe`.
     """
     model = description["model"]
-    if model.get("type") != "BPE" or model.get("dropout") or description["truncation"] or description["padding"]:
+    if model["type"] != "BPE" or model["dropout"] or description["truncation"] or description["padding"]:
         return False
     if any(token[flag] for token in description["added_tokens"] for flag in _FUSSY):
         return False
@@ -80,35 +152,32 @@ class TextEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-        self._added: dict[str, Encoded] = {}
         self._pattern: re.Pattern[str] | None = None
-        # Pieces that came more than once among the texts before, such as a system prompt.
-        self._known: dict[str, Encoded] = {}
+        self._find: WordFinder | None = None
+        self._added: dict[str, int] = {}
+        self._words = _Table(self._encode_batch)
         if self._backend is None or self._backend.encode_special_tokens:
             return
         added = {str(token): index for index, token in tokenizer.added_tokens_decoder.items()}
-        if added and cuts_at_added_tokens(json.loads(self._backend.to_str())):
+        if not added:
+            return
+        description = describe(tokenizer)
+        if cuts_at_added_tokens(description):
             # The tokenizer, too, takes the first token in the text, and of those that begin there the longest.
             longest_first = sorted(added, key=len, reverse=True)
             self._pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
-            self._added = {
-                token: Encoded(np.asarray([index], np.int32), np.asarray([[0], [len(token)]], np.int32))
-                for token, index in added.items()
-            }
+            self._added = added
+            self._find = word_finder(description)
 
-    def encode(self, texts: Sequence[str]) -> list[Encoded]:
+    def encode(self, texts: Sequence[str]) -> Encoded:
         """The tokens of some texts, no special token added."""
         if self._pattern is None:
             return self.encode_whole(texts)
-        cut = [[piece for piece in self._pattern.split(text) if piece] for text in texts]
-        counts = Counter(chain.from_iterable(cut))
-        known = self._known | self._added
-        missing = [piece for piece in counts if piece not in known]
-        known.update(zip(missing, self._encode_pieces(missing), strict=True))
-        self._known = {piece: known[piece] for piece, count in counts.items() if count > 1}
-        return _join(cut, known)
+        # Pieces and added tokens by turns; pieces may be empty.
+        cut = list(map(self._pattern.split, texts))
+        return _Table(self._encode_pieces, self._added).join(cut)
 
-    def encode_whole(self, texts: Sequence[str]) -> list[Encoded]:
+    def encode_whole(self, texts: Sequence[str]) -> Encoded:
         """The same, by the tokenizer's own way: every text as it is."""
         # The template has written the special tokens; the tokenizer must not add a second begin-of-text.
         batch = self._tokenizer(
@@ -120,45 +189,83 @@ class TextEncoder:
             # Lengths are checked elsewhere; the tokenizer's own warning about its model would only confuse.
             verbose=False,
         )
-        return [
-            Encoded(np.asarray(ids, np.int32), np.asarray(offsets, np.int32).reshape(-1, 2).T)
-            for ids, offsets in zip(batch["input_ids"], batch["offset_mapping"], strict=True)
-        ]
+        return _as_encoded(batch["input_ids"], batch["offset_mapping"])
 
-    def _encode_pieces(self, pieces: list[str]) -> list[Encoded]:
-        if not pieces:
-            return []
+    def _encode_pieces(self, pieces: list[str]) -> Encoded:
+        """Pieces without added tokens."""
+        if self._find is None:
+            return self._encode_batch(pieces)
+        if len(self._words) > _MOST_WORDS:
+            self._words = _Table(self._encode_batch)
+        return self._words.join(list(map(self._find, pieces)))
+
+    def _encode_batch(self, pieces: list[str]) -> Encoded:
+        """The same by the tokenizer itself."""
         found = self._backend.encode_batch(pieces, add_special_tokens=False)
-        ids = [encoding.ids for encoding in found]
-        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        total = int(lengths.sum())
-        # One array of all tokens: an array of each piece's list of pairs would cost more than the tokens themselves.
-        joined = np.fromiter(chain.from_iterable(ids), np.int32, total)
-        pairs = chain.from_iterable(chain.from_iterable(encoding.offsets for encoding in found))
-        offsets = np.ascontiguousarray(np.fromiter(pairs, np.int32, 2 * total).reshape(-1, 2).T)
-        ends = lengths.cumsum().tolist()
-        starts = [0, *ends[:-1]]
-        return [Encoded(joined[a:b], offsets[:, a:b]) for a, b in zip(starts, ends, strict=True)]
+        return _as_encoded([encoding.ids for encoding in found], [encoding.offsets for encoding in found])
 
 
-def _join(cut: Sequence[Sequence[str]], known: dict[str, Encoded]) -> list[Encoded]:
-    """Texts from their pieces: tokens one after the other, characters counted on."""
-    parts: list[Encoded] = []
-    shifts: list[int] = []
-    bounds = [0]
-    total = 0
-    for pieces in cut:
-        position = 0
-        for piece in pieces:
-            part = known[piece]
-            parts.append(part)
-            shifts.append(position)
-            position += len(piece)
-            total += len(part.ids)
-        bounds.append(total)
-    if not parts:
-        return [Encoded(np.empty(0, np.int32), np.empty((2, 0), np.int32)) for _ in cut]
-    ids = np.concatenate([part.ids for part in parts])
-    offsets = np.concatenate([part.offsets for part in parts], axis=1)
-    offsets += np.repeat(np.asarray(shifts, np.int32), [len(part.ids) for part in parts])
-    return [Encoded(ids[a:b], offsets[:, a:b]) for a, b in pairwise(bounds)]
+class _Table(dict[str, int]):
+    """Strings that were tokenised, each with its number.
+
+    Args:
+        encode: tokenises strings.
+        added: tokens that stand for strings, with their ids.
+    """
+
+    def __init__(self, encode: Callable[[list[str]], Encoded], added: dict[str, int] | None = None) -> None:
+        added = added or {}
+        super().__init__(zip(added, range(len(added)), strict=True))
+        self._encode = encode
+        self._new: list[str] = []
+        self._characters = np.fromiter(map(len, added), np.int64, len(added))
+        ids = np.fromiter(added.values(), np.int32, len(added))
+        ends = self._characters.astype(np.int32)
+        self._tokens = Encoded(ids, np.zeros_like(ends), ends, np.arange(len(added) + 1))
+
+    def __missing__(self, string: str) -> int:
+        self._new.append(string)
+        return self.setdefault(string, len(self))
+
+    def join(self, texts: Sequence[Sequence[str]]) -> Encoded:
+        """The tokens of texts, each given as strings one after the other."""
+        # Looking a string up makes a number for it.
+        numbers = np.fromiter(map(self.__getitem__, chain.from_iterable(texts)), np.int64)
+        self._learn()
+        strings = as_bounds(np.fromiter(map(len, texts), np.int64, len(texts)))
+        before = as_bounds(self._characters[numbers])
+        shifts = before[:-1] - np.repeat(before[strings[:-1]], np.diff(strings))
+        begins = self._tokens.bounds[numbers]
+        lengths = self._tokens.bounds[numbers + 1] - begins
+        chosen = expand(begins, lengths)
+        shift = np.repeat(shifts.astype(np.int32), lengths)
+        return Encoded(
+            self._tokens.ids[chosen],
+            self._tokens.starts[chosen] + shift,
+            self._tokens.ends[chosen] + shift,
+            as_bounds(lengths)[strings],
+        )
+
+    def _learn(self) -> None:
+        """Tokenise what is new."""
+        if not self._new:
+            return
+        found, known = self._encode(self._new), self._tokens
+        self._tokens = Encoded(
+            np.concatenate([known.ids, found.ids]),
+            np.concatenate([known.starts, found.starts]),
+            np.concatenate([known.ends, found.ends]),
+            np.concatenate([known.bounds, known.bounds[-1] + found.bounds[1:]]),
+        )
+        self._characters = np.concatenate([self._characters, list(map(len, self._new))])
+        self._new = []
+
+
+def _as_encoded(ids: Sequence[Sequence[int]], offsets: Sequence[Sequence[tuple[int, int]]]) -> Encoded:
+    bounds = as_bounds(np.fromiter(map(len, ids), np.int64, len(ids)))
+    total = int(bounds[-1])
+    # One array of all tokens: an array of each text's list of pairs would cost more than the tokens themselves.
+    joined = np.fromiter(chain.from_iterable(ids), np.int32, total)
+    numbers = chain.from_iterable(chain.from_iterable(offsets))
+    starts, ends = np.ascontiguousarray(np.fromiter(numbers, np.int32, 2 * total).reshape(-1, 2).T)
+    return Encoded(joined, starts, ends, bounds)

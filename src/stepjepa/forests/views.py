@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.data.steps import find_steps
 
 
-@dataclass(frozen=True, slots=True)
-class MessageView:
+class MessageView(NamedTuple):
     """A message alone in the chat template.
 
     Attributes:
@@ -22,8 +21,7 @@ class MessageView:
     content: str
 
 
-@dataclass(frozen=True, slots=True)
-class SpanView:
+class SpanView(NamedTuple):
     """Part of a message where it stands in the chat.
 
     Attributes:
@@ -40,8 +38,7 @@ class SpanView:
 View = MessageView | SpanView
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """Two views of which the first predicts the second (before ``reverse_pred``)."""
 
     first: View

@@ -75,7 +75,8 @@ def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[str, str]:
         raise ValueError(f"{no_rows}; neither encoding serves it, choose a causal language model")
     no_forest = why_no_forest(model)
     attention = model.config._attn_implementation or "sdpa"
-    if no_forest is None and attention not in ("sdpa", "eager") and not attention.startswith("forest_"):
+    known = attention in ("sdpa", "eager", "flex_attention") or attention.startswith("forest_")
+    if no_forest is None and not known:
         no_forest = f"attention implementation '{attention}' was asked for, and it takes no forest mask here"
     if wanted == "forest":
         if no_forest is not None:

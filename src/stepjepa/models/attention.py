@@ -1,8 +1,10 @@
 """Bring the forest's visibility into the attention of any model built on transformers' attention interface.
 
-Two attention implementations are registered, ``forest_sdpa`` and ``forest_eager``. They compute what ``sdpa`` and
-``eager`` compute; their mask is the model's own mask rule (causal, sliding window, chunked), with distances counted in
-``position_ids``, and the visibility of the forest. Outside :func:`forest_visibility` they behave as the originals.
+Registered are ``forest_sdpa``, ``forest_eager`` and ``forest_flex``. They compute what ``sdpa``, ``eager`` and
+``flex_attention`` compute; their mask is the model's own mask rule (causal, sliding window, chunked), with distances
+counted in ``position_ids``, and the visibility of the forest. Outside :func:`forest_visibility` they behave as the
+originals, but for ``forest_flex``: plain rows need no block mask, and are run by sdpa, or by eager attention where the
+model refuses sdpa (``forest_flex_unfused``).
 """
 
 from __future__ import annotations
@@ -15,14 +17,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
 from stepjepa.forests.masks import Visibility, visible
 from stepjepa.models.architecture import why_no_forest
+from stepjepa.models.flex import block_mask, flex_forward, uses_flex
 
 SDPA, EAGER = "forest_sdpa", "forest_eager"
+FLEX, FLEX_UNFUSED = "forest_flex", "forest_flex_unfused"
 
 
 class _Current:
@@ -104,14 +109,35 @@ def _forest_eager_attention(module: nn.Module, *args: Any, **kwargs: Any) -> Any
     return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)
 
 
+def _register_flex(name: str, plain_mask: Callable[..., Any], plain_attention: Callable[..., Any]) -> None:
+    def mask(*args: Any, mask_function: Callable[..., Tensor] = causal_mask_function, **kwargs: Any) -> Any:
+        current = _current.get()
+        if current is None:
+            return plain_mask(*args, mask_function=mask_function, **kwargs)
+        return block_mask(current.visibility, mask_function)
+
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+    ) -> Any:
+        forward = flex_forward if isinstance(attention_mask, BlockMask) else plain_attention
+        return forward(module, query, key, value, attention_mask, **kwargs)
+
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, mask)
+
+
 AttentionInterface.register(SDPA, _forest_sdpa_attention)
 AttentionMaskInterface.register(SDPA, _forest_sdpa_mask)
 AttentionInterface.register(EAGER, _forest_eager_attention)
 AttentionMaskInterface.register(EAGER, _forest_eager_mask)
+_register_flex(FLEX, sdpa_mask, sdpa_attention_forward)
+_register_flex(FLEX_UNFUSED, eager_mask, _forest_eager_attention)
 
 
 def enable_forest(model: PreTrainedModel) -> None:
-    """Switch a model to the registered implementation that suits it: sdpa, or eager where it refuses sdpa.
+    """Switch a model to the registered implementation that suits it.
+
+    That is FlexAttention where it was loaded with that, otherwise sdpa, or eager where the model refuses sdpa.
 
     Raises:
         ValueError: the model's layers can't run a forest.
@@ -119,5 +145,9 @@ def enable_forest(model: PreTrainedModel) -> None:
     reason = why_no_forest(model)
     if reason is not None:
         raise ValueError(f"{reason}; use encoding 'rows'")
-    eager = not getattr(model, "_supports_sdpa", False) or model.config._attn_implementation == "eager"
+    sdpa = getattr(model, "_supports_sdpa", False)
+    if uses_flex(model):
+        model.set_attn_implementation(FLEX if sdpa else FLEX_UNFUSED)
+        return
+    eager = not sdpa or model.config._attn_implementation == "eager"
     model.set_attn_implementation(EAGER if eager else SDPA)

@@ -8,6 +8,7 @@ from stepjepa.config import JepaConfig
 from stepjepa.models.architecture import choose_encoding
 from stepjepa.models.attention import enable_forest
 from stepjepa.models.embeddings import HEAD, check_layer
+from stepjepa.models.flex import uses_flex
 from stepjepa.models.predictor_head import attach_head
 from stepjepa.models.token_rows import give_plain_tokens, give_predictors
 from stepjepa.text.predictors import all_predictor_ids
@@ -50,10 +51,29 @@ def set_up(model: Any, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, s
                 "call load_model(..., predictors=K) and add_lora(model, settings, all_predictor_ids(tokenizer)) first"
             )
         give_predictors(base, tokenizer, config.predictors, seed)
+    return set_up_shape(model, config, seed)
+
+
+def set_up_shape(model: Any, config: JepaConfig, seed: int) -> tuple[str, str]:
+    """The part of :func:`set_up` that needs no values, so that a model on the meta device can be set up, too.
+
+    Args:
+        model: with rows for all tokens of the objective; changed in place.
+        config: the objective.
+        seed: of the head.
+
+    Returns:
+        The encoding, ``forest`` or ``rows``, and why.
+
+    Raises:
+        ValueError: the model can't be trained with this objective; the message names the remedy.
+    """
+    base = base_model(model)
     encoding, reason = choose_encoding(base, config.encoding)
     if config.layout == "inplace" and encoding == "rows":
         raise ValueError(f"layout 'inplace' needs encoding 'forest', but {reason}; use 'branched'")
-    if encoding == "forest" and config.uses_views:
+    # Plain rows under FlexAttention are better run by sdpa, which is what the forest's kind of it does.
+    if encoding == "forest" and (config.uses_views or uses_flex(base)):
         enable_forest(base)
     check_layer(int(base.config.get_text_config().num_hidden_layers), config.jepa_layer)
     if config.predictor_head != "none":

@@ -2,6 +2,9 @@
 
 Sums, because the mean must be taken over the pairs of a whole optimizer step, across accumulation and processes; the
 objective does that. Terms that act on one set of embeddings, against collapse, are in ``regularizers``.
+
+An embedding without a direction (of length 0) has no cosine: a pair with one adds exactly 0 to a loss that compares
+directions, and gets exactly 0 as its gradient.
 """
 
 from __future__ import annotations
@@ -10,8 +13,42 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+SHORTEST = 1e-8
+"""Length up to which a vector counts as one without a direction. Its gradient would be the inverse of its length."""
+
+
+def directions(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors divided by their lengths, with zeros, and gradients of zero, for those that have no direction.
+
+    Args:
+        vectors: ``[..., D]``.
+
+    Returns:
+        ``[..., D]`` float32, and ``[...]`` bool: which of them have a direction.
+    """
+    values = vectors.float()
+    lengths = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+    # Not 'longer than': a length that is no number must not pass for none.
+    none = lengths <= SHORTEST
+    # Put in before the division: what is taken out after it would still come back as 0 * inf in the gradient.
+    found = values.masked_fill(none, 0) / lengths.masked_fill(none, 1)
+    return found, ~none[..., 0]
+
+
+def apart(first: Tensor, second: Tensor) -> Tensor:
+    """``1 - cos`` of vectors, exactly 0 and without a gradient where one of them has no direction.
+
+    Args:
+        first: ``[..., D]``.
+        second: the same shape.
+
+    Returns:
+        ``[...]`` float32.
+    """
+    (first, here), (second, there) = directions(first), directions(second)
+    return (1 - (first * second).sum(-1)).masked_fill(~(here & there), 0)
 
 
 class AlignmentLoss(Protocol):
@@ -28,7 +65,7 @@ class Cosine:
     """
 
     def __call__(self, source: Tensor, target: Tensor) -> Tensor:
-        return (1 - F.cosine_similarity(source.float(), target.float(), dim=-1)).sum()
+        return apart(source, target).sum()
 
 
 @dataclass(frozen=True)
@@ -68,9 +105,11 @@ class InfoNCE:
             target: ``[Q, D]``; those that belong to no source are negatives only.
             first: the target of source i is row ``first + i``.
         """
-        logits = F.normalize(source.float(), dim=-1) @ F.normalize(target.float(), dim=-1).T / self.temperature
+        (source, here), (target, there) = directions(source), directions(target)
+        logits = source @ target.T / self.temperature
         wanted = torch.arange(first, first + len(logits), device=logits.device)
-        return (torch.logsumexp(logits, dim=-1) - logits.gather(1, wanted[:, None])[:, 0]).sum()
+        losses = torch.logsumexp(logits, dim=-1) - logits.gather(1, wanted[:, None])[:, 0]
+        return losses.masked_fill(~(here & there[wanted]), 0).sum()
 
 
 def make_alignment(name: str, temperature: float = 0.07) -> AlignmentLoss:

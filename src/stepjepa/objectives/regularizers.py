@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stepjepa.objectives.alignment import apart
+
 
 class Regularizer(Protocol):
     """Embeddings ``[P, D]`` of a batch, and the number of the step, to a float32 scalar."""
@@ -92,7 +94,7 @@ class Covariance:
 def tube(triples: Tensor) -> Tensor:
     """Semantic Tube Prediction (arXiv 2602.22617): ``1 - cos(h_t - h_r, h_r - h_s)``, summed over the triples.
 
-    It is 0 where hidden states move on a straight line.
+    It is 0 where hidden states move on a straight line, and where two of the three are one and the same.
 
     Args:
         triples: ``[S, 3, D]``, hidden states at places s < r < t of a row.
@@ -101,4 +103,4 @@ def tube(triples: Tensor) -> Tensor:
         A float32 scalar; 0 for no triples.
     """
     first, second, third = triples.float().unbind(dim=1)
-    return (1 - F.cosine_similarity(third - second, second - first, dim=-1)).sum()
+    return apart(third - second, second - first).sum()

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stepjepa.errors import UserError
-from stepjepa.text.template import Message, Rendered
+from stepjepa.text.frames import Rendered
+from stepjepa.text.template import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -7,12 +7,13 @@ system role, whether it takes a lone assistant turn, which token ends a turn, wh
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from jinja2.exceptions import TemplateError
 
 from stepjepa.errors import UserError
+from stepjepa.text.frames import Frame, Rendered, Trimming
 from stepjepa.text.inert_template import writes_contents_only
 
 if TYPE_CHECKING:
@@ -34,25 +35,8 @@ _ASKED, _ANSWERED = {"role": "user", "content": "why"}, {"role": "assistant", "c
 # Private-use characters: no template writes them and no ordinary text holds them.
 _OPEN, _CLOSE = "\ue000", "\ue001"
 
-# What is done to the ends of a content; None for nothing.
-Trimming = Callable[[str], str] | None
+# What is done to the ends of a content.
 _TRIMMINGS: tuple[Trimming, ...] = (None, str.strip, str.lstrip, str.rstrip, lambda content: content.lstrip("\n"))
-
-
-class Rendered(NamedTuple):
-    """A chat as text.
-
-    Attributes:
-        text: the rendered chat.
-        spans: for each message, first and one past the last character of its content in ``text``; ``(0, 0)`` for a
-            message that the template leaves out.
-        turn_ends: for each message, one past the last character of what ends its turn; the content's end where the
-            template closes the turn with no special token.
-    """
-
-    text: str
-    spans: tuple[tuple[int, int], ...]
-    turn_ends: tuple[int, ...]
 
 
 def _pin_date(template: str) -> str:
@@ -97,6 +81,7 @@ class ChatTemplate:
         # Where the text around the contents is always the same, the template is run once for all chats of like roles.
         self._inert = writes_contents_only(self._source)
         self._trimmings: dict[tuple[str, ...], list[Trimming] | None] = {}
+        self._frames: dict[tuple[str, ...], Frame | None] = {}
         self.has_system_role = self._renders(("system", "user", "assistant"))
         self.lone_assistant = self._renders(("assistant",))
         if not self._renders(("user", "assistant")):
@@ -116,10 +101,13 @@ class ChatTemplate:
         Raises:
             UserError: the template rewrites a content so that it can't be found in the text.
         """
-        if messages and messages[0]["role"] == "system" and not self.has_system_role:
+        if not self.has_system_role and messages and messages[0]["role"] == "system":
             return self._render_folded(messages)
         contents = [message["content"] for message in messages]
         roles = tuple([message["role"] for message in messages])
+        framed = self._fill(roles, contents)
+        if framed is not None:
+            return framed
         composed = self._compose(roles, contents) if self._inert else None
         if composed is not None:
             text, spans = composed
@@ -142,7 +130,7 @@ class ChatTemplate:
         """
         if role == "assistant" and not self.lone_assistant:
             role = "user"
-        return self.render([{"role": role, "content": content}])
+        return self._fill((role,), (content,)) or self.render([{"role": role, "content": content}])
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """What precedes the answer in training, hence what the model must be shown to generate one.
@@ -188,6 +176,25 @@ class ChatTemplate:
                     pieces.append(rest)
             self._skeletons[roles] = pieces
         return self._skeletons[roles]
+
+    def _fill(self, roles: tuple[str, ...], contents: Sequence[str]) -> Rendered | None:
+        """A chat written without running the template, where that is sure to be the same."""
+        if not self._inert:
+            return None
+        if roles not in self._frames:
+            self._frames[roles] = self._make_frame(roles)
+        frame = self._frames[roles]
+        return None if frame is None else frame.fill(contents)
+
+    def _make_frame(self, roles: tuple[str, ...]) -> Frame | None:
+        trimmings, pieces = self._find_trimmings(roles), self._skeleton(roles)
+        if trimmings is None or pieces is None:
+            return None
+        first, *behind = pieces
+        if self.appends_end_of_turn and roles[-1] == "assistant":
+            behind[-1] = self.end_of_turn
+        turns = (self._turn_end(piece, 0, len(piece)) for piece in behind)
+        return Frame(first, tuple(zip(trimmings, behind, map(len, behind), turns, strict=True)))
 
     def _compose(self, roles: tuple[str, ...], contents: Sequence[str]) -> tuple[str, list[tuple[int, int]]] | None:
         """Text and spans put together from the skeleton and the contents; None where the template must be run.

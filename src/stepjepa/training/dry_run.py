@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from stepjepa.compute.memory import GIB, Part
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.run_folder import is_main_process
 from stepjepa.training.estimate import Estimate, estimate
+from stepjepa.training.estimate_table import describe
 
 # What torchrun tells a process of the others; a dry run needs their number alone.
 _LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -53,6 +53,40 @@ def dry_run(
     if not is_main_process():
         return
     processes = int(os.environ.get("WORLD_SIZE", "1"))
+    found = foretell(args, config, records, eval_records, make_arguments, processes=processes)
+    lines = ["dry run: no weights are read or made, and nothing is written", *describe(found)]
+    lines.append("time       not estimated: it takes a measured speed of your device; see 'stepjepa estimate'")
+    print("\n".join(lines))
+
+
+def foretell(
+    args: argparse.Namespace,
+    config: JepaConfig,
+    records: Sequence[Record],
+    eval_records: Sequence[Record],
+    make_arguments: Callable[[argparse.Namespace], TrainingArguments],
+    *,
+    processes: int,
+    elsewhere: bool = False,
+    samples: int = 0,
+    whole: int | None = None,
+) -> Estimate:
+    """The estimate of a run.
+
+    Args:
+        args: see :func:`dry_run`.
+        config: see there.
+        records: see there.
+        eval_records: see there.
+        make_arguments: see there.
+        processes: number of them.
+        elsewhere: the run is to be on other devices than are here.
+        samples: see ``estimate``.
+        whole: see there.
+
+    Raises:
+        UserError: what the run itself would raise before its first step.
+    """
     with _alone():
         given = dict(args.training)
         # Its package need not be there to read its configuration.
@@ -60,12 +94,19 @@ def dry_run(
         # Without this, 16 bits would be refused on a machine that is only asked.
         given.setdefault("use_cpu", not torch.accelerator.is_available())
         training = make_arguments(argparse.Namespace(**{**vars(args), "training": given}))
-        elsewhere = "use_cpu" not in args.training and (training.bf16 or training.fp16 or processes > 1)
-        on_cpu = training.device.type == "cpu" and not elsewhere
-        found = estimate(
-            args, config, records, eval_records, training, deepspeed=deepspeed, processes=processes, on_cpu=on_cpu
+        asked = "use_cpu" not in args.training and (training.bf16 or training.fp16 or processes > 1)
+        return estimate(
+            args,
+            config,
+            records,
+            eval_records,
+            training,
+            deepspeed=deepspeed,
+            processes=processes,
+            on_cpu=training.device.type == "cpu" and not asked and not elsewhere,
+            samples=samples,
+            whole=whole,
         )
-        print(describe(found, processes))
 
 
 @contextmanager
@@ -90,39 +131,3 @@ def _read_deepspeed(value: Any) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise UserError(f"--deepspeed: expected a JSON object, got {type(found).__name__}")
     return found
-
-
-def describe(found: Estimate, processes: int) -> str:
-    """The estimate on one screen."""
-    data, tokens = found.data, found.tokens
-    records = len(data.dataset)
-    padding = "" if found.text is None else f", {1 - found.text:.1%} of it padding"
-    shape, mean = found.largest.shape, sum(tokens) / len(tokens)
-    lines = [
-        "dry run: no weights are read or made, and nothing is written",
-        f"model      {found.model}",
-        f"encoding   {found.encoding}",
-        f"data       {data.describe()}",
-        f"           {data.tokens['all'] / records:,.1f} tokens a record, {max(data.dataset.lengths):,} in the longest",
-        f"step       {found.step}: {mean:,.0f} tokens on average, {max(tokens):,} at most{padding}",
-        f"run        {found.steps:,} steps, {len(tokens):,} an epoch",
-        f"memory     GiB of {'each process' if processes > 1 else 'the process'}",
-    ]
-    parts = list(found.memory)
-    if found.activations is not None:
-        words = f"at the worst moment of {shape.rows} rows of {shape.length} tokens, {shape.labels} labels"
-        parts.append(Part("activations", found.activations, words))
-    lines += [f"  {part.name:<18}{part.bytes / GIB:>9.3f}  {part.words}".rstrip() for part in parts]
-    lines.append(f"  {'sum':<18}{sum(part.bytes for part in parts) / GIB:>9.3f}")
-    if found.activations is None:
-        lines.append("  activations are not in it: this model can't be run on shapes alone")
-    lines.append("  not in it: what kernels use inside, what the allocator loses, and the libraries of the device")
-    if found.flops is not None and found.regular_flops is not None:
-        lines.append(
-            f"compute    {found.flops:.4g} FLOPs a step, {found.flops * found.steps:.4g} in all; "
-            f"{found.flops / found.regular_flops:.3f} of regular training on the same records"
-        )
-    else:
-        lines.append("compute    not known: this model can't be run on shapes alone")
-    lines.append("time       not estimated: it takes a measured speed of your device; run a few steps (--max_steps 20)")
-    return "\n".join(lines)

@@ -1,44 +1,74 @@
 """What a run would cost, from its real data and the shapes of its model alone.
 
 The sizes of what is kept from step to step are exact; those of activations come from a forward and backward pass of the
-largest micro-batch that is run on shapes alone, see ``shapes`` and ``live_memory``.
+largest micro-batch that is run on shapes alone, see ``activations``.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import TrainingArguments
 
+from stepjepa.compute.communication import Transfer, transfers
 from stepjepa.compute.equal_compute import Pass, Plan, equal_compute
 from stepjepa.compute.flop_probe import Cost
 from stepjepa.compute.flops import FlopModel
-from stepjepa.compute.live_memory import LiveMemory
 from stepjepa.compute.memory import Part, Sharding, account, choose_sharding
-from stepjepa.compute.shapes import empty_batch, empty_model, running
+from stepjepa.compute.shapes import empty_model, running
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.forests.collate import ForestCollator
+from stepjepa.forests.flat import FlatForests
 from stepjepa.forests.grouping import CPU_PASS_COST, GroupCollator
 from stepjepa.forests.preparation import Prepared, prepare
 from stepjepa.forests.sampler import Key
-from stepjepa.models.architecture import choose_encoding
-from stepjepa.models.attention import enable_forest
 from stepjepa.models.checkpointing import enable_selective, refuse_full
-from stepjepa.models.embeddings import forward_groups
 from stepjepa.models.loading import LoraSettings
-from stepjepa.models.predictor_head import attach_head
-from stepjepa.models.setup import check_layer
-from stepjepa.objectives.objective import Objective
-from stepjepa.training.checks import check_positions, refuse_contradictions, refuse_lonely_pairs
+from stepjepa.models.setup import base_model, set_up_shape
+from stepjepa.training.activations import Activations, activations_of
+from stepjepa.training.batches import as_one_pass, largest_batches, spread
+from stepjepa.training.checks import check_positions, refuse_contradictions, refuse_lonely_pairs, refuse_sharding
+
+FULL_STEPS = 8
+"""Steps that a sample of the data is repeated to fill."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A micro-batch that was run on shapes to see what it asks of a device.
+
+    Attributes:
+        flops: by the plan.
+        activations: what was seen.
+    """
+
+    flops: float
+    activations: Activations
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What preparing some records took.
+
+    Attributes:
+        records: how many.
+        whole: how many there are of the data set.
+        seconds: of this process, on one core or several.
+        bytes: of the forests, which every process holds unless they are streamed.
+    """
+
+    records: int
+    whole: int
+    seconds: float
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -49,29 +79,45 @@ class Estimate:
         model: kind, parameters, dtype.
         encoding: ``forest`` or ``rows``, and why.
         data: see ``preparation.Prepared``.
+        processes: number of them.
         step: records of a step, in words.
         tokens: cells of each step of the first epoch, padding included, over all processes.
         text: share of them that is text; None where that is not known.
+        epoch_steps: of an epoch.
         steps: of the run.
         largest: the micro-batch whose activations were taken.
-        memory: of one process.
-        activations: bytes of the peak; None if the model can't be run on shapes alone.
-        flops: of a step, mean over the first epoch; None as above.
+        memory: what one process keeps from step to step.
+        activations: what one process needs beside that; None if the model can't be run on shapes alone.
+        peak: bytes of the worst moment of one process.
+        flops: of a step, mean over the first epoch, all processes together; None as above.
         regular_flops: what regular training would pay for the same records.
+        micro_flops: of the micro-batches of each step of the first epoch, as ``Plan.micro_costs``.
+        transfers: what a process sends in a step.
+        samples: micro-batches of different cost.
+        optimizer: bytes of the weights that are trained and of the optimizer's states, of one process.
+        preparation: what preparing the training records took here.
     """
 
     model: str
     encoding: str
     data: Prepared
+    processes: int
     step: str
     tokens: list[int]
     text: float | None
+    epoch_steps: int
     steps: int
     largest: Pass
     memory: list[Part]
-    activations: int | None
+    activations: Activations | None
+    peak: int
     flops: float | None
     regular_flops: float | None
+    micro_flops: list[list[float]]
+    transfers: list[Transfer]
+    samples: list[Sample]
+    optimizer: tuple[int, int]
+    preparation: Preparation
 
 
 def estimate(
@@ -84,48 +130,49 @@ def estimate(
     deepspeed: dict[str, Any] | None = None,
     processes: int = 1,
     on_cpu: bool = False,
+    samples: int = 0,
+    whole: int | None = None,
 ) -> Estimate:
     """Work everything out.
 
     Args:
-        args: see :func:`dry_run`.
-        config: see there.
-        records: see there.
-        eval_records: see there.
+        args: of ``commands.train``.
+        config: made of them.
+        records: to be trained on.
+        eval_records: held out; prepared for their errors' sake.
         training: made of ``args``.
         deepspeed: DeepSpeed's configuration, if there is one.
         processes: number of them.
         on_cpu: the run would be on a CPU, where batches are cut by length.
+        samples: most micro-batches to run on shapes for the time that they take.
+        whole: records of the data set that ``records`` are a sample of; None if they are all.
+
+    Raises:
+        UserError: what the run itself would raise before its first step.
     """
     sharding = choose_sharding(training, deepspeed, processes)
-    try:
-        lora = LoraSettings(args.lora_rank, args.lora_alpha, args.lora_dropout) if args.lora else None
-    except ValueError as error:
-        raise UserError(f"--{error}") from None
-    model, tokenizer = empty_model(
-        args.model_name,
-        texts=(message["content"] for record in records for message in record.messages),
-        predictors=config.predictors or 0 if config.uses_views else 0,
-        dtype=args.dtype,
-        chat_template=args.chat_template,
-        attn_implementation=args.attn_implementation,
-        trust_remote_code=args.trust_remote_code,
-        pretrain=args.pretrain,
-        train_tokenizer=args.train_tokenizer,
-        plain=config.plain,
-        lora=lora,
-    )
+    model, tokenizer = _empty_model(args, config, records)
+    start = time.process_time()
     data = prepare(records, tokenizer, config)
+    preparation = Preparation(
+        len(data.dataset), whole or len(data.dataset), time.process_time() - start, _forest_bytes(data)
+    )
     held_out = prepare(eval_records, tokenizer, config, what="evaluation data") if eval_records else None
     try:
         encoding = _set_up(model, args, config, training, [data, held_out])
+        if sharding.words:
+            refuse_sharding(config, args.eval_generate)
     except ValueError as error:
         raise UserError(str(error)) from None
     flops = _flops(model, config, training)
+    per_step = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes
+    # A sample is gone through several times, if need be, to fill some steps.
+    count = len(data.dataset)
+    times = 1 if whole is None else max(1, math.ceil(min(whole, FULL_STEPS * per_step) / count))
     plan = replace(
         Plan.of(
             flops or FlopModel(Cost(), Cost()),
-            data.dataset.forests,
+            [*data.dataset.forests] * times,
             encoding=encoding[0],
             args=training,
             jepa=config,
@@ -138,41 +185,89 @@ def estimate(
     )
     steps = plan.keys(0)
     tokens = [sum(one.shape.rows * one.shape.length for one in plan.passes(keys)) for keys in steps]
-    collator = GroupCollator(ForestCollator(tokenizer.pad_token_id or 0, encoding[0]), plan.pass_cost)
-    candidates = _largest(plan, steps, int(model.config.get_text_config().vocab_size))
     mixed = torch.bfloat16 if training.bf16 else torch.float16 if training.fp16 else None
-    found = []
-    for keys in candidates:
-        groups = collator([data.dataset[key] for key in keys])["groups"]
-        found.append((_activations(model, groups, config, sharding, mixed), keys))
-    activations, keys = max(found, key=lambda one: one[0] or 0)
+    collator = GroupCollator(ForestCollator(tokenizer.pad_token_id or 0, encoding[0]), plan.pass_cost)
+
+    compared = processes if config.compares_pairs else 1
+
+    def run(keys: Sequence[Key]) -> Activations | None:
+        present = [key._replace(record=key.record % count) for key in keys if key.record >= 0]
+        groups = collator([data.dataset[key] for key in present])["groups"]
+        return activations_of(model, groups, config, sharding, mixed, processes=compared)
+
+    found = [(run(keys), keys) for keys in largest_batches(plan, steps, int(model.config.get_text_config().vocab_size))]
+    activations, keys = max(found, key=lambda one: one[0].bytes if one[0] else 0)
+    largest = as_one_pass(plan.passes(keys))
     quantized = "4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None
-    costs = plan.epoch_costs(0) if flops else None
+    accumulates = training.gradient_accumulation_steps > 1
+    kinds = getattr(training.accelerator_config, "gradient_accumulation_kwargs", None) or {}
+    synced = bool(kinds.get("sync_each_batch", False))
+    memory = account(
+        model,
+        optim=str(getattr(training.optim, "value", training.optim)),
+        processes=processes,
+        sharding=sharding,
+        quantized=quantized,
+        mixed=mixed,
+        ema=config.target_grad == "ema",
+        accumulates=accumulates and not synced,
+    )
+    epoch_steps = plan.steps_per_epoch if whole is None else math.ceil(whole / per_step)
+    micro = plan.micro_costs(0) if flops else []
     regular = plan.regular_costs(0) if flops else None
-    shapes = {True: plan.shapes.whole, False: plan.shapes.plain}
-    text = sum(shapes[key.with_views][key.record].length for step in steps for key in step if key.record >= 0)
     return Estimate(
-        model=_describe_model(model, args),
+        model=_describe_model(model),
         encoding=f"{encoding[0]} ({encoding[1]})",
         data=data,
+        processes=processes,
         step=_describe_step(plan, training.gradient_accumulation_steps),
         tokens=tokens,
-        # A record that has several rows has text in them that is not measured.
-        text=text / sum(tokens) if encoding[0] == "forest" else None,
-        steps=_count_steps(args, training, plan),
-        largest=_whole(plan.passes(keys)),
-        memory=account(
-            model,
-            optim=str(getattr(training.optim, "value", training.optim)),
-            processes=processes,
-            sharding=sharding,
-            quantized=quantized,
-            mixed=mixed,
-            ema=config.target_grad == "ema",
-        ),
+        text=_text_share(plan, steps, tokens) if encoding[0] == "forest" else None,
+        epoch_steps=epoch_steps,
+        steps=_count_steps(args, training, plan, epoch_steps),
+        largest=largest,
+        memory=memory,
         activations=activations,
-        flops=sum(costs) / len(costs) if costs else None,
+        peak=_peak(memory, activations, sharding, accumulates),
+        flops=sum(map(sum, micro)) / len(micro) if micro else None,
         regular_flops=sum(regular) / len(regular) if regular else None,
+        micro_flops=micro,
+        transfers=transfers(
+            model,
+            sharding,
+            processes=processes,
+            micro_batches=training.gradient_accumulation_steps,
+            synced=synced,
+            mixed=mixed,
+            gathered=_gathered(model, config, largest, training, mixed),
+        ),
+        samples=[
+            Sample(cost, seen)
+            for cost, keys in (spread(plan, steps, micro, samples) if activations else [])
+            if (seen := run(keys))
+        ],
+        optimizer=_optimizer(memory),
+        preparation=preparation,
+    )
+
+
+def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence[Record]) -> tuple[Any, Any]:
+    try:
+        lora = LoraSettings(args.lora_rank, args.lora_alpha, args.lora_dropout) if args.lora else None
+    except ValueError as error:
+        raise UserError(f"--{error}") from None
+    return empty_model(
+        args.model_name,
+        texts=(message["content"] for record in records for message in record.messages),
+        predictors=config.predictors or 0 if config.uses_views else 0,
+        dtype=args.dtype,
+        chat_template=args.chat_template,
+        attn_implementation=args.attn_implementation,
+        trust_remote_code=args.trust_remote_code,
+        pretrain=args.pretrain,
+        train_tokenizer=args.train_tokenizer,
+        plain=config.plain,
+        lora=lora,
     )
 
 
@@ -183,19 +278,12 @@ def _set_up(
     training: TrainingArguments,
     prepared: Sequence[Prepared | None],
 ) -> tuple[str, str]:
-    """What ``JepaTrainer`` does to a model and refuses; gives the encoding and its reason."""
+    """What ``JepaTrainer`` and the command do to a model and refuse; gives the encoding and its reason."""
     refuse_contradictions(training)
     refuse_lonely_pairs(config, training)
-    base = model.get_base_model() if args.lora else model
-    encoding = choose_encoding(base, config.encoding)
-    if config.layout == "inplace" and encoding[0] == "rows":
-        raise ValueError(f"layout 'inplace' needs encoding 'forest', but {encoding[1]}; use 'branched'")
-    if encoding[0] == "forest" and config.uses_views:
-        enable_forest(base)
-    check_layer(int(base.config.get_text_config().num_hidden_layers), config.jepa_layer)
+    encoding = set_up_shape(model, config, training.seed)
+    base = base_model(model)
     check_positions(base, prepared)
-    if config.predictor_head != "none":
-        attach_head(model, config.predictor_head, training.seed)
     if args.selective_checkpointing:
         refuse_full(training)
         enable_selective(model)
@@ -221,57 +309,55 @@ def _flops(model: Any, config: JepaConfig, training: TrainingArguments) -> FlopM
         return None
 
 
-def _largest(plan: Plan, steps: Sequence[Sequence[Key]], vocabulary: int) -> list[list[Key]]:
-    """The micro-batches of the first epoch that may need most: by cells, and by labels where logits are wide."""
-    batches: dict[str, tuple[int, list[Key]]] = {}
-    for keys in steps:
-        for start in range(0, len(keys), plan.batch_size):
-            batch = [key for key in keys[start : start + plan.batch_size] if key.record >= 0]
-            if not batch:
-                continue
-            shape = _whole(plan.passes(batch)).shape
-            for name, size in (("cells", shape.rows * shape.length), ("logits", shape.labels * vocabulary)):
-                if size > batches.get(name, (-1, []))[0]:
-                    batches[name] = (size, batch)
-    found = [batch for _, batch in batches.values()]
-    return found[:1] if found[0] == found[-1] else found
+def _peak(memory: Sequence[Part], activations: Activations | None, sharding: Sharding, accumulates: bool) -> int:
+    """Bytes of the worst moment: in a micro-batch, or when the optimizer steps."""
+    kept = sum(part.bytes for part in memory)
+    if activations is None:
+        return kept
+    if accumulates or sharding.gradients > 1:
+        return kept + activations.bytes
+    # A step begins without gradients, and activations are freed while they are made.
+    gradients = sum(part.bytes for part in memory if part.name == "gradients")
+    return max(kept, kept - gradients + activations.with_gradients)
 
 
-def _whole(passes: Sequence[Pass]) -> Pass:
-    """The passes of a micro-batch as one, its rows as long as the longest."""
-    first = max(passes, key=lambda one: one.shape.length)
-    rows, labels, pairs = (sum(getattr(one.shape, name) for one in passes) for name in ("rows", "labels", "pairs"))
-    return first._replace(shape=first.shape._replace(rows=rows, labels=labels, pairs=pairs))
+def _gathered(
+    model: Any, config: JepaConfig, largest: Pass, training: TrainingArguments, mixed: torch.dtype | None
+) -> int:
+    """Bytes of the embeddings that a process sends to each other one, at most, in a step."""
+    if not config.compares_pairs:
+        return 0
+    embedding = model.get_input_embeddings().weight
+    width = mixed.itemsize if mixed is not None else embedding.element_size()
+    regularized = any((config.sigreg, config.variance, config.covariance))
+    sets = (config.jepa_loss_type == "infonce") + 2 * regularized
+    return sets * largest.shape.pairs * embedding.shape[1] * width * training.gradient_accumulation_steps
 
 
-def _activations(
-    model: Any, groups: list[dict[str, Tensor]], config: JepaConfig, sharding: Sharding, mixed: torch.dtype | None
-) -> int | None:
-    """Bytes of all tensors that live at the worst moment of a forward and backward pass of a micro-batch."""
-    objective = Objective.from_config(config)
-    # A block that was brought together, or weights of 16 bits, need no copy for autocast.
-    whole = mixed if sharding.halves or sharding.weights > 1 else None
-    autocast = torch.autocast("cpu", dtype=mixed) if mixed is not None else nullcontext()
-    try:
-        with running(model, whole), LiveMemory(model) as memory:
-            batch = empty_batch(groups)
-            with autocast:
-                outputs = forward_groups(model, batch, config.jepa_layer)
-            counts = torch.empty(3, dtype=torch.float64)
-            sums = objective.sums(outputs)
-            del outputs
-            objective.parts(sums, counts, 0.0)["loss"].backward()
-            return memory.peak
-    except RuntimeError:
-        return None
+def _optimizer(memory: Sequence[Part]) -> tuple[int, int]:
+    sizes = {part.name: part.bytes for part in memory}
+    return sizes.get("gradients", 0), sizes.get("optimizer states", 0)
 
 
-def _count_steps(args: argparse.Namespace, training: TrainingArguments, plan: Plan) -> int:
+def _forest_bytes(data: Prepared) -> int:
+    forests = data.dataset.forests
+    return sum(array.nbytes for array in forests.arrays.values()) if isinstance(forests, FlatForests) else 0
+
+
+def _text_share(plan: Plan, steps: Sequence[Sequence[Key]], tokens: Sequence[int]) -> float:
+    """A record that has several rows has text in them that is not measured, so this is of forests alone."""
+    shapes = {True: plan.shapes.whole, False: plan.shapes.plain}
+    text = sum(shapes[key.with_views][key.record].length for step in steps for key in step if key.record >= 0)
+    return text / sum(tokens)
+
+
+def _count_steps(args: argparse.Namespace, training: TrainingArguments, plan: Plan, epoch_steps: int) -> int:
     if training.max_steps > 0:
         return int(training.max_steps)
     if args.same_flop and any(vars(plan.flops.forward).values()):
-        return equal_compute(plan, training.num_train_epochs).steps
-    return math.ceil(training.num_train_epochs * plan.steps_per_epoch)
+        equal = equal_compute(plan, training.num_train_epochs).steps
+        return equal if epoch_steps == plan.steps_per_epoch else round(equal * epoch_steps / plan.steps_per_epoch)
+    return math.ceil(training.num_train_epochs * epoch_steps)
 
 
 def _describe_step(plan: Plan, accumulated: int) -> str:
@@ -279,8 +365,8 @@ def _describe_step(plan: Plan, accumulated: int) -> str:
     return f"{plan.records_per_step:,} records ({plan.batch_size} x {accumulated} accumulated x {processes})"
 
 
-def _describe_model(model: Any, args: argparse.Namespace) -> str:
-    base = model.get_base_model() if args.lora else model
+def _describe_model(model: Any) -> str:
+    base = base_model(model)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in model.parameters())
     dtype = str(next(base.parameters()).dtype).removeprefix("torch.")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import random
 import sys
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,37 @@ import torch
 from transformers import TrainingArguments
 
 from stepjepa.data.records import Record, read_records
+from stepjepa.data.streams import RecordFile, RecordStream
 from stepjepa.errors import UserError
 from stepjepa.files import fingerprint
 
 # More than this many are no system prompts but parts of the records.
 _MOST_PROMPTS = 10
 
+SHUFFLE_BUFFER = 1000
+"""Records of a stream to draw the next one from, where nothing is said (as in ``datasets``)."""
+
+FIRST = 1000
+"""Records of a stream that are looked at before it is trained on, or as many as its buffer holds."""
+
+# A file that is too large to be held is too large to be read once more, so only its beginning tells it apart.
+_BEGINNING = 2**20
+
+
+def open_stream(args: argparse.Namespace) -> RecordStream:
+    """The training records of ``--streaming``.
+
+    Raises:
+        UserError: the file is missing, or no plain file.
+    """
+    size = args.shuffle_buffer_size
+    if size is None:
+        size = 0 if args.training.get("train_sampling_strategy") == "sequential" else SHUFFLE_BUFFER
+    return RecordStream(RecordFile(args.train_file), size)
+
 
 def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dict[str, Any]]:
-    """Training records, held-out records and what identifies their files.
+    """Training records (of a stream the first ones, see ``FIRST``), held-out records and what identifies their files.
 
     Raises:
         UserError: a file is missing or wrong, or ``--eval_split`` would leave a part empty.
@@ -39,8 +63,13 @@ def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dic
         parts = [records[i] for i in range(len(records)) if i not in held], [records[i] for i in sorted(held)]
         split = {"eval_split": args.eval_split, "split_seed": args.split_seed}
         return *parts, {"data": {**_identify(args.data_file, records), **split}}
-    train_records = read_records(args.train_file)
-    files = {"train": _identify(args.train_file, train_records)}
+    if args.streaming:
+        stream = open_stream(args)
+        train_records = list(islice(stream, max(FIRST, stream.shuffle_buffer_size)))
+        files = {"train": _identify_stream(args.train_file)}
+    else:
+        train_records = read_records(args.train_file)
+        files = {"train": _identify(args.train_file, train_records)}
     if args.eval_file is None:
         return train_records, [], files
     eval_records = read_records(args.eval_file)
@@ -49,6 +78,12 @@ def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dic
 
 def _identify(path: str, records: list[Record]) -> dict[str, Any]:
     return {"file": Path(path).name, "records": len(records), "sha256": fingerprint(path)}
+
+
+def _identify_stream(path: str) -> dict[str, Any]:
+    with open(path, "rb") as stream:
+        digest = hashlib.sha256(stream.read(_BEGINNING)).hexdigest()
+    return {"file": Path(path).name, "bytes": Path(path).stat().st_size, "sha256_of_first_mib": digest}
 
 
 def system_prompts(records: list[Record]) -> list[str | None]:

@@ -21,11 +21,12 @@ from stepjepa.compute.equal_compute import EqualCompute, equal_compute
 from stepjepa.compute.flop_callback import EqualComputeCallback
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
+from stepjepa.data.streams import RecordStream
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores, spread
 from stepjepa.files import fingerprint
 from stepjepa.forests.cache import ForestCache
-from stepjepa.forests.preparation import prepare
+from stepjepa.forests.preparation import Prepared, prepare
 from stepjepa.models.checkpointing import enable_selective, refuse_full
 from stepjepa.models.loading import LoraSettings, add_lora, load_model
 from stepjepa.models.quantization import compute_dtype, parameter_counts, quantization_options
@@ -44,7 +45,7 @@ from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.text.predictors import all_predictor_ids
 from stepjepa.text.system_prompts import common_system_prompt, with_system_prompt
 from stepjepa.training.dry_run import dry_run
-from stepjepa.training.inputs import read_data, system_prompts, training_arguments
+from stepjepa.training.inputs import open_stream, read_data, system_prompts, training_arguments
 from stepjepa.training.trainer import JepaTrainer
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
     save_whole(folder, trainer.save_model)
     trainer.save_state()
     record |= {
+        **trainer.found(),
         "status": "finished",
         "results": {
             "steps": trainer.state.global_step,
@@ -133,11 +135,16 @@ def _build(
         quantization=_quantization(args, training),
     )
     cache = None if args.no_cache else ForestCache(args.cache_dir, writes=is_main_process(), say=_say)
-    data = prepare(train_records, tokenizer, config, cache=cache)
+    data: Prepared | RecordStream
+    if args.streaming:
+        data = open_stream(args)
+        _say(_describe_stream(data, args, len(train_records)))
+    else:
+        data = prepare(train_records, tokenizer, config, cache=cache)
+        _say(f"data: {data.describe()}")
     held_out = None
     if eval_records:
         held_out = prepare(eval_records, tokenizer, config, what="evaluation data", cache=cache)
-    _say(f"data: {data.describe()}")
     if lora is not None:
         model = add_lora(model, lora, adapter_ids(tokenizer, plain=config.plain))
     # Generation must never produce a token that only training knows.
@@ -165,6 +172,14 @@ def _build(
     return trainer
 
 
+def _describe_stream(stream: RecordStream, args: argparse.Namespace, looked_at: int) -> str:
+    size = stream.shuffle_buffer_size
+    order = f"shuffled in a buffer of {size:,} records" if size else "in the order of the file"
+    made = args.model_name.startswith("preset:") or args.train_tokenizer is not None
+    trained = f"; the tokenizer was trained on the first {looked_at:,} records" if made else ""
+    return f"data: streamed, {order}{trained}"
+
+
 def _lora_settings(args: argparse.Namespace) -> LoraSettings | None:
     try:
         return LoraSettings(args.lora_rank, args.lora_alpha, args.lora_dropout) if args.lora else None
@@ -176,8 +191,7 @@ def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
     """What ``run.json`` says of a run that begins."""
     trainable, total = parameter_counts(trainer.model)
     _say(f"model: {trainable:,} of {total:,} parameters trained")
-    lora, data = _lora_settings(args), trainer.prepared
-    assert data is not None
+    lora = _lora_settings(args)
     return {
         "status": "running",
         "command": sys.argv[1:],
@@ -194,10 +208,8 @@ def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
         },
         "encoding": {"used": trainer.encoding, "because": trainer.encoding_reason},
         "training": trainer.args.to_dict(),
-        "order": _order(trainer.args),
-        "counts": data.counts,
-        "tokens": {**data.tokens, "ratio": data.tokens["all"] / data.tokens["main"]},
-        "template": data.template,
+        "order": _order(trainer.args, trainer.stream),
+        **trainer.found(),
         "parameters": {"trained": trainable, "total": total},
         "versions": versions(),
         "launches": [],
@@ -256,21 +268,24 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
         metrics = dict(trainer.train(resume_from_checkpoint=checkpoint).metrics)
     except (ValueError, RuntimeError, ImportError) as error:
         if trainer.state.global_step == 0:
-            # An optimizer or a schedule that can't be made. The folder stays free for the next try.
+            # A stream's first record that is wrong; an optimizer or a schedule that can't be made. The folder stays
+            # free for the next try.
             if is_main_process() and checkpoint is None:
                 (folder / RUN_FILE).unlink(missing_ok=True)
                 if not any(folder.iterdir()):
                     folder.rmdir()
-            raise UserError(f"training can't start: {error}") from None
+            raise error if isinstance(error, UserError) else UserError(f"training can't start: {error}") from None
         write_run(folder, {**record, "status": "failed", "error": str(error)})
         raise
     record["launches"].append({"seconds": time.time() - start, "to_step": trainer.state.global_step})
     return metrics
 
 
-def _order(training: TrainingArguments) -> dict[str, Any]:
+def _order(training: TrainingArguments, stream: RecordStream | None) -> dict[str, Any]:
     """What decides which record is trained when: a resumed run must keep it."""
+    streamed = {} if stream is None else {"streaming": True, "shuffle_buffer_size": stream.shuffle_buffer_size}
     return {
+        **streamed,
         "seed": training.seed,
         "data_seed": training.data_seed,
         "records_per_micro_step": training.per_device_train_batch_size * training.world_size,

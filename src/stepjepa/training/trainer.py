@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +14,15 @@ from transformers.trainer_utils import speed_metrics
 
 from stepjepa.compute.flop_callback import FlopTracker
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import Record, as_records
+from stepjepa.data.records import as_records
 from stepjepa.evaluation.in_training import COUNT
 from stepjepa.forests.collate import ForestCollator
 from stepjepa.forests.grouping import CPU_PASS_COST, GroupCollator
 from stepjepa.forests.preparation import Prepared, prepare
-from stepjepa.forests.sampler import StepSampler
 from stepjepa.models.architecture import has_experts
 from stepjepa.models.ema import EmaCallback, EmaEncoder
 from stepjepa.models.embeddings import Outputs, forward_groups
+from stepjepa.models.flex import refuse_flex_training
 from stepjepa.models.lm_loss import plain_head
 from stepjepa.models.predictor_head import without_head
 from stepjepa.models.setup import base_model, set_up
@@ -36,21 +36,19 @@ from stepjepa.training.checks import (
     refuse_lonely_pairs,
     refuse_sharding,
 )
-from stepjepa.training.flop_trainer import FlopTrainer
 from stepjepa.training.held_out import measure
 from stepjepa.training.saving import SavingTrainer
+from stepjepa.training.streaming import Data, StreamingTrainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
-
-Data = Prepared | Iterable[Record | dict[str, Any]]
 
 # Names of the running sums of a window beside the parts of the loss, as they travel between processes.
 _SUMS = ["steps", "jepa_steps", "matched", "shuffled", "pairs", "crossings"]
 _SUMS += ["tokens", "records", "records_with_views", "records_without_pair"]
 
 
-class JepaTrainer(SavingTrainer, FlopTrainer):
+class JepaTrainer(SavingTrainer, StreamingTrainer):
     """Trains a causal language model with ``gamma * LM loss + lbd * alignment loss``.
 
     Everything else is transformers' Trainer: schedules, accumulation, checkpoints, resume, reporting, DDP, FSDP.
@@ -59,8 +57,10 @@ class JepaTrainer(SavingTrainer, FlopTrainer):
         model: a causal language model, or a PEFT wrapper of one.
         args: ``TrainingArguments``. ``remove_unused_columns`` is switched off: batches are made here.
         jepa: mode, layout and objective; the defaults are those of LLM-JEPA.
-        train_dataset: records (dicts with ``messages``, ``records.Record``, or ``preparation.prepare``'s result).
-        eval_dataset: the same, for ``evaluate``.
+        train_dataset: records (dicts with ``messages``, ``records.Record``, or ``preparation.prepare``'s result), or a
+            stream of them: a ``RecordStream``, an ``IterableDataset``, or what else can be iterated again and again and
+            has no length; ``args.max_steps`` is needed then.
+        eval_dataset: the same, for ``evaluate``; always prepared whole.
         processing_class: the tokenizer; predictor tokens are added to it and to the model where they are missing.
         callbacks: further callbacks.
         optimizers: as in Trainer.
@@ -70,7 +70,7 @@ class JepaTrainer(SavingTrainer, FlopTrainer):
         track_flop: measure the FLOPs of the first steps and print them beside the derived ones.
 
     Attributes:
-        prepared: the training records as forests, with counts.
+        prepared: the training records as forests, with counts; None for a stream, see ``StreamingTrainer``.
         encoding: ``forest`` or ``rows``, and ``encoding_reason``, why.
         num_tokens: tokens trained on so far, over all processes, padding not counted.
 
@@ -112,10 +112,13 @@ class JepaTrainer(SavingTrainer, FlopTrainer):
             # All weights take part in every step; looking for others costs a walk through the graph.
             args.ddp_find_unused_parameters = False
         self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)
-        self.prepared = self._prepare(train_dataset, processing_class, "training data")
+        to_prepare = self._keep_stream(train_dataset, args, track_flop)
+        self.prepared = self._prepare(to_prepare, processing_class, "training data")
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
         check_positions(base_model(model), [self.prepared, self.prepared_eval])
         pad = processing_class.pad_token_id
+        if train_dataset is not None:
+            refuse_flex_training(base_model(model), args.device)
         collator = GroupCollator(ForestCollator(0 if pad is None else int(pad), self.encoding))
         if args.device.type == "cpu" and args.world_size == 1:
             collator = replace(collator, pass_cost=CPU_PASS_COST)
@@ -123,7 +126,7 @@ class JepaTrainer(SavingTrainer, FlopTrainer):
             model=model,
             args=args,
             data_collator=collator,
-            train_dataset=self.prepared.dataset if self.prepared else None,
+            train_dataset=self._train_dataset(model, processing_class),
             eval_dataset=self.prepared_eval.dataset if self.prepared_eval else None,
             processing_class=processing_class,
             callbacks=[EpochCallback(), MetricsCallback(), CollapseCallback(), *callbacks],
@@ -230,25 +233,6 @@ class JepaTrainer(SavingTrainer, FlopTrainer):
         if self.accelerator.num_processes > 1:
             counts = self.accelerator.reduce(counts, "sum")
         return counts
-
-    # -- the order of records -----------------------------------------------------------------------------------------
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> StepSampler:
-        del train_dataset  # the Trainer passes its own, which is ours
-        assert self.prepared is not None
-        per_micro_step = self._train_batch_size * self.args.world_size
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        return StepSampler(
-            self.prepared.dataset.lengths,
-            per_micro_step * self.args.gradient_accumulation_steps,
-            text_lengths=self.prepared.dataset.text_lengths,
-            seed=seed,
-            strategy=str(self.args.train_sampling_strategy),
-            jepa_ratio=self.jepa.jepa_ratio if self.jepa.uses_views else 1.0,
-            # What pairs are compared with must be drawn from all records, not from those of like length.
-            tight=not self.jepa.compares_pairs,
-            multiple=per_micro_step,
-        )
 
     # -- logs ---------------------------------------------------------------------------------------------------------
 

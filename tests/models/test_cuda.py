@@ -1,0 +1,127 @@
+"""Forests on a GPU: forward and gradient of every attention against separate passes, in single and half precision.
+
+    pytest -m cuda
+
+Before anything is measured on a GPU, this must pass there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+from stepjepa.config import JepaConfig
+from stepjepa.forests.blocks import BLOCK
+from stepjepa.forests.collate import ForestCollator, visibility_of
+from stepjepa.forests.forest import Forest, path
+from stepjepa.models.attention import enable_forest, forest_visibility
+from stepjepa.training.trainer import JepaTrainer
+
+ModelFactory = Callable[..., Any]
+
+DEVICE = "cuda"
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # torch.compile looks at gradients, and its own code uses what is deprecated.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore::DeprecationWarning"),
+]
+
+# The compiled kernel takes heads of 16 and more.
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {"head_dim": 16},
+    "qwen2_window": {"hidden_size": 48, "sliding_window": 41},
+    "gemma2_window": {"head_dim": 16, "sliding_window": 41},
+}
+MODELS = [
+    pytest.param(name, attention, id=f"{name}-{attention}")
+    for name in SHAPES
+    for attention in ("sdpa", "eager", "flex_attention")
+    if not (name == "gemma2_window" and attention == "sdpa")  # transformers refuses it: soft cap
+]
+
+
+def forests() -> list[Forest]:
+    """Branches on branches and several roots, over several blocks."""
+    found = [tiny.random_forest(seed, isolated=False, longest=2 * BLOCK // 3) for seed in (1, 2, 5)]
+    assert max(map(len, found)) > 2 * BLOCK
+    return found
+
+
+def together(model: Any) -> list[Tensor]:
+    """``[T, D]`` of each forest, from one pass over all."""
+    batch = {name: value.to(DEVICE) for name, value in ForestCollator(3)(forests()).items()}
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids")}
+    with forest_visibility(visibility_of(batch)):
+        states = model.get_decoder()(**inputs, use_cache=False).last_hidden_state
+    return [row[: len(forest)] for row, forest in zip(states, forests(), strict=True)]
+
+
+def apart(model: Any) -> list[Tensor]:
+    """The same, one plain pass for each segment."""
+    states = []
+    for forest in forests():
+        parts = []
+        for index, segment in enumerate(forest.segments):
+            ids = torch.from_numpy(forest.input_ids[path(forest, index)]).long()[None].to(DEVICE)
+            parts.append(model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0, -len(segment) :])
+        states.append(torch.cat(parts))
+    return states
+
+
+def run(states: Callable[[Any], list[Tensor]], model: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """All hidden states, and the gradients of a scalar that every entry matters to."""
+    found = torch.cat(states(model))
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(7)).to(found)
+    return found.detach().float(), tiny.gradients(model, (found * weights).sum())
+
+
+@pytest.mark.parametrize(("architecture", "attention"), MODELS)
+def test_single_precision(architecture: str, attention: str, tiny_model: ModelFactory) -> None:
+    shape = SHAPES[architecture]
+    plain = tiny_model(architecture, "eager", **shape).to(DEVICE)
+    model = tiny_model(architecture, attention, **shape).to(DEVICE)
+    enable_forest(model)
+    (wanted, gradient), (found, other) = run(apart, plain), run(together, model)
+    tiny.assert_same(found, wanted, 1e-4)
+    tiny.assert_same_gradients(other, gradient, 3e-4)
+
+
+@pytest.mark.parametrize(("architecture", "attention"), MODELS)
+def test_half_precision(architecture: str, attention: str, tiny_model: ModelFactory) -> None:
+    """As far from single precision as separate passes in bfloat16 are."""
+    shape = SHAPES[architecture]
+    plain = tiny_model(architecture, "eager", **shape).to(DEVICE)
+    wanted, gradient = run(apart, plain)
+    model = tiny_model(architecture, attention, **shape).to(DEVICE).bfloat16()
+    enable_forest(model)
+
+    def error(found: Tensor, gradients: dict[str, Tensor]) -> tuple[float, float]:
+        difference = sum(float((gradients[name].float() - value).square().sum()) for name, value in gradient.items())
+        size = sum(float(value.square().sum()) for value in gradient.values())
+        return float((found - wanted).norm() / wanted.norm()), (difference / size) ** 0.5
+
+    errors, allowed = error(*run(together, model)), error(*run(apart, plain.bfloat16()))
+    assert all(0 < mine < 1.5 * other for mine, other in zip(errors, allowed, strict=True)), (errors, allowed)
+
+
+def test_a_run_is_that_of_sdpa(tiny_model: ModelFactory, trained_tokenizer: Any, tmp_path: Any) -> None:
+    """The same losses step by step, whichever attention."""
+    losses = []
+    for attention in ("sdpa", "flex_attention"):
+        trainer = JepaTrainer(
+            tiny_model("llama", attention, **SHAPES["llama"]),
+            tiny.arguments(tmp_path / attention, use_cpu=DEVICE == "cpu", learning_rate=1e-2),
+            JepaConfig(mode="step-jepa", pairs="all"),
+            train_dataset=tiny.records(),
+            processing_class=trained_tokenizer,
+        )
+        trainer.train()
+        losses.append([line["loss"] for line in trainer.state.log_history if "loss" in line])
+    assert len(losses[0]) == 3
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)

@@ -1,0 +1,391 @@
+"""Training on a stream: what training on prepared records gives, from no more than is needed at a time."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+import tiny
+from stepjepa.config import JepaConfig
+from stepjepa.data.records import Record
+from stepjepa.data.streams import RecordFile, RecordStream
+from stepjepa.errors import UserError
+from stepjepa.files import write_jsonl
+from stepjepa.forests.forest import Forest
+from stepjepa.forests.segments import ForestBuilder
+from stepjepa.forests.shares import Met, Share
+from stepjepa.training.streaming import as_stream
+from stepjepa.training.tally import STREAM_FILE, Tally
+from stepjepa.training.trainer import JepaTrainer
+
+RECORDS = 19
+
+
+class Stream:
+    """Records that can be read again and again, and have no length."""
+
+    def __init__(self, records: list[Any]) -> None:
+        self.records = records
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.records)
+
+
+def some(amount: int = RECORDS) -> list[Record]:
+    return (tiny.records() * amount)[:amount]
+
+
+def rows(amount: int = RECORDS) -> list[dict[str, Any]]:
+    return [{"messages": list(record.messages)} for record in some(amount)]
+
+
+def trainer(folder: Path, tokenizer: Any, data: Any, config: JepaConfig | None = None, **changes: Any) -> JepaTrainer:
+    fixed = {"optim": "sgd", "learning_rate": 0.05, "per_device_train_batch_size": 2}
+    eval_dataset = changes.pop("eval_dataset", None)
+    return JepaTrainer(
+        tiny.make_model("llama", seed=3),
+        tiny.arguments(folder, **{**fixed, **changes}),
+        config or JepaConfig(mode="step-jepa", lbd=0.7),
+        train_dataset=data,
+        eval_dataset=eval_dataset,
+        processing_class=copy.deepcopy(tokenizer),
+    )
+
+
+def losses(made: JepaTrainer) -> list[dict[str, float]]:
+    lines = [{k: v for k, v in line.items() if k.endswith("loss")} for line in made.state.log_history]
+    return [line for line in lines if "loss" in line]
+
+
+def assert_same_runs(one: JepaTrainer, other: JepaTrainer, tolerance: float) -> None:
+    assert len(losses(one)) == len(losses(other)) > 2
+    for line, same in zip(losses(one), losses(other), strict=True):
+        assert line == pytest.approx(same, rel=tolerance, abs=tolerance)
+    for (name, value), same in zip(one.model.named_parameters(), other.model.parameters(), strict=True):
+        assert (value - same).abs().max() <= tolerance, name
+
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "regular with stp": {"mode": "regular", "stp": 0.7},
+    "half of the steps": {"mode": "llm-jepa", "jepa_ratio": 0.5, "lbd": 0.7},
+    "all pairs in place": {"mode": "step-jepa", "layout": "inplace", "pairs": "all", "stp": 0.3},
+    "infonce": {"mode": "llm-jepa", "jepa_loss_type": "infonce", "lbd": 0.7},
+}
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_stream_in_order_trains_what_prepared_records_train(
+    name: str, accumulation: int, trained_tokenizer: Any, tmp_path: Path
+) -> None:
+    """Over more than one epoch, whose last step is short."""
+    config = JepaConfig(**OBJECTIVES[name])
+    options = {"max_steps": 13, "gradient_accumulation_steps": accumulation}
+    prepared = trainer(
+        tmp_path / "a", trained_tokenizer, some(), config, train_sampling_strategy="sequential", **options
+    )
+    streamed = trainer(tmp_path / "b", trained_tokenizer, Stream(some()), config, **options)
+    assert streamed.prepared is None
+    for each in (prepared, streamed):
+        each.train()
+    assert_same_runs(prepared, streamed, 1e-6)
+    assert prepared.num_tokens == streamed.num_tokens
+    assert prepared.state.total_flos == pytest.approx(streamed.state.total_flos, rel=0.02)
+
+
+def test_workers_change_nothing(trained_tokenizer: Any, tmp_path: Path) -> None:
+    config = JepaConfig(mode="step-jepa", lbd=0.7, jepa_ratio=0.5, stp=0.1)
+    runs = []
+    for workers in (0, 2):
+        made = trainer(
+            tmp_path / str(workers),
+            trained_tokenizer,
+            RecordStream(Stream(rows()), 5),
+            config,
+            max_steps=9,
+            gradient_accumulation_steps=3,
+            dataloader_num_workers=workers,
+        )
+        made.train()
+        runs.append(made)
+    assert_same_runs(runs[0], runs[1], 0.0)
+    assert runs[0].found() == runs[1].found()
+    # Two epochs of four steps, and six records of the third.
+    assert runs[0].found()["counts"]["records"] == 2 * RECORDS + 6
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_endless_stream_is_read_as_far_as_it_is_needed(workers: int, trained_tokenizer: Any, tmp_path: Path) -> None:
+    class Endless(IterableDataset[dict[str, Any]]):
+        read = 0
+
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            for number in count():
+                self.read += 1
+                yield rows(3)[number % 3]
+
+    source = Endless()
+    made = trainer(
+        tmp_path,
+        trained_tokenizer,
+        RecordStream(source, 11),
+        max_steps=5,
+        gradient_accumulation_steps=2,
+        dataloader_num_workers=workers,
+    )
+    made.train()
+    # Workers are sent no more than the run needs.
+    assert source.read == 5 * 4 + 11
+    assert made.found()["counts"]["records"] == 5 * 4
+
+
+@pytest.mark.parametrize("at", [2, 6])
+def test_resumed_equals_uninterrupted(
+    at: int, trained_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four steps an epoch: one checkpoint lies in the first, one in the second."""
+
+    def make(folder: str, records: list[Any] | None = None, buffer: int = 7) -> JepaTrainer:
+        return trainer(
+            tmp_path / folder,
+            trained_tokenizer,
+            RecordStream(Stream(records or rows()), buffer),
+            JepaConfig(mode="step-jepa", lbd=0.7, jepa_ratio=0.5, stp=0.1),
+            max_steps=10,
+            optim="adamw_torch",
+            gradient_accumulation_steps=3,
+            save_strategy="steps",
+            save_steps=2,
+        )
+
+    whole = make("whole")
+    whole.train()
+    checkpoint = tmp_path / "whole" / f"checkpoint-{at}"
+    resumed = make("resumed")
+    tokenised: list[Record] = []
+    build = ForestBuilder.build
+
+    def watched(builder: ForestBuilder, records: Sequence[Record]) -> list[Forest]:
+        tokenised.extend(records)
+        return build(builder, records)
+
+    monkeypatch.setattr(ForestBuilder, "build", watched)
+    capsys.readouterr()
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    for (name, value), same in zip(whole.model.named_parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(value, same), name
+    assert losses(resumed) == losses(whole)
+    assert resumed.found() == whole.found()
+    assert resumed.tally.epochs == whole.tally.epochs == 2
+    # Steps of six records, but for the last of an epoch, which has one.
+    before = {2: 12, 6: 19 + 12}[at]
+    assert len(tokenised) == whole.found()["counts"]["records"] - before
+    assert f"data, trained on before the checkpoint and now read past: {before} records" in capsys.readouterr().out
+
+    for other in (make("other", rows()[::-1]), make("other", buffer=6)):
+        with pytest.raises(UserError, match="the stream gives other records than those that were trained on before"):
+            other.train(resume_from_checkpoint=str(checkpoint))
+    prepared = trainer(tmp_path / "prepared", trained_tokenizer, some(), max_steps=10, optim="adamw_torch")
+    with pytest.raises(ValueError, match=r"expected a checkpoint of prepared records, got .* made on a stream"):
+        prepared.train(resume_from_checkpoint=str(checkpoint))
+    (checkpoint / STREAM_FILE).unlink()
+    with pytest.raises(ValueError, match=rf"expected {STREAM_FILE} in .*, got none"):
+        make("other").train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_what_belongs_to_the_end_of_an_epoch_is_done_at_its_end(
+    trained_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = trainer(
+        tmp_path,
+        trained_tokenizer,
+        Stream(some(7)),
+        per_device_train_batch_size=3,
+        max_steps=8,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        logging_strategy="epoch",
+        eval_dataset=some(2),
+    )
+    made.train()
+    history = made.state.log_history
+    assert [line["step"] for line in history if "eval_loss" in line] == [3, 6, 8]
+    logged = [line for line in history if "loss" in line]
+    assert [(line["step"], line["data_epoch"], line["data_records"]) for line in logged] == [
+        (3, 1.0, 7.0),
+        (6, 2.0, 14.0),
+        (8, 2.0, 20.0),
+    ]
+    assert [line["data_without_a_pair"] for line in logged] == [2.0, 4.0, 6.0]
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [
+        "checkpoint-3",
+        "checkpoint-6",
+        "checkpoint-8",
+    ]
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data, ")]
+    assert [line.partition(" records")[0] for line in said] == [
+        "data, epoch 1 is over: 7",
+        "data, epoch 2 is over: 14",
+        "data, all that was trained on: 20",
+    ]
+    assert "14 records, 10 pairs, 4 without a pair" in said[1]
+    state = json.loads((tmp_path / "checkpoint-6" / STREAM_FILE).read_text())
+    assert state["totals"]["records"] == 14
+    tokens = made.found()["tokens"]
+    assert tokens["ratio"] == tokens["all"] / tokens["main"] > 1.1
+
+
+def test_training_twice_counts_anew(trained_tokenizer: Any, tmp_path: Path) -> None:
+    made = trainer(tmp_path, trained_tokenizer, Stream(some()))
+    for _ in range(2):
+        made.train()
+        assert made.found()["counts"]["records"] == 6
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_halfway_names_file_and_line(workers: int, trained_tokenizer: Any, tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    long = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "no end " * 99}]
+    # The first is found wrong when it is read, the second when it is tokenised.
+    for messages, words in (("none", "'messages' must be a list"), (long, "the record has .* tokens, more than")):
+        write_jsonl(path, [*rows(7), {"messages": messages}, *rows(3)])
+        made = trainer(
+            tmp_path / "run",
+            trained_tokenizer,
+            RecordStream(RecordFile(path)),
+            JepaConfig(max_length=200),
+            max_steps=20,
+            dataloader_num_workers=workers,
+        )
+        with pytest.raises(UserError, match=f"data.jsonl:8: {words}") as raised:
+            made.train()
+        assert "\n" not in str(raised.value)
+        # What is read ahead for workers may be found wrong ahead; what they tokenise waits for its turn.
+        if messages == long or not workers:
+            assert made.state.global_step == 3
+
+
+def test_records_that_are_skipped_leave_their_places_empty(trained_tokenizer: Any, tmp_path: Path) -> None:
+    long = tiny.make_record("", "q", "no end " * 99, line=9)
+    made = trainer(
+        tmp_path,
+        trained_tokenizer,
+        Stream([*some(3), long, *some(2), long, long]),
+        JepaConfig(max_length=200, over_length="skip"),
+        max_steps=4,
+    )
+    made.train()
+    assert made.found()["counts"] | {"pairs": 5} == made.found()["counts"]
+    assert made.found()["counts"]["records"] == 5
+    assert made.found()["counts"]["skipped"] == 3
+    # A step of nothing but skipped records teaches nothing and harms nothing.
+    assert losses(made)[-1]["lm_loss"] == 0.0
+    assert all(torch.isfinite(value).all() for value in made.model.parameters())
+
+
+def test_processes_that_read_different_records_find_it_out() -> None:
+    def total(values: Sequence[float], other: int) -> list[float]:
+        """As if there were three processes: two like this one, and one of another digest."""
+        *counts, _, _ = values
+        digests = [int(values[-2])] * 2 + [other]
+        return [*(3 * value for value in counts), float(sum(digests)), float(sum(d * d for d in digests))]
+
+    met = Met(Share([], digest=2**31 + 12345), Counter(records=4, pairs=3))
+    tally = Tally()
+    tally.add(met)
+    tally.settle(lambda values: total(values, (2**31 + 12345) & 0xFFFFF), 3)
+    tally.settle(lambda values: total(values, (2**31 + 12345) & 0xFFFFF), 3)
+    assert tally.totals["records"] == 12
+    assert tally.totals["pairs"] == 9
+    with pytest.raises(UserError, match="the processes read different records"):
+        tally.settle(lambda values: total(values, ((2**31 + 12345) & 0xFFFFF) + 1), 3)
+
+
+def test_views_without_any_pair_are_an_error_when_the_epoch_is_over(
+    trained_tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    alone = [tiny.make_record("", "q", "one step", line=line) for line in range(1, 8)]
+    made = trainer(tmp_path, trained_tokenizer, Stream(alone), max_steps=9)
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(UserError, match="none of the 7 records has a pair; check --step"),
+    ):
+        made.train()
+    assert made.state.global_step == 4
+    told = [line for line in caplog.messages if "has a pair" in line]
+    assert told == ["none of the first 2 records has a pair; check --step_separator and --max_length"]
+
+
+def test_what_is_streamed_and_what_is_prepared() -> None:
+    hub = datasets.Dataset.from_list(rows(4))
+
+    class Sized(IterableDataset[Any]):
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(rows(4))
+
+    for data in (RecordStream(rows(4)), Stream(rows(4)), Sized(), hub.to_iterable_dataset()):
+        stream = as_stream(data)
+        assert stream is not None
+        assert [placed.record.answer for placed in stream.epoch(0, 0)] == [record.answer for record in some(4)]
+        assert len(list(stream)) == 4
+    for data in (rows(4), tuple(some(4)), hub, iter(rows(4)), None):
+        assert as_stream(data) is None
+
+
+def test_data_sets_of_the_library_are_streamed(trained_tokenizer: Any, tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    write_jsonl(path, rows())
+    library = datasets.Dataset.from_list(rows()).to_iterable_dataset(num_shards=3)
+    runs = []
+    for number, data in enumerate((RecordStream(RecordFile(path)), library)):
+        # Shards are not dealt out to workers: these are sent records, and read none.
+        made = trainer(tmp_path / str(number), trained_tokenizer, data, max_steps=12, dataloader_num_workers=2)
+        made.train()
+        runs.append(made)
+    assert_same_runs(runs[0], runs[1], 0.0)
+    assert runs[1].tally.epochs == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_steps": -1}, "max_steps: expected 1 or more with a stream, whose length is not known, got -1"),
+        ({"train_sampling_strategy": "group_by_length"}, "group_by_length needs the lengths of all records"),
+        ({"train_sampling_strategy": "sequential"}, "sequential keeps the order that shuffle_buffer_size 3 changes"),
+        ({"dataloader_in_order": False, "dataloader_num_workers": 1}, "dataloader_in_order: expected True"),
+        ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches does nothing with a stream"),
+    ],
+)
+def test_what_a_stream_can_not_do_is_refused(
+    changes: dict[str, Any], words: str, trained_tokenizer: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        trainer(tmp_path, trained_tokenizer, RecordStream(rows(), 3), **changes)
+
+
+def test_a_plan_of_a_stream_is_refused(trained_tokenizer: Any, tmp_path: Path) -> None:
+    made = trainer(tmp_path, trained_tokenizer, Stream(rows()), train_sampling_strategy="sequential")
+    with pytest.raises(ValueError, match="plan: expected records of known lengths, got a stream"):
+        _ = made.plan
+    with pytest.raises(ValueError, match="track_flop: compares with regular training on the same records"):
+        JepaTrainer(
+            tiny.make_model("llama"),
+            tiny.arguments(tmp_path),
+            train_dataset=Stream(rows()),
+            processing_class=copy.deepcopy(trained_tokenizer),
+            track_flop=True,
+        )
