@@ -3,7 +3,7 @@ BIN := .venv/bin
 # A file's tests share what they set up, so they stay on one worker.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: setup quickstart test test-all check format bench
+.PHONY: setup quickstart test test-all soak check format bench wheel-test audit
 
 # A half-made environment is made again: the stamp is written last.
 .venv/.made: pyproject.toml constraints.txt
@@ -30,6 +30,18 @@ check: setup  ## lint, format, types
 format: setup  ## put the code in form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The seeds are printed; SOAK_SEED=N repeats one. The figures go to soak/.
+soak: setup  ## about ten minutes of kills and damage at random moments
+	$(BIN)/python -m pytest tests/soak -m slow -s
+
+wheel-test: setup  ## build the wheel, install it with all that it needs into an empty environment, use it from there
+	STEPJEPA_WHEEL_TEST=full $(BIN)/python -m pytest tests/soak/test_wheel.py
+
+# In an environment of its own, so that what it needs does not mix with what is audited.
+audit:  ## known vulnerabilities of the pinned dependencies; says so where no database can be reached
+	test -x .audit/bin/pip-audit || { $(PYTHON) -m venv .audit && .audit/bin/pip install --quiet 'pip-audit>=2.7'; }
+	.audit/bin/python .ci/audit.py .audit/bin/pip-audit constraints.txt
 
 bench: setup  ## measure training against TRL, evaluation against one prompt at a time
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

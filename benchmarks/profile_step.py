@@ -92,7 +92,7 @@ def generated(results: dict[str, Any], file: str) -> str:
     """What stands between the markers of the page, markers included."""
     settings = results["settings"]
     said = f"[{file}](../benchmarks/results/{file}): {settings['steps']} steps of {settings['batch_size']} records, "
-    said += f"median of {settings['rounds']} rounds, {settings['threads']} CPU threads. Time for a token of the "
+    said += f"medians of rounds ({settings['rounds']}), {settings['threads']} CPU threads. Time for a token of the "
     said += "records' own text, in hundredths of that of `regular`:"
     return "\n\n".join([BEGIN.format(file=file), said, markdown(results["suites"]), END])
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from slow_layouts import Ids, Located, SlowPlacing
+from slow_tokens import slow_tokens
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
@@ -56,13 +57,13 @@ class SlowBuilder:
             if isinstance(view, MessageView):
                 single = self._render_alone(view, is_source)
                 predictors = len(self._predictors) if is_source else 0
-                alone[view, is_source] = _locate_alone(self._tokenize(single.text), single, predictors)
-        return self._one(record, whole, self._tokenize(whole.text), pairs, alone)
-
-    def _tokenize(self, text: str) -> Tokens:
-        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        starts, ends = np.asarray(found["offset_mapping"], np.int32).reshape(-1, 2).T
-        return Tokens(np.asarray(found["input_ids"], np.int32), starts, ends)
+                start, end = single.spans[0]
+                if is_source:
+                    added = len(self._predictor_text)
+                    start, end = (start + added, end) if self.config.front_pred else (start, end - added)
+                tokens = slow_tokens(self.tokenizer, single.text, [(start, end)])
+                alone[view, is_source] = _locate_alone(tokens, single, predictors)
+        return self._one(record, whole, slow_tokens(self.tokenizer, whole.text, whole.spans), pairs, alone)
 
     def _ends(self, pair: Pair) -> tuple[tuple[View, bool], tuple[View, bool]]:
         """The two views of a pair, each with whether it is the source."""

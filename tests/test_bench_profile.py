@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -51,6 +52,13 @@ def test_only_what_stands_between_the_markers_is_replaced():
     assert profile_step.replace_between(page, "new") == "before\nnew\nbehind\n"
     with pytest.raises(UserError, match="has no two markers"):
         profile_step.replace_between("nothing", "new")
+
+
+def test_the_page_is_what_the_results_give():
+    page = profile_step.PAGE.read_text(encoding="utf-8")
+    file = re.search(profile_step.BEGIN.replace("{file}", r"(\S+)"), page)[1]
+    results = json.loads((ROOT / "benchmarks" / "results" / file).read_text(encoding="utf-8"))
+    assert profile_step.generated(results, file) in page
 
 
 def test_a_profile_from_data_to_table(tmp_path, capsys, monkeypatch):

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.config import CHOICES, JepaConfig
-from stepjepa.errors import UserError
-from stepjepa.files import existing_file, read_yaml
+from stepjepa.errors import UserError, shown
+from stepjepa.files import existing_file, read_text, read_yaml
 
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
@@ -46,14 +46,34 @@ def last_token(text: str) -> int | None:
         raise argparse.ArgumentTypeError(f"expected 'auto' or a negative number, got '{text}'") from None
 
 
+def over_length(text: str) -> str:
+    """The value of ``--over_length``, under either of its names."""
+    return "skip" if text == "drop" else text
+
+
+def add_bad_records(group: argparse._ArgumentGroup) -> None:
+    """``--bad_records``."""
+    group.add_argument(
+        "--bad_records",
+        choices=("error", "skip"),
+        default="error",
+        help="skip: leave lines out that can't be read or are no record, and say how many (error)",
+    )
+
+
 def add_data_group(parser: argparse.ArgumentParser, *, required: bool = True) -> argparse._ArgumentGroup:
     """``--train_file`` and what limits a record."""
     group = parser.add_argument_group("data")
     group.add_argument("--train_file", required=required, metavar="FILE", help="JSON lines with 'messages'")
     group.add_argument("--max_length", type=int, default=512, metavar="N", help="most tokens of a record (512)")
     group.add_argument(
-        "--over_length", choices=CHOICES["over_length"], default="error", help="what to do with a longer record (error)"
+        "--over_length",
+        type=over_length,
+        choices=CHOICES["over_length"],
+        default="error",
+        help="what to do with a longer record; 'drop' is another word for skip (error)",
     )
+    add_bad_records(group)
     return group
 
 
@@ -248,41 +268,91 @@ def as_arguments(flags: Mapping[str, Any]) -> list[str]:
     return result
 
 
-def arguments_of_file(path: str, flags: Sequence[str]) -> list[str]:
+def without_flags(arguments: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
+    """A command line without some of its flags.
+
+    Args:
+        arguments: with flags as ``cli.normalise`` writes them.
+        flags: names without dashes, and whether they have a value.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name, has_value in flags.items():
+        parser.add_argument(f"--{name}", **({"nargs": "?"} if has_value else {"action": "store_true"}))  # type: ignore[arg-type]
+    return parser.parse_known_args(list(arguments))[1]
+
+
+# Values of a dict or list, with what they hold; one that YAML's references blow up has more than any flag takes.
+_MOST_VALUES = 10_000
+
+
+def arguments_of_file(path: str, flags: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """A YAML file of flags as command line arguments, to be put before those of the command line, which then win.
 
     Args:
         path: a mapping from flag names, with ``_`` or ``-``, to values.
         flags: all names that exist, without dashes.
 
-    Raises:
-        UserError: the file is missing or no mapping, or it has an unknown key; the nearest known one is named.
-    """
-    import yaml
+    Returns:
+        The arguments; and for each flag, with its dashes, the file and line that it stands on.
 
+    Raises:
+        UserError: the file is missing, no YAML, or no mapping; it has an unknown key, and the nearest known one is
+            named; or a value is none that a flag could have.
+    """
     found = existing_file(path, "configuration file")
-    try:
-        values: Any = read_yaml(found.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise UserError("not valid YAML", path=found, line=mark.line + 1 if mark else None) from None
+    values: Any = read_yaml(found)
     if values is None:
-        return []
+        return [], {}
     if not isinstance(values, dict):
         raise UserError(f"holds a {type(values).__name__}; expected 'flag: value' lines", path=found)
+    places = _Places(found)
     flags_of_file: dict[str, Any] = {}
+    origins: dict[str, str] = {}
     for key, value in values.items():
-        name = str(key).replace("-", "_")
+        name, line = str(key).replace("-", "_"), places.line(str(key))
         if name not in flags or name == "config":
             near = difflib.get_close_matches(name, flags, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else "; see 'stepjepa train --help'"
-            raise UserError(f"unknown key '{key}'{hint}", path=found, line=_line_of(found, str(key)))
+            raise UserError(f"unknown key {shown(str(key))}{hint}", path=found, line=line)
+        if name in flags_of_file:
+            raise UserError(f"the key {shown(str(key))} stands twice; leave one", path=found, line=line)
+        if wrong := _no_value(value):
+            raise UserError(f"{name}: {wrong}", path=found, line=line)
         flags_of_file[name] = value
-    return as_arguments(flags_of_file)
+        origins[f"--{name}"] = f"{found}:{line}" if line else str(found)
+    return as_arguments(flags_of_file), origins
 
 
-def _line_of(path: Path, key: str) -> int | None:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if line.strip().strip("'\"").startswith(key):
-            return number
+def _no_value(value: Any) -> str | None:
+    """Why something can't be the value of a flag; None where it can."""
+    if isinstance(value, list):
+        odd = next((each for each in value if each is None or isinstance(each, list | dict)), value)
+        return None if odd is value else f"holds a {type(odd).__name__} in a list; expected words or numbers"
+    if not isinstance(value, dict):
+        return None
+    waiting, count = [value], 0
+    while waiting:
+        each: Any = waiting.pop()
+        count += 1
+        if count > _MOST_VALUES:
+            return f"holds more than {_MOST_VALUES:,} values; expected a few"
+        if isinstance(each, dict):
+            if not all(isinstance(key, str) for key in each):
+                return "holds a key that is no word; put it in quotes"
+            waiting.extend(each.values())
+        elif isinstance(each, list):
+            waiting.extend(each)
+        elif not (each is None or isinstance(each, str | int | float)):
+            return f"holds a {type(each).__name__}; put it in quotes"
     return None
+
+
+class _Places:
+    """Where the keys of a YAML file stand."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = [line.lstrip(" \t{,'\"?") for line in read_text(path).splitlines()]
+
+    def line(self, key: str) -> int | None:
+        """The line that a key begins, counted from 1; None where it can't be told."""
+        return next((number for number, line in enumerate(self._lines, start=1) if line.startswith(key)), None)

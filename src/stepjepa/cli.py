@@ -7,13 +7,17 @@ import difflib
 import importlib
 import os
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
 
 from stepjepa import __version__
-from stepjepa.errors import UserError
+from stepjepa.errors import UserError, one_line, visible
+from stepjepa.offline import go_offline, no_telemetry, wanted
 from stepjepa.parser import Parser, refuse_unknown
+from stepjepa.signals import Stopped, raising
+from stepjepa.terminal import open_standard_streams
 
 COMMANDS = (
     "train",
@@ -28,6 +32,7 @@ COMMANDS = (
     "report",
     "compare",
     "sweep",
+    "rerun",
 )
 
 
@@ -50,6 +55,15 @@ def _innermost(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> a
         if isinstance(action, argparse._SubParsersAction):
             return _innermost(action.choices[getattr(parsed, action.dest)], parsed)
     return parser
+
+
+def _add_offline(parser: argparse.ArgumentParser) -> None:
+    """``--offline`` for a command and its sub-commands; it has been followed by the time that it is parsed."""
+    parser.add_argument("--offline", action="store_true", help="connect to no other machine")
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in set(action.choices.values()):
+                _add_offline(inner)
 
 
 def _overview() -> str:
@@ -75,8 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: instead of those of the process.
 
     Returns:
-        0 when all is well, 1 when a check failed, 2 for wrong input.
+        0 when all is well, 1 when a check failed, 2 for wrong input, 128 and the number of the signal that ended it.
     """
+    open_standard_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help", "help", "--version"):
         print(f"stepjepa {__version__}" if given[:1] == ["--version"] else _overview())
@@ -87,7 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"; did you mean {near[0]}?" if near else f"; choose one of {', '.join(COMMANDS)}"
         print(f"stepjepa: error: unknown command '{name}'{hint}", file=sys.stderr)
         return 2
-    return _run(name, normalise(given[1:]))
+    with raising():
+        return _run(name, normalise(given[1:]))
 
 
 def _quiet() -> None:
@@ -97,9 +113,14 @@ def _quiet() -> None:
 
 
 def _run(name: str, arguments: list[str]) -> int:
+    # Before anything is imported that reads the environment.
+    no_telemetry()
+    if wanted(arguments):
+        go_offline()
     command = importlib.import_module(f"stepjepa.commands.{name}")
     parser = Parser(prog=f"stepjepa {name}", description=command.SUMMARY, allow_abbrev=False)
     command.add_arguments(parser)
+    _add_offline(parser)
     _quiet()
     try:
         if hasattr(command, "parse"):
@@ -110,7 +131,7 @@ def _run(name: str, arguments: list[str]) -> int:
                 refuse_unknown(_innermost(parser, parsed), unknown)
         return int(command.run(parsed))
     except UserError as error:
-        print(f"stepjepa {name}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"stepjepa {name}: error: {one_line(error)}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # Whoever read the output has had enough of it; nothing more can be said on that pipe.
@@ -118,13 +139,13 @@ def _run(name: str, arguments: list[str]) -> int:
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"stepjepa {name}: error: {where}{error.strerror or error}", file=sys.stderr)
+        print(f"stepjepa {name}: error: {visible(f'{where}{error.strerror or error}')}", file=sys.stderr)
         return 2
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
-    except KeyboardInterrupt:
-        print(f"stepjepa {name}: interrupted", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        print(f"stepjepa {name}: {visible(str(stop) or 'interrupted')}", file=sys.stderr)
+        return 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from stepjepa.errors import UserError
+from stepjepa.disk import naming_disk_errors
+from stepjepa.errors import UserError, shown
 
 _HALF = re.compile("[\ud800-\udfff]")
 
@@ -31,57 +34,198 @@ def existing_file(path: str | os.PathLike[str], what: str = "file") -> Path:
     return found
 
 
-def read_jsonl(path: str | os.PathLike[str], what: str = "file") -> Iterator[tuple[int, dict[str, Any]]]:
+_TOO_LONG = "can't be read as JSON: a number or a nesting in it is too long; remove the line"
+
+
+def _raise(error: UserError) -> None:
+    raise error
+
+
+def read_jsonl(
+    path: str | os.PathLike[str],
+    what: str = "file",
+    *,
+    finite: bool = False,
+    wrong: Callable[[UserError], None] = _raise,
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSON lines file with their line numbers, counted from 1; blank lines are passed over.
 
+    Args:
+        path: of the file.
+        what: names its kind in errors.
+        finite: refuse ``NaN`` and ``Infinity``, which Python writes and reads though they are no JSON.
+        wrong: takes what is wrong with a line, which is passed over then; by default it is raised.
+
     Raises:
-        UserError: the file is missing, is not UTF-8, a line is not JSON, or is not an object.
+        UserError: the file is missing, or no text at all; by default also: a line is not UTF-8, not JSON, no object,
+            or names a key twice.
     """
     found = existing_file(path, what)
-    number = 0
-    try:
-        with found.open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    value = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise UserError(
-                        f"not valid JSON ({error.msg} at column {error.colno}); every line must be one JSON object",
-                        path=found,
-                        line=number,
-                    ) from None
-                except (ValueError, RecursionError):
-                    raise UserError(
-                        "can't be read as JSON: a number or a nesting in it is too long; remove the line",
-                        path=found,
-                        line=number,
-                    ) from None
-                if not isinstance(value, dict):
-                    raise UserError(
-                        f"a JSON {type(value).__name__} where an object is needed; every line must be one JSON object",
-                        path=found,
-                        line=number,
-                    )
-                # The quick look first: JSON can write half of a character only as an escape.
-                if "\\ud" in line.lower() and _HALF.search(json.dumps(value, ensure_ascii=False)):
-                    raise UserError("holds half of a character (a lone surrogate); remove it", path=found, line=number)
+    decode = (_FINITE if finite else _ANY_NUMBER).decode
+    # Bytes, of which each line is decoded by itself: a decoder reads ahead, and could not tell the line that is wrong.
+    with found.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if number == 1:
+                if binary := _binary_kind(line):
+                    raise UserError(f"is {binary}", path=found)
+                line = line.removeprefix(codecs.BOM_UTF8)  # noqa: PLW2901
+            try:
+                # An end of line may be two characters, one of which would count as a column.
+                text = line.decode().strip()
+                value = decode(text) if text else None
+            except ValueError as error:
+                wrong(_not_json(error, found, number))
+                continue
+            except RecursionError:
+                wrong(UserError(_TOO_LONG, path=found, line=number))
+                continue
+            if not text:
+                continue
+            if not isinstance(value, dict):
+                told = f"a JSON {type(value).__name__} where an object is needed; every line must be one JSON object"
+                wrong(UserError(told, path=found, line=number))
+            # The quick look first: JSON can write half of a character only as an escape.
+            elif "\\u" in text and holds_half(value):
+                told = "holds half of a character (a lone surrogate); remove it"
+                wrong(UserError(told, path=found, line=number))
+            else:
                 yield number, value
-    except UnicodeDecodeError:
-        raise UserError("not UTF-8 text; convert the file to UTF-8", path=found, line=number + 1) from None
 
 
-def read_yaml(text: str) -> Any:
+class _NotJsonError(ValueError):
+    """What Python's parser takes and JSON has no meaning for."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise _NotJsonError(f"the key {shown(counts.most_common(1)[0][0])} stands twice in an object; leave one")
+    return value
+
+
+def _refuse_constant(name: str) -> Any:
+    raise _NotJsonError(f"{name} is no JSON value; write a number or null, or leave the field out")
+
+
+_ANY_NUMBER = json.JSONDecoder(object_pairs_hook=_object)
+_FINITE = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_constant)
+
+
+def _not_json(error: ValueError, path: Path, line: int) -> UserError:
+    """What is wrong with a line that can't be read."""
+    if isinstance(error, UnicodeDecodeError):
+        told = f"not UTF-8 text; convert the file to UTF-8 (byte {error.start + 1} of the line is none)"
+    elif isinstance(error, _NotJsonError):
+        told = str(error)
+    elif isinstance(error, json.JSONDecodeError):
+        problem = f"{error.msg.removesuffix(' at')} at column {error.colno}"
+        told = f"not valid JSON ({problem}); every line must be one JSON object"
+    else:
+        told = _TOO_LONG
+    return UserError(told, path=path, line=line)
+
+
+def holds_half(value: dict[str, Any]) -> bool:
+    """Whether a text in a value can't be written as UTF-8."""
+    # By hand, since nothing that is nested as deeply as JSON can be read may be written again.
+    waiting: list[Any] = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str):
+            if _HALF.search(each):
+                return True
+        elif isinstance(each, dict):
+            waiting.extend(each)
+            waiting.extend(each.values())
+        elif isinstance(each, list):
+            waiting.extend(each)
+    return False
+
+
+# What a file begins with that is no UTF-8 text, and what to do with it.
+_BINARY = {
+    b"\x1f\x8b": "compressed (gzip); unpack it first",
+    b"PK\x03\x04": "compressed (zip); unpack it first",
+    b"BZh": "compressed (bzip2); unpack it first",
+    b"\xfd7zXZ\x00": "compressed (xz); unpack it first",
+    b"\x28\xb5\x2f\xfd": "compressed (zstandard); unpack it first",
+    b"PAR1": "a Parquet file; convert it to JSON lines",
+    codecs.BOM_UTF16_LE: "UTF-16 and not UTF-8 text; convert it",
+    codecs.BOM_UTF16_BE: "UTF-16 and not UTF-8 text; convert it",
+}
+
+
+def _binary_kind(line: bytes) -> str | None:
+    """What a file is instead of text, by its first bytes; None where they don't tell."""
+    return next((kind for magic, kind in _BINARY.items() if line.startswith(magic)), None)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, without a byte order mark.
+
+    Raises:
+        UserError: it is not UTF-8; the line is named.
+    """
+    found = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    if kind := _binary_kind(found):
+        raise UserError(f"is {kind}", path=path)
+    try:
+        return found.decode()
+    except UnicodeDecodeError as error:
+        line = found.count(b"\n", 0, error.start) + 1
+        raise UserError("not UTF-8 text; convert the file to UTF-8", path=path, line=line) from None
+
+
+def read_json_object(path: str | os.PathLike[str], what: str, remedy: str) -> dict[str, Any]:
+    """The object that a JSON file holds.
+
+    Args:
+        path: of the file.
+        what: names its kind in errors.
+        remedy: what to do where it is damaged.
+
+    Raises:
+        UserError: it is missing, or holds something else.
+    """
+    found = existing_file(path, what)
+    try:
+        value = json.loads(read_text(found))
+    except UserError as error:
+        raise UserError(f"{error}; {remedy}") from None
+    except (ValueError, RecursionError) as error:
+        line = error.lineno if isinstance(error, json.JSONDecodeError) else None
+        told = error.msg if isinstance(error, json.JSONDecodeError) else "a number or a nesting in it is too long"
+        raise UserError(f"is damaged: not valid JSON ({told}); {remedy}", path=found, line=line) from None
+    if not isinstance(value, dict):
+        raise UserError(f"is damaged: a JSON {type(value).__name__} instead of an object; {remedy}", path=found)
+    return value
+
+
+# What the constructors of YAML's types raise for a text that is none of theirs, beside YAML's own errors.
+_YAML_ERRORS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
+
+
+def read_yaml(path: Path) -> Any:
     """A YAML document in which ``on``, ``off``, ``yes`` and ``no`` are words, as they are in flags (and in YAML 1.2).
 
     Raises:
-        yaml.YAMLError: it is none, or would run code.
+        UserError: it is not UTF-8, no YAML, names a key twice, or would run code; the line is named where it is known.
     """
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Knows true and false alone as truth values."""
+        """Knows true and false alone as truth values, and refuses a key that stands twice."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: dict[str, int] = {}
+            for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+                if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                    told = f"the key {shown(key.value)} stands twice, first in line {seen[key.value]}; leave one"
+                    raise UserError(told, path=path, line=key.start_mark.line + 1)
+                if isinstance(key, yaml.ScalarNode):
+                    seen[key.value] = key.start_mark.line + 1
+            return super().construct_mapping(node, deep)
 
     Loader.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in known if tag != "tag:yaml.org,2002:bool"]
@@ -89,7 +233,19 @@ def read_yaml(text: str) -> Any:
     }
     truth = re.compile("^(?:true|True|TRUE|false|False|FALSE)$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:bool", truth, list("tTfF"))
-    return yaml.load(text, Loader=Loader)  # a SafeLoader
+    text = read_text(path)
+    try:
+        return yaml.load(text, Loader=Loader)  # a SafeLoader
+    except UserError:
+        raise
+    except (yaml.YAMLError, *_YAML_ERRORS) as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "a value is none of its type"
+        raise UserError(
+            f"not valid YAML ({problem}); check indentation and quotes",
+            path=path,
+            line=mark.line + 1 if mark else None,
+        ) from None
 
 
 @contextmanager
@@ -99,12 +255,19 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
     Args:
         path: the final name; its folder is made when missing.
         mode: ``"w"`` for UTF-8 text or ``"wb"`` for bytes.
+
+    Raises:
+        OSError: it can't be written; names the file.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
-        with open(handle, mode, encoding=None if "b" in mode else "utf-8") as stream:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        # Not under the name that nobody has asked for.
+        raise OSError(error.errno, error.strerror, str(target)) from None
+    try:
+        with naming_disk_errors(target), open(handle, mode, encoding=None if "b" in mode else "utf-8") as stream:
             yield stream
         # mkstemp makes the file private; give it the permissions that an ordinary new file has.
         umask = os.umask(0)

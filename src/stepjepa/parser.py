@@ -5,13 +5,21 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn
+
+from stepjepa.errors import one_line
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line and exit code 2, unknown flags answered with the nearest known."""
+    """An argument parser whose errors are one line and exit code 2, unknown flags answered with the nearest known.
 
+    Attributes:
+        origins: for each flag that a configuration file names, file and line, for errors.
+    """
+
+    origins: Mapping[str, str] = MappingProxyType({})
     _given: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -21,7 +29,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message and exit with code 2."""
-        self.exit(2, f"{self.prog}: error: {self._mistyped(message) or message}\n")
+        told = self._mistyped(message) or message
+        # The command line stands behind the file and wins, so what it names too is wrong there.
+        for flag in re.findall(r"--\w+", told.partition(":")[0]) or re.findall(r"--\w+", told)[:1]:
+            last = next((each for each in reversed(self._given) if each.partition("=")[0] == flag), "")
+            if flag in self.origins and "=" in last:
+                told = f"{self.origins[flag]}: {told}"
+                break
+        self.exit(2, f"{self.prog}: error: {one_line(told)}\n")
 
     def _mistyped(self, message: str) -> str | None:
         """What to say instead where a required flag, or one of several choices, was only mistyped."""

@@ -17,10 +17,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stepjepa.checkpoints import checkpoint_fault, checkpoints
+from stepjepa.disk import naming_disk_errors
 from stepjepa.errors import UserError
-from stepjepa.files import write_json
+from stepjepa.files import read_json_object, write_json
 
 RUN_FILE = "run.json"
+
+PART = ".saving"
+"""Folder in a run folder for what has not been written to its end."""
+
 PACKAGES = ("stepjepa", "torch", "transformers", "accelerate", "peft", "tokenizers", "numpy")
 
 
@@ -29,12 +35,16 @@ def is_main_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def open_run_folder(path: str, resume: str | None) -> tuple[Path, str | None]:
+def open_run_folder(
+    path: str, resume: str | None, say: Callable[[str], None] = lambda line: None
+) -> tuple[Path, str | None]:
     """Check a run folder before anything is done.
 
     Args:
         path: the folder; it need not exist.
-        resume: a checkpoint folder, ``last`` (or ``true``) for the newest one in the folder, or None.
+        resume: a checkpoint folder; ``last`` (or ``true``) for the newest whole one in the folder; ``auto`` for the
+            same, or a run from the start where there is none yet; or None.
+        say: is told which checkpoints are passed over, and why.
 
     Returns:
         The folder and the checkpoint to resume from, if any.
@@ -45,40 +55,80 @@ def open_run_folder(path: str, resume: str | None) -> tuple[Path, str | None]:
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise UserError("is a file; --output_dir needs a folder", path=folder)
-    whole = [p for p in folder.glob("checkpoint-*") if p.name[len("checkpoint-") :].isdigit() and is_checkpoint(p)]
+    wanted = None if resume is None else resume.lower()
+    if wanted == "auto" and not (folder / RUN_FILE).is_file():
+        resume = wanted = None
     if resume is None:
-        if is_main_process() and folder.exists() and any(folder.iterdir()):
-            way = "pass --resume_from_checkpoint last to go on with it" if whole else "empty it"
+        if is_main_process() and folder.exists() and _holds_something(folder):
+            way = "empty it"
+            if last_checkpoint(folder) is not None:
+                way = "pass --resume_from_checkpoint last to go on with it"
             raise UserError(f"is not empty; name another --output_dir, or {way}", path=folder)
         return folder, None
-    if resume.lower() in ("last", "true"):
-        if not whole:
+    if wanted in ("last", "true", "auto"):
+        last = last_checkpoint(folder, say)
+        if last is None and wanted != "auto":
             raise UserError(
                 "holds no whole checkpoint to resume from; name another --output_dir, or empty this one and leave "
                 "--resume_from_checkpoint out",
                 path=folder,
             )
-        return folder, str(max(whole, key=lambda p: int(p.name[len("checkpoint-") :])))
+        if is_main_process():
+            _clear_away(folder)
+        return folder, None if last is None else str(last)
     checkpoint = Path(resume)
-    if not is_checkpoint(checkpoint):
+    ours = (folder / RUN_FILE).is_file() or checkpoint.resolve().parent == folder.resolve()
+    if is_main_process() and not ours and folder.exists() and _holds_something(folder):
+        raise UserError("is not empty and holds no run to go on with; name another --output_dir", path=folder)
+    fault = _fault(checkpoint)
+    if fault is not None:
         raise UserError(
-            "is no whole checkpoint folder (its trainer_state.json is missing or cut short); check the path",
+            f"is no whole checkpoint folder ({fault}); name another one, or 'last' for the newest whole one",
             path=checkpoint,
         )
-    ours = (folder / RUN_FILE).is_file() or checkpoint.resolve().parent == folder.resolve()
-    if is_main_process() and folder.exists() and any(folder.iterdir()) and not ours:
-        raise UserError("is not empty and holds no run to go on with; name another --output_dir", path=folder)
+    if is_main_process():
+        _clear_away(folder)
     return folder, resume
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Whether a folder is a checkpoint that was written to its end."""
-    # The Trainer writes this file last, so a checkpoint cut short by a kill has none or half of one.
+def last_checkpoint(folder: Path, say: Callable[[str], None] = lambda line: None) -> Path | None:
+    """The newest checkpoint of a run that is whole.
+
+    Args:
+        folder: of the run.
+        say: is told which are passed over, and why.
+    """
+    for path in checkpoints(folder):
+        fault = _fault(path)
+        if fault is None:
+            return path
+        say(f"passed over: {path} ({fault})")
+    return None
+
+
+def _fault(checkpoint: Path) -> str | None:
+    """As ``checkpoints.checkpoint_fault``, for a checkpoint of the run around it."""
     try:
-        json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return True
+        run: dict[str, Any] = json.loads((checkpoint.parent / RUN_FILE).read_text(encoding="utf-8"))
+        objective, training = run.get("jepa", {}), run.get("training", {})
+        needed = ["predictor_head.safetensors"] if objective.get("predictor_head", "none") != "none" else []
+        needed += ["ema.safetensors"] if objective.get("target_grad") == "ema" else []
+        weights_only = bool(training.get("save_only_model"))
+    except (OSError, ValueError, AttributeError):
+        needed, weights_only = [], False
+    return checkpoint_fault(checkpoint, needed, weights_only=weights_only)
+
+
+def _holds_something(folder: Path) -> bool:
+    """Whether there is more than what a save that was killed has left."""
+    return any(path.name != PART for path in folder.iterdir())
+
+
+def _clear_away(folder: Path) -> None:
+    """Remove what writes that were killed have left."""
+    shutil.rmtree(folder / PART, ignore_errors=True)
+    for path in folder.glob(f".{RUN_FILE}.*"):
+        path.unlink(missing_ok=True)
 
 
 def versions() -> dict[str, str]:
@@ -93,19 +143,28 @@ def write_run(folder: Path, values: dict[str, Any]) -> None:
         write_json(folder / RUN_FILE, json.loads(json.dumps(values, default=str)))
 
 
+# Parts of run.json that are read, with their types.
+_PARTS: dict[str, type] = {
+    **dict.fromkeys(("status", "model"), str),
+    **dict.fromkeys(("jepa", "training", "data", "loaded", "results", "versions"), dict),
+    **dict.fromkeys(("launches", "system_prompts"), list),
+}
+
+
 def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """``run.json`` of a run folder.
 
     Raises:
-        UserError: the folder has none.
+        UserError: the folder has none, or it is damaged.
     """
     path = Path(folder) / RUN_FILE
     if not path.is_file():
         raise UserError(f"is no run folder (no {RUN_FILE} in it)", path=Path(folder))
-    try:
-        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise UserError("is damaged; restore it, or train again into another folder", path=path) from None
+    remedy = "restore it, or train again into another folder"
+    value = read_json_object(path, "file of a run", remedy)
+    for name, kind in _PARTS.items():
+        if not isinstance(value.get(name), kind | None):
+            raise UserError(f"is damaged: '{name}' is {type(value[name]).__name__}; {remedy}", path=path)
     return value
 
 
@@ -171,13 +230,49 @@ def save_whole(folder: Path, save: Callable[[str], None]) -> None:
     Args:
         folder: the run folder.
         save: writes into the folder that it is given; called on every process, as FSDP needs.
+
+    Raises:
+        OSError: the disk is full or can't be written to; nothing is left then.
     """
-    part = folder / ".saving"
+    part = folder / PART
     if is_main_process():
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True, exist_ok=True)
-    save(str(part))
+    try:
+        with naming_disk_errors(folder):
+            save(str(part))
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
     if is_main_process():
         for file in sorted(part.iterdir()):
             file.replace(folder / file.name)
         part.rmdir()
+
+
+def save_new(folder: Path, save: Callable[[str], None]) -> None:
+    """Save into a folder that is new or empty, which has all of its files at once or none.
+
+    Args:
+        folder: it.
+        save: writes into the folder that it is given.
+
+    Raises:
+        OSError: the disk is full or can't be written to; nothing is left then.
+    """
+    target = folder.resolve()
+    if target.is_mount() or (target.exists() and not os.access(target.parent, os.W_OK)):
+        # Nothing can take its place.
+        save_whole(target, save)
+        return
+    part = target.with_name(f".{target.name}{PART}")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir(parents=True)
+        with naming_disk_errors(folder):
+            save(str(part))
+        shutil.rmtree(target / PART, ignore_errors=True)
+        part.replace(target)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise

@@ -142,7 +142,7 @@ def test_a_wrong_parquet_file(tmp_path, text):
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.json", "a.jsonl"])
 def test_other_encodings_are_refused(tmp_path, name):
     path = tmp_path / name
-    path.write_bytes('a\n"né"\n'.encode("latin-1"))
+    path.write_bytes(('{"a": 1}' if name.endswith("jsonl") else "a").encode() + '\n"né"\n'.encode("latin-1"))
     with pytest.raises(UserError, match="not UTF-8 text; convert"):
         list(read_rows(path))
 

@@ -100,6 +100,13 @@ def test_too_few_positions_are_refused(stand, tmp_path):
         Evaluation(chosen).run()
 
 
+def test_pickled_weights_are_refused_before_they_are_opened(stand, tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
+    chosen = EvaluationSettings(str(tmp_path), "test.jsonl", "out.jsonl", engine="vllm")
+    with pytest.raises(UserError, match=r"pytorch_model\.bin"):
+        make_engine(chosen, lambda: pytest.fail("not needed"))
+
+
 @pytest.mark.skipif("vllm" in sys.modules, reason="vLLM is installed here")
 def test_its_absence_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)

@@ -409,7 +409,7 @@ def test_a_seed_twice_is_refused(runs, tmp_path):
 
 BROKEN = [
     ("run.json", None, "is no run folder"),
-    ("run.json", "{", "run.json: is damaged"),
+    ("run.json", "{", "run.json:1: is damaged"),
     ("run.json", '{"status": "running"}', r"the run is not finished \(status running\)"),
     ("run.json", '{"status": "finished"}', "run.json or test.summary.json lacks 'training'"),
     ("test.summary.json", None, "holds no finished evaluation; run 'stepjepa evaluate'"),

@@ -110,7 +110,7 @@ REFUSED = [
     ("lbd: 0.1", "output_dir: x", "grid.yaml:3: train.output_dir: is set by the sweep itself"),
     ("lbd: 0.1", "seed: 3", "grid.yaml:3: train.seed: is set by the sweep itself; leave it out; write 'seeds'"),
     ("{test_file: t}", "{model_path: t}", "grid.yaml:4: evaluate.model_path: is set by the sweep itself"),
-    ("lbd: 0.1", "model_name: n", "grid.yaml:3: train.model_name: is there twice, first in line 2"),
+    ("lbd: 0.1", "model_name: n", "grid.yaml:3: the key 'model_name' stands twice, first in line 2"),
     ("predictors: [0, 1]", "a-b: 1\n    a_b: 2", "grid.yaml:8: arms.jepa.a_b: is there twice"),
     ("predictors: [0, 1]", "p: [0, 0]", "grid.yaml:6: arms.jepa: 'jepa_p0' would train the same as 'jepa_p0'"),
     ("predictors: [0, 1]", "lbd: [0.1, 1.0]\n  b: {lbd: 1}", "grid.yaml:8: arms.b: 'b' would train the same as 'jepa_"),

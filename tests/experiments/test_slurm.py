@@ -155,7 +155,7 @@ def test_killed_while_jobs_are_handed_in_they_are_handed_in_again(engine: Make, 
 def test_stopped_it_cancels_its_jobs_and_goes_on_later(engine: Make, number: signal.Signals, tmp_path: Path) -> None:
     trials = trials_of(seeds=(1,), slow=0.2)
     process = driver(tmp_path / "sweep", trials)
-    wait_for(lambda: len(list((tmp_path / "sweep").glob("*/seed1/checkpoint-2/*"))) == 3)
+    wait_for(lambda: len(list((tmp_path / "sweep").glob("*/seed1/checkpoint-2/trainer_state.json"))) == 3)
     process.send_signal(number)
     said = ending(tmp_path / "sweep", process)
     assert {"slurm: 3 jobs cancelled", f"stopped {number.value}"} < set(said)

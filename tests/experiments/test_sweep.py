@@ -244,7 +244,9 @@ def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 def test_a_signal_ends_all_and_the_next_start_goes_on(number: signal.Signals, tmp_path: Path) -> None:
     trials = trials_of(seeds=(1,), slow=0.2)
     process = driver(tmp_path, trials)
-    wait_for(lambda: len(running_pids(tmp_path)) == 2 and list(tmp_path.glob("*/seed1/checkpoint-2/*")))
+    wait_for(
+        lambda: len(running_pids(tmp_path)) == 2 and list(tmp_path.glob("*/seed1/checkpoint-2/trainer_state.json"))
+    )
     process.send_signal(number)
     began = time.monotonic()
     assert ending(process) == (0, f"stopped {number.value}\n", "")

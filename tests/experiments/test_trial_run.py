@@ -10,6 +10,7 @@ import pytest
 from test_sweep import folder_of, trials_of
 
 from stepjepa.experiments.sweep import sweep
+from stepjepa.experiments.sweep_folder import SweepFolder
 from stepjepa.experiments.trial_run import Ending, TrialRun, end_all
 
 
@@ -58,3 +59,17 @@ def test_one_that_is_ended_may_go_on(tmp_path: Path) -> None:
     assert folder.read_record(trials[0])["status"] == "running"
     assert folder.state(trials[0]) == "resumed"
     assert sweep(folder, trials).finished == trials
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(143, "interrupted"), (130, "interrupted"), (1, "failed"), (139, "failed")]
+)
+def test_one_that_was_stopped_from_outside_has_not_failed(code: int, status: str, tmp_path: Path) -> None:
+    trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}})
+    folder = SweepFolder(tmp_path, trials, {}, (sys.executable, "-S", "-c", f"import sys; sys.exit({code})"))
+    run = TrialRun(folder, trials[0], os.environ)
+    while (ending := run.ended()) is None:
+        time.sleep(0.02)
+    assert ending.status == folder.read_record(trials[0])["status"] == status
+    words = {143: "was stopped by signal 15 (Terminated)", 130: "was stopped by signal 2 (Interrupt)"}
+    assert words.get(code, f"failed with exit code {code}") in ending.reason

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import send_to_device
 
 import tiny
 from stepjepa.config import JepaConfig
@@ -72,3 +73,21 @@ def test_empty_places_make_an_empty_batch() -> None:
     (group,) = GroupCollator(ForestCollator(0), 64)([None, None])["groups"]
     assert group["label_ids"].numel() == 0
     assert torch.equal(group["num_records"], torch.tensor([0, 0]))
+
+
+def test_members_are_those_of_the_rows(tiny_tokenizer: Any) -> None:
+    """In the order of the groups, and no tensors: no device is sent them, whatever moves the batch."""
+    records = [*tiny.records(), tiny.make_record("", "q", "long " * 31, line=29)]
+    forests = ForestBuilder(tiny_tokenizer, JepaConfig(mode="regular")).build(records)
+    batch = GroupCollator(ForestCollator(0), 1)([forests[3], None, *forests[:3]])
+    members = batch["members"]
+    rows = [row for group in batch["groups"] for row in group["input_ids"].tolist()]
+    by_line = {forest.line: forest for forest in forests}
+    assert sorted(members.lines) == [1, 2, 3, 29]
+    assert members.lines[-1] == 29
+    for row, line, length in zip(rows, members.lines, members.lengths, strict=True):
+        assert row[:length] == by_line[line].input_ids.tolist()
+    moved = send_to_device(dict(batch), torch.device("meta"))
+    assert moved["members"] is members
+    assert moved["groups"][0]["input_ids"].device.type == "meta"
+    assert GroupCollator(ForestCollator(0))([None])["members"].lines == ()

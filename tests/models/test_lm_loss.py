@@ -109,6 +109,44 @@ def test_nothing_to_predict() -> None:
     assert not any(gradient.any() for gradient in gradients(loss + 0 * states.sum(), states, head))
 
 
+@pytest.mark.parametrize("chunk", [1, 5, LABELS])
+def test_states_and_weights_of_zeros(chunk: int) -> None:
+    """Equal logits: the logarithm of the vocabulary for each label, and gradients that autograd finds, too."""
+    states, head, labels = drawn(bias=True)
+    with torch.no_grad():
+        states[3:9] = 0
+        head.weight[11:] = 0
+    found = summed_cross_entropy(states, head, labels, chunk)
+    slow = F.cross_entropy(head(states), labels, reduction="sum")
+    torch.testing.assert_close(found, slow, rtol=1e-6, atol=0)
+    for ours, wanted in zip(gradients(found, states, head), gradients(slow, states, head), strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-6)
+    nothing = nn.Linear(WIDTH, VOCABULARY)
+    nn.init.zeros_(nothing.weight)
+    nn.init.zeros_(nothing.bias)
+    assert summed_cross_entropy(states, nothing, labels, chunk).item() == pytest.approx(LABELS * math.log(VOCABULARY))
+
+
+@pytest.mark.parametrize("chunk", [1, 5, LABELS])
+def test_tokens_that_are_impossible(chunk: int) -> None:
+    """Logits of minus infinity are probabilities of 0: no NaN while they are not to be predicted, and infinite then."""
+    states, head, labels = drawn(bias=True)
+    with torch.no_grad():
+        labels[labels == 7] = 8
+        head.bias[7] = -math.inf
+    found = summed_cross_entropy(states, head, labels, chunk)
+    slow = F.cross_entropy(head(states), labels, reduction="sum")
+    torch.testing.assert_close(found, slow, rtol=1e-6, atol=0)
+    for ours, wanted in zip(gradients(found, states, head), gradients(slow, states, head), strict=True):
+        assert bool(torch.isfinite(ours).all())
+        torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-6)
+    labels[4] = 7
+    assert summed_cross_entropy(states, head, labels, chunk).item() == math.inf
+    with torch.no_grad():
+        states[2, 3] = math.nan
+    assert math.isnan(summed_cross_entropy(states, head, labels, chunk).item())
+
+
 def test_logits_of_one_chunk_at_a_time(monkeypatch: Any) -> None:
     states, head, labels = drawn()
     sizes: list[int] = []

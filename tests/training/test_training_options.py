@@ -9,6 +9,7 @@ import torch
 
 import tiny
 from stepjepa.config import JepaConfig
+from stepjepa.errors import UserError
 from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.text.predictors import all_predictor_ids
 from stepjepa.training.trainer import JepaTrainer
@@ -37,7 +38,7 @@ def test_similarity_that_can_not_be_measured_is_not_logged_as_zero(tiny_tokenize
     assert "source_rank" not in line
 
 
-def test_a_loss_that_is_not_finite_is_logged_and_not_a_crash(tiny_tokenizer: Any, tmp_path: Path) -> None:
+def test_a_rate_far_too_high_ends_the_run_before_it_ruins_the_weights(tiny_tokenizer: Any, tmp_path: Path) -> None:
     trainer = JepaTrainer(
         tiny.make_model("llama"),
         tiny.arguments(tmp_path, learning_rate=1e30, optim="sgd", max_grad_norm=0.0, per_device_train_batch_size=3),
@@ -45,8 +46,9 @@ def test_a_loss_that_is_not_finite_is_logged_and_not_a_crash(tiny_tokenizer: Any
         train_dataset=tiny.records() * 3,
         processing_class=tiny_tokenizer,
     )
-    trainer.train()
-    assert trainer.state.global_step == 3
+    with pytest.raises(UserError, match=r"step 2: .* not finite .*lower --learning_rate"):
+        trainer.train()
+    assert all(bool(torch.isfinite(p).all()) for p in trainer.model.parameters())
 
 
 def test_infonce_does_not_sort_its_negatives_by_length(tiny_tokenizer: Any, tmp_path: Path) -> None:

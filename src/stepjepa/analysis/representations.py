@@ -193,7 +193,7 @@ def _view_rows(forest: Forest, record: Record, builder: ForestBuilder, pooling: 
     inside = [view for view in views if isinstance(view, SpanView)]
     if inside:
         whole = builder.template.render(record.messages)
-        (tokens,) = builder.tokenize([whole.text])
+        tokens = builder.tokenize(whole)
         spans = [token_span(view, record, whole, tokens) for view in inside]
 
     def beginning(last: int) -> int:

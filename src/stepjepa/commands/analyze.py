@@ -11,7 +11,7 @@ from stepjepa.analysis.points import COLOURINGS
 from stepjepa.analysis.projections import PROJECTIONS
 from stepjepa.arguments import add_switch
 from stepjepa.config import CHOICES, DTYPES
-from stepjepa.errors import UserError
+from stepjepa.errors import UserError, visible
 
 SUMMARY = "look at the representations of trained models: numbers and pictures"
 
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     print(as_markdown([model.name for model in analysis.models], [model.numbers for model in analysis.models]))
     print()
     for note in notes(analysis):
-        print(f"note: {note}")
+        print(f"note: {visible(note)}")
     print(f"written: {', '.join(map(str, output_files(args.output_dir)))}")
     return 0
 

@@ -6,11 +6,14 @@ import argparse
 import os
 import sys
 
-from stepjepa.arguments import add_switch
+from stepjepa.arguments import add_bad_records, add_switch
 from stepjepa.commands.scoring_flags import add_scoring_group, describe_task, task_options
 from stepjepa.config import DTYPES
+from stepjepa.data.records import tell_bad_records
 from stepjepa.errors import UserError
 from stepjepa.published import add_evaluation_flags, follow_evaluation_flags
+from stepjepa.signals import Stopped
+from stepjepa.terminal import visible_lines
 
 SUMMARY = "generate answers for a test file and score them"
 
@@ -52,6 +55,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     )
     files.add_argument("--test_file", "--input_file", required=True, metavar="FILE", help="JSON lines with 'messages'")
     files.add_argument("--output_file", required=True, metavar="FILE", help="JSON lines, one per example")
+    add_bad_records(files)
     add_switch(files, "--overwrite", "--no_skip_existing", help="throw away what --output_file holds (off)")
 
 
@@ -105,8 +109,15 @@ def run(args: argparse.Namespace) -> int:
         "startswith",
         "max_examples",
         "batch_size",
+        "engine",
+        "dtype",
+        "trust_remote_code",
+        "use_test_prompts",
+        "plain",
+        "similarity",
+        "overwrite",
+        "bad_records",
     )
-    same += ("engine", "dtype", "trust_remote_code", "use_test_prompts", "plain", "similarity", "overwrite")
     evaluation = Evaluation(
         EvaluationSettings(
             **{name: getattr(args, name) for name in same},
@@ -115,12 +126,18 @@ def run(args: argparse.Namespace) -> int:
             quantization="4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None,
         )
     )
+    tell_bad_records(evaluation.bad)
     print(describe_task(args.task, evaluation.task.name))
     if evaluation.system_prompt is not None:
         shown = repr(evaluation.system_prompt) if evaluation.system_prompt else "none"
         print(f"system prompt: that of training ({shown})")
     if evaluation.finished:
         print(f"{evaluation.finished} of {len(evaluation.records)} examples are in {evaluation.output.path} already")
-    print(format_summary(evaluation.run()))
+    try:
+        summary = evaluation.run()
+    except Stopped as stop:
+        there = f"{evaluation.finished} of {len(evaluation.records)} examples are in {evaluation.output.path}"
+        raise Stopped(stop.number, f"stopped; {there}; the same command goes on") from None
+    print(visible_lines(format_summary(summary)))
     print(f"written: {evaluation.output.path}, {evaluation.output.summary_file}")
     return 0

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load, merge, save."""
     from stepjepa.models.loading import load_for_inference
-    from stepjepa.run_folder import open_run_folder, run_of, save_whole, write_run
+    from stepjepa.run_folder import open_run_folder, run_of, save_new, write_run
 
     folder, _ = open_run_folder(args.output_dir, None)
     run = run_of(args.model_path)
@@ -38,6 +38,6 @@ def run(args: argparse.Namespace) -> int:
             # How the model was trained is how it wants to be asked.
             write_run(Path(part), {**run, "exported_from": str(args.model_path)})
 
-    save_whole(folder, save)
+    save_new(folder, save)
     print(f"exported to {folder}: load it with AutoModelForCausalLM.from_pretrained")
     return 0

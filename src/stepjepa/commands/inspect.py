@@ -8,8 +8,14 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.arguments import add_data_group, add_loss_group, add_model_group, add_objective_group, jepa_config
-from stepjepa.data.records import Record, read_records
+from stepjepa.arguments import (
+    add_data_group,
+    add_loss_group,
+    add_model_group,
+    add_objective_group,
+    jepa_config,
+)
+from stepjepa.data.records import Record, bad_records, read_records, tell_bad_records
 from stepjepa.files import refuse_existing
 from stepjepa.models.presets import PREFIX, preset_tokenizer
 from stepjepa.text.plain_template import add_plain_tokens
@@ -49,7 +55,9 @@ def run(args: argparse.Namespace) -> int:
     config = jepa_config(args)
     if args.png is not None:
         refuse_existing(args.png, args.overwrite)
-    records = read_records(args.train_file)
+    bad = bad_records(args.bad_records)
+    records = read_records(args.train_file, bad=bad)
+    tell_bad_records(bad)
     tokenizer = _tokenizer(args, records)
     assert config.predictors is not None
     if config.plain:

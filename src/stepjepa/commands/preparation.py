@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from stepjepa.arguments import add_switch
 from stepjepa.data.sources import FORMATS, Rows, read_rows
-from stepjepa.errors import UserError
+from stepjepa.errors import UserError, visible
 from stepjepa.files import atomic_write, existing_file, refuse_existing, write_jsonl
 
 # A task with more different answers has no labels.
@@ -151,7 +151,7 @@ def write_records(
     )
     labels = Counter(record["messages"][-1]["content"] for record in records)
     if len(labels) <= _MOST_LABELS < len(records):
-        print("answers: " + ", ".join(f"{label} {count}" for label, count in labels.most_common()))
+        print("answers: " + ", ".join(f"{visible(str(label))} {count}" for label, count in labels.most_common()))
     print(f"written to {job.target}")
 
 

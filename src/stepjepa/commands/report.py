@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from stepjepa.terminal import visible_lines
+
 SUMMARY = "put evaluated runs side by side in one table"
 
 
@@ -19,5 +21,5 @@ def run(args: argparse.Namespace) -> int:
     from stepjepa.experiments.report import as_markdown, report
 
     rows = report(args.runs)
-    print(json.dumps(rows, indent=2) if args.json else as_markdown(rows))
+    print(json.dumps(rows, indent=2) if args.json else visible_lines(as_markdown(rows)))
     return 0

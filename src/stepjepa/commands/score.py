@@ -6,6 +6,7 @@ import argparse
 
 from stepjepa.arguments import add_switch
 from stepjepa.commands.scoring_flags import add_scoring_group, describe_task, task_options
+from stepjepa.terminal import visible_lines
 
 SUMMARY = "score answers that another program generated"
 
@@ -50,6 +51,6 @@ def run(args: argparse.Namespace) -> int:
     )
     summary = score_predictions(settings)
     print(describe_task(args.task, summary["task"]))
-    print(format_summary(summary))
+    print(visible_lines(format_summary(summary)))
     print(f"written: {args.output_file}, {summary_file(settings.output_file)}")
     return 0

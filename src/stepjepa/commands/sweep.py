@@ -124,8 +124,9 @@ def _train_settings(arguments: list[str]) -> dict[str, Any]:
     for name in ("train_file", "eval_file", "data_file", "chat_template"):
         if getattr(args, name) is not None:
             existing_file(getattr(args, name), f"--{name}")
-    objective = objective_flags()
-    rest = {name: value for name, value in vars(args).items() if name not in objective}
+    # The objective is told as a whole; how the arguments were written means nothing.
+    left_out = {*objective_flags(), "given", "resolved"}
+    rest = {name: value for name, value in vars(args).items() if name not in left_out}
     return {**rest, "jepa": config.to_dict()}
 
 

@@ -17,6 +17,7 @@ from stepjepa.arguments import (
 )
 from stepjepa.config import DTYPES, JepaConfig
 from stepjepa.errors import UserError
+from stepjepa.parser import Parser
 from stepjepa.published import add_training_flags, follow_training_flags
 
 SUMMARY = "train a model: regular, LLM-JEPA or Step-JEPA"
@@ -97,10 +98,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--finetune_seed", "--seed", type=int, default=42, metavar="N", help="of everything random (42)")
     add_switch(run, "--selective_checkpointing", help="keep products and attention, recompute the rest: less memory")
+    run.add_argument(
+        "--on_nonfinite",
+        choices=("stop", "skip"),
+        default="stop",
+        help="before a step whose loss or gradient is not finite: stop, or skip the step (stop)",
+    )
     add_switch(run, "--track_flop", help="measure the FLOPs of the first 10 steps, beside the derived ones")
     add_switch(run, "--same_flop", help="as many steps as spend the compute of --num_epochs of --regular")
     add_switch(run, "--dry_run", help="print tokens, memory and FLOPs of a step, with no weights made, and stop")
-    run.add_argument("--resume_from_checkpoint", metavar="DIR", help="a checkpoint folder, or 'last'")
+    run.add_argument("--resume_from_checkpoint", metavar="DIR", help="a checkpoint folder; last; auto: last, if any")
     run.add_argument("--debug", type=int, default=0, metavar="N", help="0 warnings, 1 progress, 2 details (0)")
     run.add_argument("--config", metavar="FILE", help="YAML file of flags; the command line wins")
     run.add_argument("--help_all", action="store_true", help="also list the flags of TrainingArguments")
@@ -108,7 +115,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Ours to ``args``; the rest to ``args.training``, the fields of TrainingArguments that were named."""
+    """Ours to ``args``; the rest to ``args.training``, the fields of TrainingArguments that were named.
+
+    ``args.given`` is the command line itself, and ``args.resolved`` the same with what ``--config`` holds before it.
+    """
+    given = list(arguments)
     first, _ = parser.parse_known_args(arguments)
     if first.help_all:
         parser.print_help()
@@ -116,8 +127,12 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
         raise SystemExit(0)
     if first.config is not None:
         flags = [option[2:] for action in parser._actions for option in action.option_strings if option[2:]]
-        arguments = [*arguments_of_file(first.config, [*flags, *_training_fields()]), *arguments]
+        of_file, origins = arguments_of_file(first.config, [*flags, *_training_fields()])
+        if isinstance(parser, Parser):
+            parser.origins = origins
+        arguments = [*of_file, *arguments]
     args, rest = parser.parse_known_args(arguments)
+    args.given, args.resolved = given, list(arguments)
     args.training = _parse_training(parser, rest) if rest else {}
     for name in ("model_name", "output_dir"):
         if getattr(args, name) is None:
@@ -145,7 +160,7 @@ def _training_fields() -> list[str]:
 
 
 def _parse_training(parser: argparse.ArgumentParser, rest: Sequence[str]) -> dict[str, Any]:
-    from stepjepa.parser import Parser, refuse_unknown
+    from stepjepa.parser import refuse_unknown
 
     inner = _training_parser()
     # Only what was named is passed on, so that our defaults are not overwritten by those of TrainingArguments.
@@ -158,6 +173,9 @@ def _parse_training(parser: argparse.ArgumentParser, rest: Sequence[str]) -> dic
     if unknown:
         refuse_unknown(parser, unknown, [f"--{name}" for name in fields])
     named = vars(known)
+    if "hub_token" in named:
+        # Every user of the machine can read a command line, and the run folder keeps it.
+        parser.error("--hub_token would be read by others; leave it out and set HF_TOKEN in the environment")
     for name in named:
         if name in OURS:
             parser.error(f"--{name} has no effect here; leave it out")

@@ -12,7 +12,7 @@ from stepjepa.arguments import (
     add_switch,
     jepa_config,
 )
-from stepjepa.errors import UserError
+from stepjepa.errors import UserError, visible
 
 SUMMARY = "check model, data, masks and losses against slow and obvious computations"
 
@@ -35,14 +35,16 @@ def run(args: argparse.Namespace) -> int:
     config = jepa_config(args)
     if args.max_records < 1:
         raise UserError(f"--max_records: expected 1 or more, got {args.max_records}")
-    from stepjepa.data.records import parse_record, read_records
+    from stepjepa.data.records import bad_records, parse_record, read_records, tell_bad_records
     from stepjepa.inspection.verification import Subject, verify
     from stepjepa.models.loading import LoraSettings, add_lora, load_model
     from stepjepa.models.token_rows import adapter_ids
     from stepjepa.tasks.stepmath import Difficulty, generate
 
     if args.train_file is not None:
-        records = read_records(args.train_file)
+        bad = bad_records(args.bad_records)
+        records = read_records(args.train_file, bad=bad)
+        tell_bad_records(bad)
     else:
         made = generate(size=200, seed=args.finetune_seed, difficulty=Difficulty())
         records = [parse_record(value, "built-in problems", line) for line, value in enumerate(made, start=1)]
@@ -71,6 +73,6 @@ def run(args: argparse.Namespace) -> int:
     failed = 0
     for result in verify(subject):
         failed += not result.passed
-        print(f"{'PASS' if result.passed else 'FAIL'}  {result.name}: {result.detail}", flush=True)
+        print(f"{'PASS' if result.passed else 'FAIL'}  {result.name}: {visible(str(result.detail))}", flush=True)
     print("all checks passed" if not failed else f"{failed} check(s) failed")
     return 1 if failed else 0

@@ -1,17 +1,20 @@
-"""Read training and test files: one JSON line becomes one record, and every error names file and line."""
+"""Read training and test files: one JSON line becomes one record, and every error names file, line and field."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepjepa.errors import UserError
+from stepjepa.errors import UserError, one_line, shown
 from stepjepa.files import read_jsonl
 
 ROLES = ("system", "user", "assistant")
+_MOST_WORDS = 8
+
 VIEW_ROLES = {"text": "user", "code": "assistant"}
 
 
@@ -45,6 +48,11 @@ def _fail(message: str, path: object, line: int) -> UserError:
     return UserError(message, path=path, line=line)
 
 
+def _some(words: list[str]) -> str:
+    """A list of words, not without end."""
+    return ", ".join(words if len(words) <= _MOST_WORDS else [*words[:_MOST_WORDS], "..."])
+
+
 def _check_message(message: Any, position: int, path: object, line: int) -> dict[str, str]:
     name = f"messages[{position}]"
     if not isinstance(message, dict):
@@ -55,7 +63,7 @@ def _check_message(message: Any, position: int, path: object, line: int) -> dict
         if not isinstance(message[key], str):
             raise _fail(f"{name}.{key} is {type(message[key]).__name__}, expected a string", path, line)
     if message["role"] not in ROLES:
-        raise _fail(f"{name}.role is '{message['role']}', expected one of {', '.join(ROLES)}", path, line)
+        raise _fail(f"{name}.role is {shown(message['role'])}, expected one of {', '.join(ROLES)}", path, line)
     # A system prompt may be empty on purpose (it switches a template's default off); nothing else may.
     if message["role"] != "system" and not message["content"].strip():
         raise _fail(f"{name}.content ({message['role']}) is empty; fill it or remove the record", path, line)
@@ -105,9 +113,7 @@ def parse_record(value: dict[str, Any], path: str | os.PathLike[str] = "<memory>
         if role not in turns:
             raise _fail(f"'messages' has no {role} message; every record needs one", path, line)
     if turns != ["user", "assistant"] * (len(turns) // 2):
-        raise _fail(
-            f"the turns are {', '.join(turns)}; expected user and assistant in turn, assistant last", path, line
-        )
+        raise _fail(f"the turns are {_some(turns)}; expected user and assistant in turn, assistant last", path, line)
     views = {key: _check_view(value.get(key), key, role, path, line) for key, role in VIEW_ROLES.items()}
     if (views["text"] is None) != (views["code"] is None):
         lone = "text" if views["code"] is None else "code"
@@ -116,14 +122,93 @@ def parse_record(value: dict[str, Any], path: str | os.PathLike[str] = "<memory>
     return Record(checked, views["text"], views["code"], str(path), line, extra)
 
 
-def read_records(path: str | os.PathLike[str]) -> list[Record]:
-    """All records of a JSON lines file.
+class BadRecords:
+    """The lines of a file that are passed over because something is wrong with them.
+
+    Attributes:
+        count: how many, each counted once however often the file is read.
+        lines: numbers of the first few of them.
+        first: what is wrong with the first few of them, each with file and line.
+    """
+
+    most = 3
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.lines: list[int] = []
+        self.first: list[str] = []
+        self._last = 0
+
+    def note(self, error: UserError) -> None:
+        """Pass over a line; the lines of a file come in their order."""
+        line = error.line or 0
+        if line <= self._last:
+            return
+        self._last = line
+        self.count += 1
+        if len(self.first) < self.most:
+            self.lines.append(line)
+            self.first.append(one_line(error))
+
+    def describe(self) -> str:
+        """One line for people."""
+        more = self.count - len(self.first)
+        rest = f"; and {more:,} more" if more else ""
+        lines = "line" if self.count == 1 else "lines"
+        return f"{self.count:,} bad {lines} left out (--bad_records skip): {'; '.join(self.first)}{rest}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``run.json``: nothing that depends on where the file lies."""
+        return {"left_out": self.count, "first_lines": list(self.lines)}
+
+
+def bad_records(choice: str) -> BadRecords | None:
+    """What takes the bad records of one file, by ``--bad_records``; None where they are errors."""
+    return BadRecords() if choice == "skip" else None
+
+
+def tell_bad_records(bad: BadRecords | None) -> None:
+    """Say on standard error how many lines of a file were left out, and the first of them."""
+    if bad is not None and bad.count:
+        print(f"note: {bad.describe()}", file=sys.stderr)
+
+
+def iterate_records(path: str | os.PathLike[str], bad: BadRecords | None = None) -> Iterator[Record]:
+    """The records of a JSON lines file, one after the other.
+
+    Args:
+        path: of the file.
+        bad: takes the lines that are wrong; None makes the first of them an error.
 
     Raises:
-        UserError: the file is missing or empty, or one of its lines is wrong.
+        UserError: the file is missing, no text, or one of its lines is wrong.
     """
-    records = [parse_record(value, path, line) for line, value in read_jsonl(path, "data file")]
+    lines = read_jsonl(path, "data file", finite=True, **({} if bad is None else {"wrong": bad.note}))
+    for line, value in lines:
+        try:
+            record = parse_record(value, path, line)
+        except UserError as error:
+            if bad is None:
+                raise
+            bad.note(error)
+        else:
+            yield record
+
+
+def read_records(path: str | os.PathLike[str], *, bad: BadRecords | None = None) -> list[Record]:
+    """All records of a JSON lines file.
+
+    Args:
+        path: of the file.
+        bad: takes the lines that are wrong, so that the others can be used; None makes the first of them an error.
+
+    Raises:
+        UserError: the file is missing, no text, or holds no sound record; without ``bad`` also: a line is wrong.
+    """
+    records = list(iterate_records(path, bad))
     if not records:
+        if bad is not None and bad.count:
+            raise UserError(f"holds no sound record; {bad.describe()}", path=Path(path))
         raise UserError("holds no records; expected one JSON object per line", path=Path(path))
     return records
 

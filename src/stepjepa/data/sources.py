@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from stepjepa.errors import UserError
-from stepjepa.files import existing_file, read_jsonl
+from stepjepa.files import existing_file, holds_half, read_jsonl, read_text
 
 Rows = Iterator[tuple[int, dict[str, Any]]]
 
@@ -72,9 +72,7 @@ def _read_json_lines(path: Path) -> Rows:
 def _read_json(path: Path) -> Rows:
     """A list of objects; an object of columns, each a list or, as pandas writes it, an object; or JSON lines."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except UnicodeDecodeError:
-        raise _not_utf8(path) from None
+        value = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":
             # One object after another: JSON lines by another name.
@@ -88,22 +86,19 @@ def _read_json(path: Path) -> Rows:
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise UserError(f"element {number} is a JSON {type(row).__name__}, expected an object", path=path)
-        try:
-            json.dumps(row, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
+        if holds_half(row):
             told = f"element {number} holds half of a character (a lone surrogate); remove it"
-            raise UserError(told, path=path) from None
+            raise UserError(told, path=path)
         yield number, row
 
 
 def _not_utf8(path: Path) -> UserError:
     """The error for a file of text, with the line that is wrong; readers decode ahead and can't tell it."""
-    before = path.read_bytes()
     try:
-        before.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        before = before[: error.start]
-    return UserError("not UTF-8 text; convert the file to UTF-8", path=path, line=before.count(b"\n") + 1)
+        read_text(path)
+    except UserError as error:
+        return error
+    raise AssertionError("a file has changed while it was read")
 
 
 def _from_columns(value: Any, path: Path) -> Iterable[dict[str, Any]]:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepjepa.data.records import Record, as_records, parse_record
+from stepjepa.data.records import BadRecords, Record, as_records, iterate_records
 from stepjepa.errors import UserError
-from stepjepa.files import existing_file, read_jsonl
+from stepjepa.files import existing_file
 
 
 class Placed(NamedTuple):
@@ -31,20 +31,25 @@ class RecordFile:
 
     Args:
         path: of the file.
+        bad: takes the lines that are wrong; None makes the first of them an error.
+
+    Attributes:
+        path: as given.
+        bad: as given.
 
     Raises:
         UserError: it is missing, or no plain file (a pipe can't be read twice).
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], bad: BadRecords | None = None) -> None:
         found = existing_file(path, "data file")
         if not found.is_file():
             raise UserError("is no plain file, and a stream is read once an epoch; name a file", path=found)
         self.path = path
+        self.bad = bad
 
     def __iter__(self) -> Iterator[Record]:
-        for line, value in read_jsonl(self.path, "data file"):
-            yield parse_record(value, self.path, line)
+        return iterate_records(self.path, self.bad)
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,11 @@ class RecordStream:
     def name(self) -> str:
         """What errors call the source: its file, or a label."""
         return str(self.source.path) if isinstance(self.source, RecordFile) else "<memory>"
+
+    @property
+    def bad(self) -> BadRecords | None:
+        """The lines of its file that were passed over so far; None where they are errors."""
+        return self.source.bad if isinstance(self.source, RecordFile) else None
 
     def epoch(self, number: int, seed: int) -> Iterator[Placed]:
         """One pass over the source.

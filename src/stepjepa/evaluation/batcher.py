@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.evaluation.judging import Question, judge
-from stepjepa.evaluation.prompts import Example, Span, Template, continuation_spans, make_examples
+from stepjepa.evaluation.prompts import Example, ShownTexts, Span, Template, continuation_spans, make_examples
 from stepjepa.tasks.base import Continuation, Likelihood, Task
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Batcher:
         headline: str | None = None,
     ) -> None:
         self._task, self._records, self._engine = task, records, engine
-        self._tokenizer, self._template = tokenizer, template
+        self._texts, self._template = ShownTexts(tokenizer), template
         self._batch_size, self._headline = batch_size, headline
         self.examples = [
             replace(example, index=index)
@@ -93,7 +93,7 @@ class Batcher:
         return lines
 
     def _spans(self, record: Record, continuations: Sequence[Continuation]) -> list[Span]:
-        return continuation_spans(record, continuations, self._tokenizer, self._template) if continuations else []
+        return continuation_spans(record, continuations, self._texts, self._template) if continuations else []
 
     def _likelihoods(self, record: Record) -> dict[str, Likelihood] | None:
         continuations = self._task.continuations(record)

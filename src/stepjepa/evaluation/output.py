@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from stepjepa.disk import naming_disk_errors
 from stepjepa.errors import UserError
 from stepjepa.files import read_jsonl, write_json, write_jsonl
 
@@ -118,7 +118,7 @@ class OutputFile:
         Args:
             summary: with the identity as its ``settings``.
         """
-        with _naming(self.summary_file):
+        with naming_disk_errors(self.summary_file):
             write_json(self.summary_file, summary)
 
     @contextmanager
@@ -128,7 +128,7 @@ class OutputFile:
         Args:
             description: for people, beside the identity.
         """
-        with _naming(self.path):
+        with naming_disk_errors(self.path):
             # First of all: while lines are missing no summary may say otherwise.
             self.summary_file.unlink(missing_ok=True)
             if not self.done:
@@ -149,7 +149,7 @@ class OutputFile:
     def finish(self) -> list[Line]:
         """Put all lines into the order of the test file; returns them."""
         lines = [self.done[index] for index in self._indices]
-        with _naming(self.path):
+        with naming_disk_errors(self.path):
             write_jsonl(self.path, lines)
         return lines
 
@@ -162,21 +162,6 @@ def summary_file(output: str | os.PathLike[str]) -> Path:
 def meta_file(output: str | os.PathLike[str]) -> Path:
     """Where it is written what a file of lines belongs to."""
     return Path(output).with_name(f"{Path(output).name}.meta.json")
-
-
-# A disk that is full, a quota or a largest size that is reached, a disk that fails.
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Errors of a disk say which file was being written, which the system does not tell by itself."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _DISK_ERRORS or error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _drop_half_line(path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -17,6 +17,7 @@ from stepjepa.run_folder import trained_objective
 from stepjepa.tasks.base import Continuation
 from stepjepa.text.frames import Rendered
 from stepjepa.text.plain_template import PlainTemplate
+from stepjepa.text.special import Spans, SpecialTokens
 from stepjepa.text.template import ChatTemplate, Message
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Template(Protocol):
         """A whole chat."""
         ...
 
-    def prompt(self, messages: Sequence[Message]) -> str:
+    def render_prompt(self, messages: Sequence[Message]) -> Rendered:
         """What precedes the answer."""
         ...
 
@@ -98,34 +99,36 @@ def make_examples(records: Sequence[Record], tokenizer: PreTrainedTokenizerBase,
         UserError: the template can't render one of them.
     """
     parts = (records[start : start + _CHUNK] for start in range(0, len(records), _CHUNK))
-    found = itertools.chain.from_iterable(_tokenize_records(part, tokenizer, template) for part in parts)
+    texts = ShownTexts(tokenizer)
+    found = itertools.chain.from_iterable(_tokenize_records(part, texts, template) for part in parts)
     return [Example(index, *each) for index, each in enumerate(found)]
 
 
 def _tokenize_records(
-    records: Sequence[Record], tokenizer: PreTrainedTokenizerBase, template: Template
+    records: Sequence[Record], texts: ShownTexts, template: Template
 ) -> Iterator[tuple[str, list[int], Span]]:
     prompts, rendered = [], []
     for record in records:
         try:
-            prompts.append(template.prompt(record.messages[:-1]))
+            prompts.append(template.render_prompt(record.messages[:-1]))
             rendered.append(template.render(record.messages))
         except UserError as error:
             raise UserError(str(error), path=record.path, line=record.line) from None
-    prompt_ids = _tokenize(tokenizer, prompts)["input_ids"]
-    gold = _spans(
-        tokenizer,
+    shown = [prompt.text for prompt in prompts]
+    prompt_ids, _ = texts.tokenize(shown, [prompt.spans for prompt in prompts])
+    gold = texts.spans(
         [whole.text for whole in rendered],
+        [whole.spans for whole in rendered],
         [whole.spans[-1][0] for whole in rendered],
         [whole.turn_ends[-1] for whole in rendered],
     )
-    return zip(prompts, prompt_ids, gold, strict=True)
+    return zip(shown, prompt_ids, gold, strict=True)
 
 
 def continuation_spans(
     record: Record,
     continuations: Sequence[Continuation],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | ShownTexts,
     template: Template,
 ) -> list[Span]:
     """Rows in which the continuations of a record are weighed.
@@ -133,46 +136,71 @@ def continuation_spans(
     Args:
         record: its prompt is the context of continuations that have none of their own.
         continuations: at least one.
-        tokenizer: of the model.
+        tokenizer: of the model, or what is kept of it for many calls.
         template: as for prompts.
     """
+    shown = tokenizer if isinstance(tokenizer, ShownTexts) else ShownTexts(tokenizer)
     # A text of its own begins as the tokenizer begins texts; a prompt has its special tokens already.
-    begin = tokenizer.bos_token or ""
-    texts, starts, ends = [], [], []
+    begin = shown.tokenizer.bos_token or ""
+    texts: list[str] = []
+    contents: list[Spans] = []
+    starts, ends = [], []
     for continuation in continuations:
         if continuation.context is None:
             answer = {"role": "assistant", "content": continuation.text}
             whole = template.render([*record.messages[:-1], answer])
             text, (start, end) = whole.text, whole.spans[-1]
+            contents.append(whole.spans)
         else:
             start = len(begin) + len(continuation.context)
             text = begin + continuation.context + continuation.text
             end = len(text)
+            contents.append([(len(begin), end)])
         # Without what follows, so that the last token is that of the continuation alone.
         texts.append(text[:end])
         starts.append(start)
         ends.append(end)
-    return _spans(tokenizer, texts, starts, ends)
+    return shown.spans(texts, contents, starts, ends)
 
 
-def _spans(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], starts: Sequence[int], ends: Sequence[int]
-) -> list[Span]:
-    """Each text up to the token that begins at its end or later, weighed from the token that holds its start."""
-    found = _tokenize(tokenizer, texts, return_offsets_mapping=True)
-    spans = []
-    for ids, pairs, start, end in zip(found["input_ids"], found["offset_mapping"], starts, ends, strict=True):
-        offsets = np.asarray(pairs, np.int32).reshape(-1, 2)
-        tokens = Tokens(np.asarray(ids, np.int32), offsets[:, 0], offsets[:, 1])
-        # Nothing predicts the first token of a row.
-        spans.append(Span(list(ids[: tokens.first_from(end)]), max(1, tokens.first_overlapping(start))))
-    return spans
+class ShownTexts:
+    """Tokenises texts that hold their special tokens already; in what others wrote there are none.
 
+    Args:
+        tokenizer: fast; it is not changed.
 
-def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], **options: Any) -> Mapping[str, Any]:
-    # The special tokens are written out. The tokenizer's warning about long texts is left to the model check.
-    found: Mapping[str, Any] = tokenizer(list(texts), add_special_tokens=False, verbose=False, **options)
-    return found
+    Attributes:
+        tokenizer: as given.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self._special = SpecialTokens(tokenizer)
+
+    def spans(
+        self, texts: Sequence[str], contents: Sequence[Spans], starts: Sequence[int], ends: Sequence[int]
+    ) -> list[Span]:
+        """Each text up to the token that begins at its end or later, weighed from the token that holds its start."""
+        spans = []
+        for ids, pairs, start, end in zip(*self.tokenize(texts, contents), starts, ends, strict=True):
+            offsets = np.asarray(pairs, np.int32).reshape(-1, 2)
+            tokens = Tokens(np.asarray(ids, np.int32), offsets[:, 0], offsets[:, 1])
+            # Nothing predicts the first token of a row.
+            spans.append(Span(list(ids[: tokens.first_from(end)]), max(1, tokens.first_overlapping(start))))
+        return spans
+
+    def tokenize(self, texts: Sequence[str], contents: Sequence[Spans]) -> tuple[list[list[int]], list[Any]]:
+        """The ids of the tokens of each text, and for each token its first and one past its last character."""
+        # The special tokens are written out. The tokenizer's warning about long texts is left to the model check.
+        found = self.tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ids, offsets = list(found["input_ids"]), list(found["offset_mapping"])
+        both = enumerate(zip(texts, contents, strict=True))
+        spelling = [index for index, each in both if self._special.spelt(*each)]
+        if spelling:
+            apart = self._special.encode([texts[i] for i in spelling], [contents[i] for i in spelling])
+            for index, *each in zip(spelling, *apart, strict=True):
+                ids[index], offsets[index] = each
+        return ids, offsets
 
 
 def check_positions(positions: int | None, example: Example, longest: int, new_tokens: int, record: Record) -> None:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import IO, Any
 
-from stepjepa.data.records import read_records
+from stepjepa.data.records import BadRecords, read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.batcher import Batcher
 from stepjepa.evaluation.output import OutputFile, model_fingerprint
@@ -37,7 +37,8 @@ class Evaluation:
     Attributes:
         task: how answers are scored.
         records: what is asked, by position in the test file.
-        left_out: how many records the task does not evaluate, by reason.
+        bad: what was left out of the test file; None where that is an error.
+        left_out: how many records are not evaluated, by reason.
         system_prompt: of training, put in the place of the test file's own, empty for none; None if those stay.
         output: the file of lines.
 
@@ -47,7 +48,8 @@ class Evaluation:
 
     def __init__(self, settings: EvaluationSettings) -> None:
         self.settings = settings
-        records = read_records(settings.test_file)
+        self.bad = BadRecords() if settings.bad_records == "skip" else None
+        records = read_records(settings.test_file, bad=self.bad)
         self.task = choose_task(settings.task, records, settings.task_options)
         source = users_source(self.task)
         if settings.scoring == "reference":
@@ -56,6 +58,8 @@ class Evaluation:
             self.task = ReferenceTask(self.task)
         self.headline = self.task.beginning if settings.startswith else self.task.headline
         self.records, self.left_out = keep(self.task, records[: settings.max_examples])
+        if self.bad is not None and self.bad.count:
+            self.left_out |= {"bad record": self.bad.count}
         self.system_prompt = None
         if not (settings.use_test_prompts or settings.plain):
             self.system_prompt = training_system_prompt(settings.model_path)

@@ -86,6 +86,8 @@ class EvaluationSettings:
         similarity: views whose similarity is measured on the test records and put beside the scores: ``llm-jepa``,
             ``step-jepa`` or None.
         overwrite: throw away what ``output_file`` holds.
+        bad_records: ``error``, or ``skip`` to leave lines of the test file out that are no record; positions are then
+            those among the others.
 
     Raises:
         UserError: a value is out of range, or the output would replace the test file.
@@ -109,6 +111,7 @@ class EvaluationSettings:
     plain: bool = False
     similarity: str | None = None
     overwrite: bool = False
+    bad_records: str = "error"
 
     def __post_init__(self) -> None:
         for name in ("max_examples", "batch_size"):
@@ -120,6 +123,7 @@ class EvaluationSettings:
         check_choice("dtype", self.dtype, DTYPES)
         check_choice("quantization", self.quantization, (None, *QUANTIZATIONS))
         check_choice("similarity", self.similarity, (None, *SIMILARITIES))
+        check_choice("bad_records", self.bad_records, ("error", "skip"))
         if self.task != AUTO:
             load_task(self.task)
         if self.engine == "vllm" and (self.similarity or self.quantization):

@@ -10,6 +10,7 @@ from stepjepa.errors import UserError
 from stepjepa.evaluation.judging import Answer
 from stepjepa.evaluation.prompts import Example, Span, check_positions, make_template
 from stepjepa.evaluation.settings import EvaluationSettings
+from stepjepa.models.loading import refuse_pickled
 from stepjepa.text.predictors import all_predictor_ids
 
 
@@ -33,6 +34,7 @@ class VllmEngine:
         import vllm
 
         self._vllm, self._sampling = vllm, settings.sampling
+        refuse_pickled(settings.model_path)
         try:
             self._model = vllm.LLM(
                 model=settings.model_path,

@@ -20,7 +20,7 @@ from typing import Any
 
 from stepjepa.arguments import as_arguments
 from stepjepa.errors import UserError
-from stepjepa.files import existing_file, read_yaml
+from stepjepa.files import existing_file, read_text, read_yaml
 
 SEEDS = (82, 23, 37, 84, 4)
 """Those of the published experiments."""
@@ -111,17 +111,8 @@ def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) 
     import yaml
 
     found = existing_file(path, "grid")
-    try:
-        text = found.read_text(encoding="utf-8-sig")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = read_yaml(text)
-    except UnicodeDecodeError:
-        raise UserError("not UTF-8 text; convert the file to UTF-8", path=found) from None
-    except (yaml.YAMLError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        raise UserError(
-            "not valid YAML; check indentation and quotes", path=found, line=mark and mark.line + 1
-        ) from None
+    values = read_yaml(found)
+    node = yaml.compose(read_text(found), Loader=yaml.SafeLoader)
     lines: dict[tuple[str, ...], int] = {}
     _note_lines(node, (), lines, found)
     if not isinstance(values, dict):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import IO, Any
+from typing import IO
 
 from stepjepa.errors import UserError
 
@@ -177,33 +175,3 @@ class Child:
         """Send a signal to it and to all that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
-
-
-class Interruptions:
-    """Counts the requests to stop, instead of dying of them, while it is entered.
-
-    Attributes:
-        count: how many came.
-        first: the number of the first signal, 0 while there was none.
-    """
-
-    _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def __init__(self) -> None:
-        self.count, self.first = 0, 0
-        self._before: dict[int, Any] = {}
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        self.first = self.first or number
-
-    def __enter__(self) -> Interruptions:
-        for number in self._SIGNALS:
-            # Under nohup a closed terminal is to be ignored, and stays so.
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 from stepjepa.errors import UserError
 from stepjepa.experiments.cluster import Cluster, queue
 from stepjepa.experiments.grid import Trial
-from stepjepa.experiments.processes import Interruptions, trial_environment
+from stepjepa.experiments.processes import trial_environment
 from stepjepa.experiments.sweep_folder import FAILED, FINISHED, INTERRUPTED, RUNNING, SUBMITTED, SweepFolder
 from stepjepa.experiments.trial_run import Ending, TrialRun, end_all
 from stepjepa.files import write_json
+from stepjepa.signals import Interruptions
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission

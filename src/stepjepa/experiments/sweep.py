@@ -12,10 +12,11 @@ from typing import Protocol
 
 from stepjepa.errors import UserError
 from stepjepa.experiments.grid import Trial
-from stepjepa.experiments.processes import Interruptions, sole_use, trial_environment
+from stepjepa.experiments.processes import sole_use, trial_environment
 from stepjepa.experiments.slurm import refuse_jobs
 from stepjepa.experiments.sweep_folder import FAILED, FINISHED, INTERRUPTED, SweepFolder
 from stepjepa.experiments.trial_run import Ending, TrialRun, end_all
+from stepjepa.signals import Interruptions
 
 
 class Engine(Protocol):

@@ -22,7 +22,7 @@ from stepjepa.errors import UserError
 from stepjepa.experiments.grid import Trial
 from stepjepa.experiments.report import as_markdown, report
 from stepjepa.files import write_json
-from stepjepa.run_folder import RUN_FILE, is_checkpoint, versions
+from stepjepa.run_folder import RUN_FILE, last_checkpoint, versions
 
 LAUNCHER = (sys.executable, "-m", "stepjepa")
 
@@ -141,7 +141,7 @@ class SweepFolder:
         run = self.run_folder(trial)
         if (_read(run / RUN_FILE) or {}).get("status") == FINISHED:
             return EVALUATED
-        if any(is_checkpoint(path) for path in run.glob("checkpoint-*")):
+        if last_checkpoint(run) is not None:
             return RESUMED
         return RESTARTED if run.is_dir() and any(run.iterdir()) else NEW
 

@@ -25,8 +25,8 @@ from stepjepa.experiments.sweep_folder import (
 # A trial that was ended from outside has no fault of its own, and goes on without being asked to.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-# Seconds that a process may take to end by itself.
-_GRACE = 10.0
+# Seconds that a process may take to end by itself: a training saves a checkpoint.
+_GRACE = 60.0
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,16 @@ class TrialRun:
         how = (
             f"was ended by signal {-code} ({signal.strsignal(-code)})"
             if code < 0
+            else f"was stopped by signal {code - 128} ({signal.strsignal(code - 128)})"
+            if code - 128 in _FROM_OUTSIDE
             else f"failed with exit code {code}"
             if code
             else "left no result"
         )
         reason = f"{self._stage} {how}: {self._folder.last_line(self.trial)}"
-        return Ending(INTERRUPTED if -code in _FROM_OUTSIDE else FAILED, reason, seconds)
+        # One that clears up before it ends says by its exit code, as a shell would, which signal ended it.
+        number = -code if code < 0 else code - 128
+        return Ending(INTERRUPTED if number in _FROM_OUTSIDE else FAILED, reason, seconds)
 
     def write(self, status: str, **more: object) -> None:
         """Write down what became of the trial, unless it has been given to somebody else."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -14,6 +15,37 @@ from stepjepa.forests.forest import IGNORE, Forest, path
 from stepjepa.forests.masks import Visibility, batch_visibility
 
 VISIBILITY_KEYS = ("segment_ids", "offsets", "seen_lengths")
+
+
+@dataclass(frozen=True)
+class Members:
+    """The records of a batch, in the order of their rows. No tensor, so that no device is sent it or asked for it.
+
+    Attributes:
+        lines: of each in its file, counted from 1.
+        lengths: tokens of each, views included.
+    """
+
+    lines: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, forests: Iterable[Forest]) -> Members:
+        """Those of some forests."""
+        found = [(forest.line, len(forest)) for forest in forests]
+        return cls(tuple(line for line, _ in found), tuple(length for _, length in found))
+
+
+class Batch(TypedDict):
+    """What ``grouping.GroupCollator`` makes of some records.
+
+    Attributes:
+        groups: one for each forward pass, as :class:`ForestCollator` makes them.
+        members: whose they are.
+    """
+
+    groups: list[dict[str, Tensor]]
+    members: Members
 
 
 @dataclass(frozen=True)

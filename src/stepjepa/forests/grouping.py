@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
-from torch import Tensor
 
-from stepjepa.forests.collate import ForestCollator
+from stepjepa.forests.collate import Batch, ForestCollator, Members
 from stepjepa.forests.forest import Forest, path
 
 CPU_PASS_COST = 64
@@ -52,7 +52,7 @@ def split_by_length(lengths: Sequence[int], pass_cost: int | None) -> list[list[
 
 @dataclass(frozen=True)
 class GroupCollator:
-    """Makes the groups of a batch: ``{"groups": [...]}``, each as ``ForestCollator`` gives it.
+    """Makes the groups of a batch: ``groups``, each as ``ForestCollator`` gives it, and ``members``, what they are of.
 
     Args:
         collator: makes one group.
@@ -62,13 +62,14 @@ class GroupCollator:
     collator: ForestCollator
     pass_cost: int | None = None
 
-    def __call__(self, forests: Sequence[Forest | None]) -> dict[str, list[dict[str, Tensor]]]:
+    def __call__(self, forests: Sequence[Forest | None]) -> Batch:
         """Collate; None stands for an empty place."""
         present = [forest for forest in forests if forest is not None]
         if not present:
-            return {"groups": [self.collator(present)]}
+            return {"groups": [self.collator(present)], "members": Members()}
         groups = split_by_length([self._row_length(forest) for forest in present], self.pass_cost)
-        return {"groups": [self.collator([present[index] for index in group]) for group in groups]}
+        parts = [[present[index] for index in group] for group in groups]
+        return {"groups": [self.collator(part) for part in parts], "members": Members.of(chain.from_iterable(parts))}
 
     def _row_length(self, forest: Forest) -> int:
         if self.collator.encoding == "forest":

@@ -32,12 +32,14 @@ class Prepared:
         counts: records, pairs, records without a pair, truncated, over length, pairs cut by truncation, skipped.
         tokens: tokens of all forests, and of the main texts alone: their ratio is the price of the views.
         template: what was derived from the chat template.
+        source: what errors call the records' file.
     """
 
     dataset: ForestDataset
     counts: dict[str, int]
     tokens: dict[str, int]
     template: dict[str, str] = field(default_factory=dict)
+    source: str = "<memory>"
 
     def describe(self) -> str:
         """One line for people."""
@@ -74,17 +76,20 @@ def prepare(
         UserError: a record is wrong, none is left, or a mode with views finds no pair at all.
     """
     if cache is None or getattr(tokenizer, "backend_tokenizer", None) is None:
-        return _as_prepared(_build(records, tokenizer, config, what))
+        return _as_prepared(_build(records, tokenizer, config, what), records)
     key = cache_key(records, tokenizer, config)
     found = cache.load(key, what)
     if found is None:
         found = _build(records, tokenizer, config, what)
         cache.store(key, found)
-    return _as_prepared(found)
+    return _as_prepared(found, records)
 
 
-def _as_prepared(found: Found) -> Prepared:
-    return Prepared(ForestDataset(found.forests), found.counts, found.tokens, found.template)
+def _as_prepared(found: Found, records: Sequence[Record]) -> Prepared:
+    files = {record.path for record in records}
+    # A forest knows its line, and not in which of several files.
+    source = files.pop() if len(files) == 1 else "<several files>"
+    return Prepared(ForestDataset(found.forests), found.counts, found.tokens, found.template, source)
 
 
 def _build(records: Sequence[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig, what: str) -> Found:

@@ -24,6 +24,7 @@ from stepjepa.forests.views import MessageView, SpanView, find_pairs
 from stepjepa.text.frames import Rendered
 from stepjepa.text.plain_template import PlainTemplate
 from stepjepa.text.predictors import predictor_ids, predictor_token
+from stepjepa.text.special import Spans
 from stepjepa.text.template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class _Texts:
 
     Attributes:
         texts: all of them.
+        contents: where each of them holds what the records say, and not the template.
         mains: ``[R]`` number of each record's main text.
         lines: ``[R]`` of the records.
         turn_ends: ``[R]`` one past the last character of the last assistant turn.
@@ -65,6 +67,7 @@ class _Texts:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.contents: list[Spans] = []
         self.mains: list[int] = []
         self.lines: list[int] = []
         self.turn_ends: list[int] = []
@@ -119,7 +122,7 @@ class ForestBuilder:
         noted = _Texts()
         for record in records:
             self._note(noted, record)
-        tokens = self._encoder.encode(noted.texts)
+        tokens = self._encoder.encode(noted.texts, noted.contents)
         return self._lay(noted, tokens, records)
 
     def _note(self, noted: _Texts, record: Record) -> None:
@@ -130,6 +133,7 @@ class ForestBuilder:
             raise UserError(str(error), path=record.path, line=record.line) from None
         main, number = len(noted.texts), len(noted.mains)
         noted.texts.append(whole.text)
+        noted.contents.append(whole.spans)
         noted.mains.append(main)
         noted.lines.append(record.line)
         noted.turn_ends.append(whole.turn_ends[-1])
@@ -145,6 +149,7 @@ class ForestBuilder:
                     predictors = len(self._predictors) if is_source else 0
                     noted.views.append(_Noted(len(noted.texts), start, True, end, False, predictors))
                     noted.texts.append(alone.text)
+                    noted.contents.append([self._without_predictors(start, end) if is_source else (start, end)])
                 else:
                     start, end = characters(view, record, whole)
                     noted.views.append(_Noted(main, start, view.start == 0, end, True, 0))
@@ -161,10 +166,14 @@ class ForestBuilder:
             content = added + content if self.config.front_pred else content + added
         return self.template.render_alone(view.role, content)
 
-    def tokenize(self, texts: list[str]) -> list[Tokens]:
-        """Rendered texts as tokens."""
-        found = self._encoder.encode(texts)
-        return [found.text(index) for index in range(len(texts))]
+    def _without_predictors(self, start: int, end: int) -> tuple[int, int]:
+        """What of the content of a source is the record's own."""
+        added = len(self._predictor_text)
+        return (start + added, end) if self.config.front_pred else (start, end - added)
+
+    def tokenize(self, whole: Rendered) -> Tokens:
+        """A rendered chat as tokens."""
+        return self._encoder.encode([whole.text], [whole.spans]).text(0)
 
     def _lay(self, noted: _Texts, tokens: Encoded, records: Sequence[Record]) -> FlatForests:
         config, starts = self.config, tokens.bounds[:-1]

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from stepjepa.config import JepaConfig
@@ -276,7 +275,7 @@ class StreamCollator:
 
     collator: GroupCollator
 
-    def __call__(self, made: tuple[list[Forest], Met]) -> dict[str, list[dict[str, Tensor]] | Met]:
+    def __call__(self, made: tuple[list[Forest], Met]) -> dict[str, Any]:
         """Collate what ``StreamedForests`` made."""
         forests, met = made
         return {**self.collator(forests), "met": met}

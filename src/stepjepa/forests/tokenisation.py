@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from stepjepa.forests.flat import as_bounds, expand
 from stepjepa.forests.words import WordFinder, word_finder
+from stepjepa.text.special import Spans, SpecialTokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -156,8 +157,11 @@ class TextEncoder:
         self._find: WordFinder | None = None
         self._added: dict[str, int] = {}
         self._words = _Table(self._encode_batch)
-        if self._backend is None or self._backend.encode_special_tokens:
+        self._special: SpecialTokens | None = None
+        # The backend's own flag says only how it was last asked.
+        if self._backend is None or getattr(tokenizer, "split_special_tokens", False):
             return
+        self._special = SpecialTokens(tokenizer)
         added = {str(token): index for index, token in tokenizer.added_tokens_decoder.items()}
         if not added:
             return
@@ -169,8 +173,40 @@ class TextEncoder:
             self._added = added
             self._find = word_finder(description)
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
-        """The tokens of some texts, no special token added."""
+    def encode(self, texts: Sequence[str], contents: Sequence[Spans] = ()) -> Encoded:
+        """The tokens of some texts, no special token added.
+
+        Args:
+            texts: any number of them.
+            contents: for each text where it holds what others wrote, in which no special token is one; nothing where
+                all of the texts is the program's own.
+        """
+        special = self._special
+        if special is not None and contents:
+            both = enumerate(zip(texts, contents, strict=True))
+            spelling = [index for index, each in both if special.spelt(*each)]
+            if spelling:
+                return self._encode_spelling(special, spelling, texts, contents)
+        return self._encode_own(texts)
+
+    def _encode_spelling(
+        self, special: SpecialTokens, spelling: Sequence[int], texts: Sequence[str], contents: Sequence[Spans]
+    ) -> Encoded:
+        """The same where the contents of some texts, given by number, spell special tokens."""
+        others = list(texts)
+        for index in spelling:
+            others[index] = ""
+        found = self._encode_own(others)
+        tokens = list(map(found.text, range(len(texts))))
+        apart = _as_encoded(*special.encode([texts[i] for i in spelling], [contents[i] for i in spelling]))
+        for number, index in enumerate(spelling):
+            tokens[index] = apart.text(number)
+        bounds = as_bounds(np.fromiter((len(each.ids) for each in tokens), np.int64, len(tokens)))
+        ids, starts, ends = (np.concatenate(each) for each in zip(*tokens, strict=True))
+        return Encoded(ids, starts, ends, bounds)
+
+    def _encode_own(self, texts: Sequence[str]) -> Encoded:
+        """Texts in which every special token is one."""
         if self._pattern is None:
             return self.encode_whole(texts)
         # Pieces and added tokens by turns; pieces may be empty.

@@ -338,7 +338,7 @@ def _tokens(forest: Forest, tokenizer: PreTrainedTokenizerBase) -> tuple[TokenIn
 def _parts(record: Record, builder: ForestBuilder, forest: Forest) -> tuple[tuple[PartInfo, ...], tuple[PartInfo, ...]]:
     """The messages and the steps of a record with the rows they stand at."""
     whole = builder.template.render(record.messages)
-    (tokens,) = builder.tokenize([whole.text])
+    tokens = builder.tokenize(whole)
     in_text = [s for s in forest.segments if s.kind == "main" or (s.kind == "target" and s.parent >= 0)]
     rows = [row for segment in in_text for row in range(segment.start, segment.end)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +108,15 @@ class EmaCallback(TrainerCallback):
     Args:
         encoder: to be updated.
         model: whose weights it follows.
+        taken: whether the last step was; one that was left out has changed nothing to follow.
     """
 
-    def __init__(self, encoder: EmaEncoder, model: nn.Module) -> None:
+    def __init__(self, encoder: EmaEncoder, model: nn.Module, taken: Callable[[], bool] = lambda: True) -> None:
         self._encoder = encoder
         self._model = model
+        self._taken = taken
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Update."""
-        self._encoder.update(self._model)
+        if self._taken():
+            self._encoder.update(self._model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from stepjepa.config import DTYPES
 from stepjepa.errors import UserError
+from stepjepa.files import read_json_object
 from stepjepa.models.presets import PREFIX, make_config, preset_tokenizer, read_template
 from stepjepa.models.presets import train_tokenizer as new_tokenizer
 from stepjepa.models.pretraining import as_loaded, chat_form, fit_config, random_model
@@ -29,9 +28,6 @@ from stepjepa.text.template import ChatTemplate
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# What transformers, PEFT and safetensors raise for a folder that is missing, foreign or broken.
-LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, AttributeError, RuntimeError, SafetensorError)
-
 # One of them is in every folder that has a tokenizer.
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -41,6 +37,13 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "spiece.model",
 )
+
+
+SAFE = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
+
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
+"""Endings of weights in other formats. Reading some of them runs what they hold; ``training_args.bin``, which the
+Trainer writes beside weights, is never read."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +142,8 @@ def load_model(
         The model, in training mode, and the tokenizer.
 
     Raises:
-        UserError: no such preset, folder or hub id, or it can't be loaded; ``train_tokenizer`` with trained weights, or
-            too small.
+        UserError: no such preset, folder or hub id, or it can't be loaded, or its weights are no safetensors;
+            ``train_tokenizer`` with trained weights, or too small.
     """
     from transformers import AutoModelForCausalLM
 
@@ -173,10 +176,12 @@ def load_model(
                 "--train_tokenizer needs random weights, since trained ones know the tokens of their own tokenizer; "
                 "add --pretrain, or leave it out"
             )
+        refuse_pickled(name)
         tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
         with reported(f"can't load a model from '{name}'"):
             model = AutoModelForCausalLM.from_pretrained(
                 name,
+                use_safetensors=True,
                 dtype=torch_dtype(dtype),
                 attn_implementation=attn_implementation,
                 trust_remote_code=trust_remote_code,
@@ -233,12 +238,38 @@ def _refuse_missing(name: str) -> None:
         raise UserError("no such model folder; check the path", path=name)
 
 
+def refuse_pickled(folder: str | os.PathLike[str]) -> None:
+    """Refuse a model or checkpoint folder whose weights are there, but not as safetensors.
+
+    Args:
+        folder: of a whole model or an adapter; anything that is no folder passes.
+
+    Raises:
+        UserError: it holds pickled weights alone, which can run code when they are read.
+    """
+    found = Path(folder)
+    if any((found / name).is_file() for name in SAFE):
+        return
+    pickled = sorted({f.name for pattern in PICKLED for f in found.glob(pattern)} - {"training_args.bin"})
+    weights = [name for name in pickled if "model" in name]
+    if weights:
+        raise UserError(
+            f"holds its weights as {weights[0]}, and only safetensors are read, since other formats can run code; "
+            "where you trust it, convert it: from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), transformers or PEFT",
+            path=found,
+        )
+
+
 @contextmanager
 def reported(what: str) -> Iterator[None]:
     """Turn what the libraries raise for a model that can't be had into one line."""
     try:
         yield
-    except LOAD_ERRORS as error:
+    except UserError:
+        raise
+    # Of a folder that is missing, foreign or broken the libraries make whatever error comes first: a tokenizer cut
+    # short is an Exception and nothing more.
+    except Exception as error:
         remedy = "; pass --trust_remote_code if you trust it" if "trust_remote_code" in str(error) else ""
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"{what}: {line.rstrip(' .') if remedy else line}{remedy}") from None
@@ -303,16 +334,19 @@ def load_for_inference(
             "checkpoint-N",
             path=name,
         )
+    refuse_pickled(name)
     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     base = name
     if adapter.is_file():
-        base = str(json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path") or "")
+        described = read_json_object(adapter, "file of an adapter", "restore it, or train again")
+        base = str(described.get("base_model_name_or_path") or "")
         if not base:
             raise UserError("names no base model (base_model_name_or_path); add it", path=adapter)
+        refuse_pickled(base)
     options = {} if quantization is None else quantization_options(quantization, device=device)
     with reported(f"can't load a model from '{base}'"):
         model = AutoModelForCausalLM.from_pretrained(
-            base, dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code, **options
+            base, dtype=torch_dtype(dtype), use_safetensors=True, trust_remote_code=trust_remote_code, **options
         )
         if adapter.is_file():
             model = _merge(model, name, len(tokenizer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -98,6 +99,10 @@ def find_preset(name: str) -> Preset:
     return PRESETS[key]
 
 
+# Learning merges takes a time that is quadratic in the length of a word: one of a million characters would take hours.
+_LONG_WORD = re.compile(r"\S{200}")
+
+
 def train_tokenizer(texts: Iterable[str], vocabulary: int, form: ChatForm = CHATML) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with a chat template, trained on some texts.
 
@@ -133,7 +138,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, form: ChatForm = CHAT
         show_progress=False,
     )
     # Every record says these words, once it is in the template; so they are as frequent as anything in the texts.
-    tokenizer.train_from_iterator([*form.frequent * ROLE_REPEATS, *texts], trainer)
+    said = (_LONG_WORD.sub(r"\g<0> ", text) for text in texts)
+    tokenizer.train_from_iterator([*form.frequent * ROLE_REPEATS, *said], trainer)
     roles = {"pad_token": form.pad, "eos_token": form.eos} | ({"bos_token": form.bos} if form.bos else {})
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -15,6 +15,13 @@ from torch import Tensor
 COLLAPSE_SIMILARITY = 0.99
 """Mean cosine of *unrelated* pairs from which on embeddings count as one constant direction."""
 
+COLLAPSE_RANK = 1.5
+"""Uncentred effective rank up to which embeddings count as one line: that two opposite vectors are dissimilar on
+average hides such a collapse from the similarity."""
+
+COLLAPSE_PAIRS = 16
+"""Pairs that a rank must be of to be judged: few pairs span few directions."""
+
 REMEDIES = (
     "try --jepa_loss_type infonce with a small --lbd, --sigreg 0.05, or --variance 1 --covariance 0.04 (--target_grad "
     "stop and ema only slow it down)"
@@ -96,6 +103,16 @@ class Window:
         self._sums: dict[str, Tensor | float] = {}
         self._pairs: list[tuple[Tensor, Tensor]] = []
         self._held = 0
+        self.mark()
+
+    def mark(self) -> None:
+        """Remember the window as it is now, for :meth:`back`."""
+        self._marked = dict(self._sums), list(self._pairs), self._held
+
+    def back(self) -> None:
+        """Forget what was added since the mark."""
+        sums, pairs, self._held = self._marked
+        self._sums, self._pairs = dict(sums), list(pairs)
 
     def add(self, **values: Tensor | float) -> None:
         """Add to running sums, created at first use; tensors are detached and stay on their device."""
@@ -119,7 +136,7 @@ class Window:
         return [float(self._sums.get(name, 0.0)) for name in names]
 
     def geometry(self) -> dict[str, float]:
-        """Effective ranks and retrieval of the latest pairs of this process; empty for less than two."""
+        """Effective ranks and retrieval of the latest pairs of this process, and how many; empty for less than two."""
         if self._held < 2:
             return {}
         source = torch.cat([first for first, _ in self._pairs])[-self._keep :].float()
@@ -130,4 +147,5 @@ class Window:
             "source_rank_centred": effective_rank(source, centred=True),
             "target_rank_centred": effective_rank(target, centred=True),
             "retrieval_top1": retrieval_top1(source, target),
+            "rank_pairs": float(len(source)),
         }

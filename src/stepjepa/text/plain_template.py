@@ -99,13 +99,21 @@ class PlainTemplate:
         end = start + len(content)
         return Rendered(self.begin + content, ((start, end),), (end,))
 
-    def prompt(self, messages: Sequence[Message]) -> str:
+    def render_prompt(self, messages: Sequence[Message]) -> Rendered:
         """What precedes the answer: the last question.
 
         Args:
             messages: the chat without its last assistant message.
         """
-        return self.begin + messages[-1]["content"] + PERCEPTION
+        first = len(self.begin)
+        last = first + len(messages[-1]["content"])
+        left_out = [(0, 0)] * (len(messages) - 1)
+        text = self.begin + messages[-1]["content"] + PERCEPTION
+        return Rendered(text, (*left_out, (first, last)), (*[0] * len(left_out), last))
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """The text of :meth:`render_prompt`."""
+        return self.render_prompt(messages).text
 
     def describe(self) -> dict[str, str]:
         """What a record looks like, for reports: the same keys as of a chat template, and ``form``."""

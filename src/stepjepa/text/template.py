@@ -132,15 +132,20 @@ class ChatTemplate:
             role = "user"
         return self._fill((role,), (content,)) or self.render([{"role": role, "content": content}])
 
-    def prompt(self, messages: Sequence[Message]) -> str:
+    def render_prompt(self, messages: Sequence[Message]) -> Rendered:
         """What precedes the answer in training, hence what the model must be shown to generate one.
 
         Args:
             messages: the chat without its last assistant message.
         """
-        rendered = self.render([*messages, {"role": "assistant", "content": _OPEN}])
+        whole = self.render([*messages, {"role": "assistant", "content": _OPEN}])
         # A blank before the answer is part of the answer's first token in most vocabularies.
-        return rendered.text[: rendered.spans[-1][0]].rstrip(" ")
+        text = whole.text[: whole.spans[-1][0]].rstrip(" ")
+        return Rendered(text, whole.spans[:-1], whole.turn_ends[:-1])
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """The text of :meth:`render_prompt`."""
+        return self.render_prompt(messages).text
 
     def _apply(self, messages: Sequence[Message]) -> str:
         text = self._tokenizer.apply_chat_template(

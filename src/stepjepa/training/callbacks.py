@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY, REMEDIES
+from stepjepa.files import atomic_write
+from stepjepa.objectives.monitors import COLLAPSE_PAIRS, COLLAPSE_RANK, COLLAPSE_SIMILARITY, REMEDIES
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -113,7 +115,11 @@ class MetricsCallback(TrainerCallback):
                 continue
             if step <= state.global_step:
                 kept.append(line + "\n")
-        path.write_text("".join(kept), encoding="utf-8")
+        # What the end of a run logs stands at its last step, too, but the checkpoint does not know of it.
+        if state.global_step:
+            kept = kept[: len(state.log_history)]
+        with atomic_write(path) as stream:
+            stream.writelines(kept)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         """Write the line."""
@@ -125,25 +131,40 @@ class MetricsCallback(TrainerCallback):
             stream.write(json.dumps({"step": state.global_step, "epoch": state.epoch, **logs}) + "\n")
 
 
+def collapse(logs: dict[str, float]) -> str | None:
+    """How the embeddings of a line of logs are collapsed, for people; None where they are not, or it can't be told."""
+    # Comparisons are such that NaN is no sign of anything.
+    similarity = logs.get("shuffled_similarity", 0.0)
+    if similarity >= COLLAPSE_SIMILARITY:
+        return f"unrelated pairs have cosine {similarity:.3f}: the embeddings are collapsing to one direction"
+    if logs.get("rank_pairs", 0.0) < COLLAPSE_PAIRS:
+        return None
+    for side in ("source", "target"):
+        rank = logs.get(f"{side}_rank", math.inf)
+        if rank <= COLLAPSE_RANK:
+            pairs = int(logs["rank_pairs"])
+            return f"{pairs} {side} embeddings have effective rank {rank:.2f}: they are collapsing to one line"
+    return None
+
+
 class CollapseCallback(TrainerCallback):
-    """Warns once when unrelated pairs have become as similar as related ones."""
+    """Warns once in a run, however often it is resumed, when embeddings have become the same for all records."""
 
     def __init__(self) -> None:
         self._warned = False
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Look at what a resumed run has logged: it was warned of then."""
+        self._warned = any(collapse(line) for line in state.log_history)
+
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Look at the similarity of shuffled pairs."""
-        similarity = (logs or {}).get("shuffled_similarity", 0.0)
-        # NaN is no similarity at all.
-        if not similarity >= COLLAPSE_SIMILARITY or self._warned or not state.is_world_process_zero:
+        """Look at the similarity of shuffled pairs, and at the ranks."""
+        if self._warned or not state.is_world_process_zero:
             return
-        self._warned = True
-        logger.warning(
-            "step %d: unrelated pairs have cosine %.3f: the embeddings are collapsing to one direction; %s",
-            state.global_step,
-            similarity,
-            REMEDIES,
-        )
+        found = collapse(logs or {})
+        if found is not None:
+            self._warned = True
+            logger.warning("step %d: %s; %s", state.global_step, found, REMEDIES)
 
 
 class EpochCallback(TrainerCallback):

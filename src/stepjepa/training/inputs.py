@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from stepjepa.data.records import Record, read_records
+from stepjepa.data.records import BadRecords, Record, bad_records, read_records, tell_bad_records
 from stepjepa.data.streams import RecordFile, RecordStream
 from stepjepa.errors import UserError
 from stepjepa.files import fingerprint
+from stepjepa.run_folder import is_main_process
 
 # More than this many are no system prompts but parts of the records.
 _MOST_PROMPTS = 10
@@ -41,7 +42,7 @@ def open_stream(args: argparse.Namespace) -> RecordStream:
     size = args.shuffle_buffer_size
     if size is None:
         size = 0 if args.training.get("train_sampling_strategy") == "sequential" else SHUFFLE_BUFFER
-    return RecordStream(RecordFile(args.train_file), size)
+    return RecordStream(RecordFile(args.train_file, bad_records(args.bad_records)), size)
 
 
 def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dict[str, Any]]:
@@ -51,7 +52,7 @@ def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dic
         UserError: a file is missing or wrong, or ``--eval_split`` would leave a part empty.
     """
     if args.data_file is not None:
-        records = read_records(args.data_file)
+        records, bad = _read(args, args.data_file)
         order = random.Random(args.split_seed).sample(range(len(records)), len(records))
         count = round(len(records) * args.eval_split)
         if not 0 < count < len(records):
@@ -62,25 +63,36 @@ def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dic
         held = set(order[:count])
         parts = [records[i] for i in range(len(records)) if i not in held], [records[i] for i in sorted(held)]
         split = {"eval_split": args.eval_split, "split_seed": args.split_seed}
-        return *parts, {"data": {**_identify(args.data_file, records), **split}}
+        return *parts, {"data": {**_identify(args.data_file, records, bad), **split}}
     if args.streaming:
         stream = open_stream(args)
         train_records = list(islice(stream, max(FIRST, stream.shuffle_buffer_size)))
-        files = {"train": _identify_stream(args.train_file)}
+        files = {"train": identify_stream(args.train_file)}
     else:
-        train_records = read_records(args.train_file)
-        files = {"train": _identify(args.train_file, train_records)}
+        train_records, bad = _read(args, args.train_file)
+        files = {"train": _identify(args.train_file, train_records, bad)}
     if args.eval_file is None:
         return train_records, [], files
-    eval_records = read_records(args.eval_file)
-    return train_records, eval_records, {**files, "eval": _identify(args.eval_file, eval_records)}
+    eval_records, bad = _read(args, args.eval_file)
+    return train_records, eval_records, {**files, "eval": _identify(args.eval_file, eval_records, bad)}
 
 
-def _identify(path: str, records: list[Record]) -> dict[str, Any]:
-    return {"file": Path(path).name, "records": len(records), "sha256": fingerprint(path)}
+def _read(args: argparse.Namespace, path: str) -> tuple[list[Record], BadRecords | None]:
+    """The records of a file, and what was left out of it."""
+    bad = bad_records(args.bad_records)
+    records = read_records(path, bad=bad)
+    if is_main_process():
+        tell_bad_records(bad)
+    return records, bad
 
 
-def _identify_stream(path: str) -> dict[str, Any]:
+def _identify(path: str, records: list[Record], bad: BadRecords | None) -> dict[str, Any]:
+    left_out = {"bad_records": bad.to_dict()} if bad is not None and bad.count else {}
+    return {"file": Path(path).name, "records": len(records), "sha256": fingerprint(path), **left_out}
+
+
+def identify_stream(path: str) -> dict[str, Any]:
+    """What tells a streamed file apart: its name, its size in bytes and a hash of its beginning."""
     with open(path, "rb") as stream:
         digest = hashlib.sha256(stream.read(_BEGINNING)).hexdigest()
     return {"file": Path(path).name, "bytes": Path(path).stat().st_size, "sha256_of_first_mib": digest}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import logging
 import re
-import sys
+import signal
 import time
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from stepjepa.compute.flop_callback import EqualComputeCallback
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.data.streams import RecordStream
+from stepjepa.disk import DISK_ERRORS
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores, spread
 from stepjepa.files import fingerprint
@@ -35,17 +37,21 @@ from stepjepa.run_folder import (
     RUN_FILE,
     earlier_launches,
     is_main_process,
+    last_checkpoint,
     open_run_folder,
     save_whole,
     versions,
     write_run,
 )
+from stepjepa.signals import OneRequest, Stopped
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.text.predictors import all_predictor_ids
 from stepjepa.text.system_prompts import common_system_prompt, with_system_prompt
 from stepjepa.training.dry_run import dry_run
 from stepjepa.training.inputs import open_stream, read_data, system_prompts, training_arguments
+from stepjepa.training.provenance import provenance
+from stepjepa.training.stopping import StopCallback
 from stepjepa.training.trainer import JepaTrainer
 
 logger = logging.getLogger(__name__)
@@ -70,7 +76,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
         transformers.logging.set_verbosity_error()
     # Before anything is drawn, an adapter's weights among it.
     transformers.set_seed(args.finetune_seed)
-    folder, checkpoint = open_run_folder(args.output_dir, args.resume_from_checkpoint)
+    folder, checkpoint = open_run_folder(args.output_dir, args.resume_from_checkpoint, _say)
     train_records, eval_records, files = read_data(args)
     if args.dry_run:
         dry_run(args, config, train_records, eval_records, lambda args: training_arguments(args, bool(eval_records)))
@@ -92,8 +98,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
         metrics = _run(trainer, folder, checkpoint, record)
         if trainer.prepared_eval is not None:
             metrics |= trainer.evaluate()
-    save_whole(folder, trainer.save_model)
-    trainer.save_state()
+    save_whole(folder, partial(_save, trainer))
     record |= {
         **trainer.found(),
         "status": "finished",
@@ -101,6 +106,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
             "steps": trainer.state.global_step,
             "tokens": trainer.num_tokens,
             "flops": trainer.state.total_flos,
+            "nonfinite_steps": trainer.skipped,
             "last_log": next((line for line in reversed(trainer.state.log_history) if "lm_loss" in line), {}),
             "train_seconds": sum(launch["seconds"] for launch in record["launches"]),
             "seconds": time.time() - start,
@@ -110,6 +116,12 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
     write_run(folder, record)
     _say(f"run folder: {folder}")
     _leave_group()
+
+
+def _save(trainer: JepaTrainer, folder: str) -> None:
+    trainer.save_model(folder)
+    if trainer.is_world_process_zero():
+        trainer.state.save_to_json(str(Path(folder) / "trainer_state.json"))
 
 
 def _build(
@@ -145,6 +157,7 @@ def _build(
     held_out = None
     if eval_records:
         held_out = prepare(eval_records, tokenizer, config, what="evaluation data", cache=cache)
+        _say(f"evaluation data: {held_out.describe()}")
     if lora is not None:
         model = add_lora(model, lora, adapter_ids(tokenizer, plain=config.plain))
     # Generation must never produce a token that only training knows.
@@ -165,7 +178,9 @@ def _build(
             processing_class=tokenizer,
             answer_scores=scores,
             track_flop=args.track_flop,
+            on_nonfinite=args.on_nonfinite,
         )
+        trainer.selective = args.selective_checkpointing
     except (ValueError, RuntimeError, ImportError) as error:
         raise UserError(str(error)) from None
     _say(f"encoding: {trainer.encoding} ({trainer.encoding_reason})")
@@ -194,7 +209,7 @@ def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
     lora = _lora_settings(args)
     return {
         "status": "running",
-        "command": sys.argv[1:],
+        **provenance(args, trainer.model),
         "model": args.model_name,
         "jepa": trainer.jepa.to_dict(),
         "lora": vars(lora) if lora else None,
@@ -210,6 +225,8 @@ def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
         "training": trainer.args.to_dict(),
         "order": _order(trainer.args, trainer.stream),
         **trainer.found(),
+        "eval_counts": trainer.prepared_eval.counts if trainer.prepared_eval else None,
+        "on_nonfinite": trainer.on_nonfinite,
         "parameters": {"trained": trainable, "total": total},
         "versions": versions(),
         "launches": [],
@@ -264,8 +281,27 @@ def _answer_scores(
 def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dict[str, Any]) -> dict[str, float]:
     """Train, and note in the record what became of it."""
     start = time.time()
+    request = OneRequest(_promise)
+    trainer.add_callback(StopCallback(request, trainer.args.world_size, trainer.args.device))
+
+    def launched() -> None:
+        record["launches"].append({"seconds": time.time() - start, "to_step": trainer.state.global_step})
+
     try:
-        metrics = dict(trainer.train(resume_from_checkpoint=checkpoint).metrics)
+        with request:
+            metrics = dict(trainer.train(resume_from_checkpoint=checkpoint).metrics)
+    except Stopped as stop:
+        # Those who report elsewhere close their files.
+        trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
+        launched()
+        write_run(folder, {**record, "status": "interrupted"})
+        _leave_group()
+        saved = folder / f"checkpoint-{trainer.state.global_step}"
+        raise Stopped(stop.number, f"stopped; {saved} is saved; go on with --resume_from_checkpoint last") from None
+    except OSError as error:
+        with suppress(OSError):
+            write_run(folder, {**record, "status": "failed", "error": str(error)})
+        raise _disk_error(error, folder) from None
     except (ValueError, RuntimeError, ImportError) as error:
         if trainer.state.global_step == 0:
             # A stream's first record that is wrong; an optimizer or a schedule that can't be made. The folder stays
@@ -277,8 +313,26 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
             raise error if isinstance(error, UserError) else UserError(f"training can't start: {error}") from None
         write_run(folder, {**record, "status": "failed", "error": str(error)})
         raise
-    record["launches"].append({"seconds": time.time() - start, "to_step": trainer.state.global_step})
+    launched()
     return metrics
+
+
+def _promise(number: int) -> None:
+    name = signal.Signals(number).name
+    _say(f"{name}: saving a checkpoint at the end of this step, then stopping; once more to stop at once")
+
+
+def _disk_error(error: OSError, folder: Path) -> OSError | UserError:
+    """What to tell of a disk that can't be written to while training."""
+    if error.errno not in DISK_ERRORS:
+        return error
+    last = last_checkpoint(folder)
+    way = (
+        "no checkpoint was saved before"
+        if last is None
+        else f"{last.name} is whole: once it can be written to, go on with --resume_from_checkpoint last"
+    )
+    return UserError(f"{error.strerror}; {way}", path=error.filename or folder)
 
 
 def _order(training: TrainingArguments, stream: RecordStream | None) -> dict[str, Any]:

@@ -1,14 +1,20 @@
-"""A trainer that saves and loads what belongs to a run beside the model: predictor head and averaged weights."""
+"""A trainer whose checkpoints are whole or absent, and hold what belongs to a run beside the model."""
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 from transformers import Trainer
+from transformers.trainer_utils import rotate_checkpoints
 
+from stepjepa.disk import naming_disk_errors
 from stepjepa.models.ema import EmaEncoder
+from stepjepa.models.loading import refuse_pickled
 from stepjepa.models.predictor_head import load_head, save_head, split_state, without_head
+from stepjepa.run_folder import PART
 
 
 class SavingTrainer(Trainer):
@@ -20,16 +26,78 @@ class SavingTrainer(Trainer):
 
     ema: EmaEncoder | None = None
 
+    # Where a checkpoint is being written, before it has its name.
+    _part: Path | None = None
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return super()._get_output_dir(trial) if self._part is None else str(self._part)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """As in Trainer, into a folder that takes its name when all of it is there.
+
+        Raises:
+            OSError: the disk is full or can't be written to; nothing is left of the checkpoint then.
+        """
+        if self.args.push_to_hub:
+            # The hub's library goes on reading the folder while training goes on.
+            super()._save_checkpoint(model, trial)
+            return
+        run = Path(self._get_output_dir(trial))
+        final = run / f"checkpoint-{self.state.global_step}"
+        part = run / PART / final.name
+        if self.args.should_save:
+            shutil.rmtree(run / PART, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self._part = part.parent
+        try:
+            with naming_disk_errors(final):
+                super()._save_checkpoint(model, trial)
+                if self.state.best_model_checkpoint == str(part):
+                    self.state.best_model_checkpoint = str(final)
+                    if self.args.should_save:
+                        self.state.save_to_json(str(part / "trainer_state.json"))
+        except BaseException:
+            shutil.rmtree(part.parent, ignore_errors=True)
+            raise
+        finally:
+            self._part = None
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            _give_name(part, final)
+            rotate_checkpoints(
+                output_dir=str(run),
+                save_total_limit=self.args.save_total_limit,
+                best_model_checkpoint=self.state.best_model_checkpoint,
+                use_mtime=True,
+            )
+        self.accelerator.wait_for_everyone()
+        if self.args.local_process_index == 0 and part.is_dir():
+            # Of a machine that shares no disk with the first: what its own processes go on from.
+            _give_name(part, final)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """As in Trainer, which would train one more step where a run is resumed that has had its last one."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
+
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """As in Trainer, with the predictor head in a file of its own."""
         rest, own = (None, {}) if state_dict is None else split_state(state_dict)
-        with without_head(self.model) as head:
-            super()._save(output_dir, rest)
+        # Trainer pickles its arguments beside the model, and a token is nothing to be kept there.
+        token, self.args.hub_token = self.args.hub_token, None
+        try:
+            with without_head(self.model) as head:
+                super()._save(output_dir, rest)
+        finally:
+            self.args.hub_token = token
         # Trainer calls this on every process, and saves on one.
         if head is not None and self.args.should_save:
             save_head(own or head.state_dict(), output_dir or str(self.args.output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        refuse_pickled(resume_from_checkpoint)
         with without_head(self.model) as head:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         if head is not None:
@@ -53,3 +121,12 @@ class SavingTrainer(Trainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if self.ema is not None and checkpoint is not None:
             self.ema.load(checkpoint)
+
+
+def _give_name(part: Path, final: Path) -> None:
+    """Put a finished checkpoint where it belongs, in the place of a damaged or an older one if there is one."""
+    replaced = part.with_name(f"{part.name}.replaced")
+    if final.exists():
+        final.replace(replaced)
+    part.replace(final)
+    shutil.rmtree(part.parent)

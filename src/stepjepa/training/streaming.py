@@ -205,7 +205,8 @@ class StreamingTrainer(FlopTrainer):
         """What ``run.json`` says of the training records; of a stream, those trained on so far, in every epoch again.
 
         Returns:
-            ``counts`` and ``tokens`` as in ``Prepared``, with the ratio of the tokens, and ``template``.
+            ``counts`` and ``tokens`` as in ``Prepared``, with the ratio of the tokens, and ``template``; where lines of
+            a stream were left out, ``bad_records``.
         """
         if self.stream is None:
             assert self.prepared is not None
@@ -216,7 +217,9 @@ class StreamingTrainer(FlopTrainer):
             tokens = {name: self.tally.totals[name] for name in ("all", "main")}
             template = self.train_dataset.template()
         ratio = tokens["all"] / tokens["main"] if tokens["main"] else None
-        return {"counts": counts, "tokens": {**tokens, "ratio": ratio}, "template": template}
+        bad = None if self.stream is None else self.stream.bad
+        left_out = {} if bad is None or not bad.count else {"bad_records": bad.to_dict()}
+        return {"counts": counts, "tokens": {**tokens, "ratio": ratio}, "template": template, **left_out}
 
     def say_found(self, what: str) -> None:
         """One line for people on what was met of the stream so far."""
@@ -224,6 +227,9 @@ class StreamingTrainer(FlopTrainer):
             found = self.found()
             # Above the bar, where there is one.
             tqdm.write(f"data, {what}: {describe(found['counts'], found['tokens'])}", file=sys.stdout)
+            bad = None if self.stream is None else self.stream.bad
+            if bad is not None and bad.count:
+                tqdm.write(f"data, so far: {bad.describe()}", file=sys.stdout)
             sys.stdout.flush()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -27,8 +27,8 @@ from stepjepa.models.lm_loss import plain_head
 from stepjepa.models.predictor_head import without_head
 from stepjepa.models.setup import base_model, set_up
 from stepjepa.objectives.gathering import gather_rows
-from stepjepa.objectives.monitors import Window, share
-from stepjepa.objectives.objective import Gather, Objective, Sums, alone
+from stepjepa.objectives.monitors import Window
+from stepjepa.objectives.objective import Gather, Objective, Parts, Sums, alone
 from stepjepa.training.callbacks import CollapseCallback, ConsoleCallback, EpochCallback, MetricsCallback
 from stepjepa.training.checks import (
     check_positions,
@@ -36,19 +36,19 @@ from stepjepa.training.checks import (
     refuse_lonely_pairs,
     refuse_sharding,
 )
+from stepjepa.training.guarded import GuardedTrainer
 from stepjepa.training.held_out import measure
+from stepjepa.training.logged import LoggedTrainer
+from stepjepa.training.nonfinite import OnNonfinite
+from stepjepa.training.out_of_memory import naming_the_batch
 from stepjepa.training.saving import SavingTrainer
 from stepjepa.training.streaming import Data, StreamingTrainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
-# Names of the running sums of a window beside the parts of the loss, as they travel between processes.
-_SUMS = ["steps", "jepa_steps", "matched", "shuffled", "pairs", "crossings"]
-_SUMS += ["tokens", "records", "records_with_views", "records_without_pair"]
 
-
-class JepaTrainer(SavingTrainer, StreamingTrainer):
+class JepaTrainer(LoggedTrainer, SavingTrainer, GuardedTrainer, StreamingTrainer):
     """Trains a causal language model with ``gamma * LM loss + lbd * alignment loss``.
 
     Everything else is transformers' Trainer: schedules, accumulation, checkpoints, resume, reporting, DDP, FSDP.
@@ -68,6 +68,9 @@ class JepaTrainer(SavingTrainer, StreamingTrainer):
             returns sums of scores, see ``evaluation.in_training``; their means are logged as ``eval_answer_<score>``,
             so that ``metric_for_best_model="answer_exact"`` keeps the checkpoint that answers best.
         track_flop: measure the FLOPs of the first steps and print them beside the derived ones.
+        on_nonfinite: ``stop`` ends the run with a ``UserError`` before a step whose loss or gradient is not finite;
+            ``skip`` leaves such steps out, up to ``nonfinite.MOST_IN_A_ROW`` in a row, counted in the logs as
+            ``nonfinite_steps``. Both name the records and keep the batch in the run folder.
 
     Attributes:
         prepared: the training records as forests, with counts; None for a stream, see ``StreamingTrainer``.
@@ -100,6 +103,7 @@ class JepaTrainer(SavingTrainer, StreamingTrainer):
         optimizers: tuple[Any, Any] = (None, None),
         answer_scores: Callable[[Any, int, int], dict[str, float]] | None = None,
         track_flop: bool = False,
+        on_nonfinite: OnNonfinite = "stop",
     ) -> None:
         self.jepa = jepa or JepaConfig()
         self.objective = Objective.from_config(self.jepa, args.seed)
@@ -145,7 +149,7 @@ class JepaTrainer(SavingTrainer, StreamingTrainer):
         if self.jepa.target_grad == "ema":
             with without_head(self.model):
                 self.ema = EmaEncoder(self.model, self.jepa.ema_decay)
-            self.add_callback(EmaCallback(self.ema, self.model))
+            self.add_callback(EmaCallback(self.ema, self.model, lambda: self.step_taken))
         # Derived and tried out here, where the model is whole.
         flops = self.flops
         plain_head(self.model)
@@ -153,9 +157,9 @@ class JepaTrainer(SavingTrainer, StreamingTrainer):
             say = print if self.is_world_process_zero() else None
             self.tracker = FlopTracker(flops, self.plan, say=say, total=self._total)
         self.answer_scores = answer_scores
-        self.num_tokens = 0.0
+        self._guard(on_nonfinite)
         self._window = Window()
-        self._window_start = time.perf_counter()
+        self._start_window()
 
     def _prepare(self, data: Data | None, tokenizer: PreTrainedTokenizerBase, what: str) -> Prepared | None:
         if data is None:
@@ -179,19 +183,15 @@ class JepaTrainer(SavingTrainer, StreamingTrainer):
     ) -> Any:
         """The loss of one micro-batch, scaled so that the gradients of a step add up to the step's mean."""
         groups: list[dict[str, Tensor]] = inputs["groups"]
-        outputs = self._encode(model, groups)
         if num_items_in_batch is None:
             num_items_in_batch = self._counts([inputs], self.args.device)
-        # A step without views has nothing to bring together, on no process.
-        gather: Gather = gather_rows if self.jepa.compares_pairs and num_items_in_batch[1] > 0 else alone
-        sums = self.objective.sums(outputs, step=self.state.global_step, gather=gather)
-        parts = self.objective.parts(sums, num_items_in_batch, self._progress())
+        outputs, parts = self._run(model, inputs, num_items_in_batch)
         self._lbd = self.objective.lbd_at(self._progress())
         # DDP and FSDP average the gradients of the processes, and the counts are already those of all of them.
         world = self.accelerator.num_processes
         records, without_pair = torch.stack([group["num_records"] for group in groups]).sum(0)
         self._window.add(
-            **{name: part for name, part in parts.items() if name != "loss"},
+            **parts,
             tokens=torch.cat([group["num_tokens"] for group in groups]).sum(),
             records=records,
         )
@@ -200,8 +200,24 @@ class JepaTrainer(SavingTrainer, StreamingTrainer):
         self._window.add(records_with_views=records * with_views, records_without_pair=without_pair * with_views)
         if len(outputs.source):
             self._window.add_pairs(outputs.source, outputs.target)
-        loss = parts["loss"] * world
+        loss = self.spoil(parts["loss"], parts) * world
         return (loss, outputs) if return_outputs else loss
+
+    def _run(self, model: nn.Module, inputs: dict[str, Any], counts: Tensor) -> tuple[Outputs, Parts]:
+        outputs = self._encode(model, inputs["groups"])
+        # A step without views has nothing to bring together, on no process.
+        gather: Gather = gather_rows if self.jepa.compares_pairs and counts[1] > 0 else alone
+        sums = self.objective.sums(outputs, step=self.state.global_step, gather=gather)
+        return outputs, self.objective.parts(sums, counts, self._progress())
+
+    def parts_of(self, model: nn.Module, inputs: dict[str, Any], counts: Tensor | None) -> dict[str, Tensor]:
+        """See ``GuardedTrainer``."""
+        return self._run(model, inputs, self._counts([inputs], self.args.device) if counts is None else counts)[1]
+
+    @property
+    def source(self) -> str:
+        """See ``GuardedTrainer``."""
+        return self.stream.name if self.stream is not None else self.prepared.source if self.prepared else "<memory>"
 
     def _encode(self, model: nn.Module, groups: list[dict[str, Tensor]]) -> Outputs:
         """What the objective needs of a batch."""
@@ -234,80 +250,11 @@ class JepaTrainer(SavingTrainer, StreamingTrainer):
             counts = self.accelerator.reduce(counts, "sum")
         return counts
 
-    # -- logs ---------------------------------------------------------------------------------------------------------
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the parts of the loss, the monitors and the speed to a line of training logs."""
-        if "loss" in logs:
-            self.store_flos()
-            logs = {**logs, **self._window_metrics()}
-        super().log(logs, start_time)
-
-    def _window_metrics(self) -> dict[str, float]:
-        names = [*self.objective.names, *_SUMS]
-        sums = dict(zip(names, self._total(self._window.totals(names)), strict=True))
-        world = self.accelerator.num_processes
-        seconds = max(time.perf_counter() - self._window_start, 1e-9)
-        steps = max(sums["steps"] / world, 1)
-        self._add_tokens(sums["tokens"])
-        metrics: dict[str, float] = {
-            **{name: sums[name] / steps for name in ("lm_loss", "stp_loss") if name in sums},
-            "num_tokens": self.num_tokens,
-            "total_flos": self.state.total_flos,
-            "tokens_per_second": sums["tokens"] / seconds,
-            "records_per_second": sums["records"] / seconds,
-        }
-        if self.jepa.uses_views:
-            metrics |= {
-                **self._aligned_parts(sums, sums["jepa_steps"] / world),
-                **share("matched_similarity", sums["matched"], sums["pairs"]),
-                **share("shuffled_similarity", sums["shuffled"], sums["crossings"]),
-                **self._window.geometry(),
-                "pairs_per_second": sums["pairs"] / seconds,
-                **share("without_pair_share", sums["records_without_pair"], sums["records_with_views"]),
-            }
-        self._window.reset()
-        self._window_start = time.perf_counter()
-        return metrics
-
-    def _aligned_parts(self, sums: dict[str, float], steps: float) -> dict[str, float]:
-        """Means over the steps that had views, and the weight where it changes."""
-        named = [name for name in self.objective.names if name not in ("lm_loss", "stp_loss")]
-        means: dict[str, float] = {}
-        for name in named:
-            means |= share(name, sums[name], steps)
-        scheduled = self.jepa.lbd_schedule != "constant"
-        return means | ({"lbd": self._lbd} if scheduled else {})
-
-    def _total(self, values: Sequence[float]) -> list[float]:
-        """Sums of some numbers over all processes."""
-        # Sums of a window need more than the single precision that mps has.
-        device = torch.device("cpu") if self.args.device.type == "mps" else self.args.device
-        totals = torch.tensor(values, dtype=torch.float64, device=device)
-        if self.accelerator.num_processes > 1:
-            totals = self.accelerator.reduce(totals, "sum")
-        summed: list[float] = totals.tolist()
-        return summed
-
-    def _add_tokens(self, tokens: float) -> None:
-        if self.num_tokens == 0:
-            # A resumed run goes on counting where its checkpoint was written.
-            self.num_tokens = float(self.state.num_input_tokens_seen)
-        self.num_tokens += tokens
-
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """As in Trainer, with the tokens seen so far in the state."""
-        (pending,) = self._total(self._window.totals(["tokens"]))
-        self._add_tokens(0.0)
-        self.state.num_input_tokens_seen = int(self.num_tokens + pending)
-        super()._save_checkpoint(*args, **kwargs)
-
     # -- the whole ----------------------------------------------------------------------------------------------------
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As in Trainer."""
-        self._window.reset()
-        self._window_start = time.perf_counter()
+        self._start_window()
         result = super().train(*args, **kwargs)
         if self.tracker is not None:
             self.tracker.close()
@@ -343,7 +290,7 @@ class JepaTrainer(SavingTrainer, StreamingTrainer):
         metrics, records = measure(
             chosen,
             self.objective,
-            lambda batch: self._measure_batch(model, batch),
+            lambda batch: self._measure_batch(model, batch, chosen.source),
             collator=self.data_collator,
             batch_size=self.args.per_device_eval_batch_size,
             rank=self.accelerator.process_index,
@@ -362,9 +309,10 @@ class JepaTrainer(SavingTrainer, StreamingTrainer):
         return named
 
     @torch.no_grad()
-    def _measure_batch(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Outputs, Sums]:
-        inputs = self._prepare_inputs(batch)
-        with self.compute_loss_context_manager():
+    def _measure_batch(self, model: nn.Module, batch: dict[str, Any], source: str) -> tuple[Outputs, Sums]:
+        named = naming_the_batch(lambda: self.describe_memory_of_evaluation(batch, source))
+        with named, self.compute_loss_context_manager():
+            inputs = self._prepare_inputs(batch)
             outputs = self._encode(model, inputs["groups"])
             gather = gather_rows if self.jepa.compares_pairs else alone
             return outputs, self.objective.sums(outputs, gather=gather)

@@ -1,0 +1,103 @@
+"""Checkpoints on the disk: whether one is whole, told without reading its weights, and which is the newest such."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+_PREFIX = "checkpoint-"
+_STATE_FILE = "trainer_state.json"
+
+# What belongs to every checkpoint, by what it is called in messages; one file or folder of each is enough.
+_WEIGHTS = ("model*.safetensors", "adapter_model.*", "pytorch_model*", "global_step*")
+_TO_GO_ON = {
+    "optimizer.pt": ("optimizer*", "rank*-optimizer.pt", "global_step*"),
+    # DeepSpeed may have one of its own.
+    "scheduler.pt": ("scheduler.pt", "global_step*"),
+    "rng_state.pth": ("rng_state*.pth",),
+}
+# The longest header that the format allows.
+_LONGEST_HEADER = 100_000_000
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The folders ``checkpoint-N`` of a run, whole or not, the newest first."""
+    numbered = [path for path in folder.glob(f"{_PREFIX}*") if path.name[len(_PREFIX) :].isdigit()]
+    return sorted(numbered, key=lambda path: -int(path.name[len(_PREFIX) :]))
+
+
+def checkpoint_fault(path: Path, needed: Collection[str] = (), *, weights_only: bool = False) -> str | None:
+    """Why a checkpoint can't be gone on from; None if nothing is wrong with it.
+
+    Sizes, headers and small files are looked at, in no time; a flipped bit within the weights is not seen.
+
+    Args:
+        path: of the folder.
+        needed: files that it must hold beside those that all hold.
+        weights_only: it was saved without what the optimizer remembers, and is not at fault for that.
+    """
+    # The Trainer writes this file last.
+    if not (path / _STATE_FILE).is_file():
+        return f"{_STATE_FILE} is missing"
+    for file in sorted(path.iterdir()):
+        check = _CHECKS.get(file.suffix)
+        fault = check(file) if check and file.is_file() else None
+        if fault is not None:
+            return f"{file.name} {fault}"
+    if not any(any(path.glob(pattern)) for pattern in _WEIGHTS):
+        return "model.safetensors is missing"
+    for name in needed:
+        if not (path / name).is_file():
+            return f"{name} is missing"
+    for name, patterns in {} if weights_only else _TO_GO_ON.items():
+        if not any(any(path.glob(pattern)) for pattern in patterns):
+            return f"{name} is missing"
+    return None
+
+
+def _json_fault(file: Path) -> str | None:
+    try:
+        value: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return "is empty" if not file.stat().st_size else "is cut short or damaged"
+    if file.name.endswith(".index.json"):
+        weight_map = value.get("weight_map") if isinstance(value, dict) else None
+        if not isinstance(weight_map, dict):
+            return "names no files"
+        absent = sorted({str(name) for name in weight_map.values() if not (file.parent / str(name)).is_file()})
+        if absent:
+            return f"names {absent[0]}, which is missing"
+    return None
+
+
+def _safetensors_fault(file: Path) -> str | None:
+    """Eight bytes with the length of the header, the header as JSON, the tensors; nothing else."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        first = stream.read(8)
+        length = int.from_bytes(first, "little")
+        if len(first) < 8 or length > min(size - 8, _LONGEST_HEADER):
+            return f"is cut short ({size:,} bytes)"
+        try:
+            header = json.loads(stream.read(length))
+            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+            expected = 8 + length + max(ends, default=0)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+            return "has a damaged header"
+    return None if size == expected else f"has {size:,} bytes instead of {expected:,}"
+
+
+def _archive_fault(file: Path) -> str | None:
+    """What PyTorch saves is a zip archive, whose list of contents stands at the end."""
+    return None if zipfile.is_zipfile(file) else f"is cut short ({file.stat().st_size:,} bytes)"
+
+
+_CHECKS = {
+    ".json": _json_fault,
+    ".safetensors": _safetensors_fault,
+    ".pt": _archive_fault,
+    ".pth": _archive_fault,
+}

@@ -1,0 +1,188 @@
+"""``stepjepa rerun``: repeat the training run of a folder, and say whether it came to the same."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from contextlib import chdir, nullcontext
+from pathlib import Path
+from typing import Any
+
+from stepjepa.arguments import add_switch, as_arguments
+from stepjepa.commands import train
+from stepjepa.errors import UserError, visible
+from stepjepa.files import fingerprint
+from stepjepa.parser import Parser
+from stepjepa.run_folder import is_main_process, open_run_folder, read_run
+
+SUMMARY = "repeat the run of a folder, if its data are still the same, and compare the weights"
+
+EPILOG = """\
+The run is repeated from its beginning, as run.json says. What has changed since is told: versions and machine on a line
+each; a changed data file, chat template or model folder ends it, unless --allow_changes is named. Exit code 1 where
+nothing has changed and the weights are others all the same."""
+
+MOVED = ("train_file", "eval_file", "data_file", "model_name")
+
+# Settings that run code or speak to others: a folder can come from anybody, so its word is not enough.
+NAMED_AGAIN = ("trust_remote_code", "eval_task", "push_to_hub", "report_to")
+
+# What run.json resolved, and must be resolved again.
+RESOLVED = ("jepa", "lora", "loaded", "order", "model_fingerprint")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("folder", metavar="FOLDER", help="run folder")
+    parser.add_argument("--output_dir", metavar="DIR", help="folder of the new run; empty or new (FOLDER-rerun)")
+    add_switch(parser.add_argument_group("changes"), "--allow_changes", help="go on where data or model have changed")
+    moved = parser.add_argument_group("where files are now, if they were moved")
+    for name in MOVED:
+        moved.add_argument(f"--{name}", metavar="FILE" if name.endswith("file") else "NAME")
+    again = parser.add_argument_group("to be named again, where the run had them: they run code or speak to others")
+    add_switch(again, "--trust_remote_code", help="run code that comes with the model")
+    again.add_argument("--eval_task", metavar="MODULE:CLASS", help="a task of one's own")
+    add_switch(again, "--push_to_hub", help="upload the model")
+    again.add_argument("--report_to", nargs="+", metavar="NAME", help="wandb, tensorboard ...; none for nobody")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check what has changed, train, compare.
+
+    Raises:
+        UserError: the folder can't be repeated, or something has changed.
+    """
+    folder = Path(args.folder).absolute()
+    old = read_run(folder)
+    arguments = old.get("arguments")
+    if not isinstance(arguments, list) or not all(isinstance(each, str) for each in arguments):
+        raise UserError("run.json holds no 'arguments', so the run can't be repeated; train again", path=folder)
+    new = Path(args.output_dir or f"{folder}-rerun").absolute()
+    open_run_folder(str(new), None)
+    more = {name: _here(getattr(args, name)) for name in MOVED}
+    more |= {name: getattr(args, name) for name in NAMED_AGAIN if getattr(args, name)}
+    command = [*arguments, *as_arguments({**more, "output_dir": str(new)})]
+    _tell(f"stepjepa train {shlex.join(command)}")
+    directory = str(old.get("directory", ""))
+    there = os.path.isdir(directory)  # noqa: PTH112  # a Path of nothing would be this folder
+    if not there:
+        _tell(f"note: it was started in {directory}, which is gone; relative paths are meant from here")
+    with chdir(directory) if there else nullcontext():
+        repeated = train.parse(_parser(), command)
+        _check_named_again(args, repeated)
+        changes = _changes(old, repeated)
+        if changes and not args.allow_changes:
+            raise UserError(f"{'; '.join(changes)}; restore what it was, or pass --allow_changes", path=folder)
+        for line in (*changes, *_differences(old)):
+            _tell(f"note: {line}")
+        train.run(repeated)
+    return _compare(folder, new, old, bool(changes)) if is_main_process() else 0
+
+
+def _tell(line: str) -> None:
+    if is_main_process():
+        print(visible(line), flush=True)
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="stepjepa train", allow_abbrev=False)
+    train.add_arguments(parser)
+    return parser
+
+
+def _here(name: str | None) -> str | None:
+    """A path that was typed now, so that it is meant from where the user is; a hub id or preset as it is."""
+    return str(Path(name).absolute()) if name is not None and Path(name).exists() else name
+
+
+def _check_named_again(args: argparse.Namespace, repeated: argparse.Namespace) -> None:
+    """Refuse what the run had and the user has not named again."""
+    has = {
+        "trust_remote_code": repeated.trust_remote_code,
+        "eval_task": ":" in repeated.eval_task,
+        "push_to_hub": bool(repeated.training.get("push_to_hub")),
+        "report_to": repeated.training.get("report_to", "none") not in ("none", ["none"], []),
+    }
+    for name in NAMED_AGAIN:
+        if has[name] and not getattr(args, name):
+            value = {**repeated.training, **vars(repeated)}[name]
+            shown = "" if value is True else f" {' '.join(value) if isinstance(value, list) else value}"
+            instead = ", or --report_to none" if name == "report_to" else ""
+            raise UserError(
+                f"the run had --{name}{shown}, which runs code or speaks to others; pass it again if you trust the "
+                f"folder{instead}",
+                path=args.folder,
+            )
+
+
+def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
+    """What can't come to the same any more.
+
+    Raises:
+        UserError: a file is missing.
+    """
+    from stepjepa.evaluation.output import model_fingerprint
+    from stepjepa.training.inputs import identify_stream
+    from stepjepa.training.provenance import machine
+
+    found = []
+    for part, before in old["data"].items():
+        name = f"{part}_file"
+        path = getattr(repeated, name)
+        if path is None or not Path(path).is_file():
+            raise UserError(f"no such file; pass --{name} with where it is now", path=path or before["file"])
+        if "sha256" in before:
+            same = fingerprint(path) == before["sha256"]
+        else:
+            same = all(before[key] == value for key, value in identify_stream(path).items() if key != "file")
+        if not same:
+            found.append(f"{path} has changed since")
+    template = old["loaded"]["chat_template"]
+    if template is not None and fingerprint(repeated.chat_template) != template:
+        found.append(f"{repeated.chat_template} has changed since")
+    model = repeated.model_name
+    if Path(model).is_dir() and model_fingerprint(model) != old["model_fingerprint"]:
+        found.append(f"{model} holds another model than then")
+    processes = old["machine"]["processes"]
+    if machine()["processes"] != processes:
+        found.append(f"the run had {processes} processes (torchrun --nproc_per_node), not {machine()['processes']}")
+    return found
+
+
+def _differences(old: Mapping[str, Any]) -> list[str]:
+    """What may change the last digits: versions, threads, device."""
+    from stepjepa.run_folder import versions
+    from stepjepa.training.provenance import machine
+
+    now = {**versions(), **machine()}
+    before = {**old["versions"], **old["machine"]}
+    return [
+        f"{name} was {value} and is {now.get(name, 'missing')}"
+        for name, value in before.items()
+        if now.get(name) != value
+    ]
+
+
+def _compare(folder: Path, new: Path, old: Mapping[str, Any], changed: bool) -> int:
+    """Say whether the new run came to the same; 1 where it did not and should have."""
+    again = read_run(new)
+    for name in RESOLVED:
+        if again.get(name) != old.get(name):
+            print(f"note: {name} was resolved to {visible(repr(old.get(name)))}, now to {again.get(name)!r}")
+    if old.get("status") != "finished" or "exported_from" in old:
+        print(f"weights: nothing to compare with, since {folder} is no finished run")
+        return 0
+    first, second = ({file.name: fingerprint(file) for file in sorted(f.glob("*.safetensors"))} for f in (folder, new))
+    if not first:
+        print(f"weights: nothing to compare with, since they are no longer in {folder}")
+        return 0
+    if first == second:
+        print(f"weights: equal to those of {folder}, bit for bit")
+        return 0
+    print(f"weights: others than those of {folder}", file=sys.stderr)
+    return 0 if changed else 1

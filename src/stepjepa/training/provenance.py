@@ -1,0 +1,50 @@
+"""What a run folder says of where it comes from: ``stepjepa rerun`` repeats it and notices what has changed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stepjepa.arguments import without_flags
+from stepjepa.evaluation.output import model_fingerprint
+
+OF_ONE_START = {"config": True, "resume_from_checkpoint": True, "output_dir": True, "offline": False}
+"""Flags that say where and how a run was started, not what it is; and whether they have a value."""
+
+
+def provenance(args: argparse.Namespace, model: Any) -> dict[str, Any]:
+    """Parts of ``run.json``.
+
+    Args:
+        args: of ``commands.train``.
+        model: as it was loaded.
+
+    Returns:
+        ``command`` as it was typed; ``arguments``, the same with the configuration file written out and without what
+        belongs to one start (:data:`OF_ONE_START`); the ``directory`` that relative paths in it are meant from;
+        ``model_fingerprint`` of the weights or configuration that training began from (a hash for a folder, the commit
+        for a hub id, None for a preset); and the ``machine``.
+    """
+    name = args.model_name
+    folder = Path(name).is_dir()
+    return {
+        "command": ["train", *args.given],
+        "arguments": without_flags(args.resolved, OF_ONE_START),
+        "directory": str(Path.cwd()),
+        "model_fingerprint": model_fingerprint(name) if folder else getattr(model.config, "_commit_hash", None),
+        "machine": machine(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What of a machine the last digits of its sums depend on."""
+    accelerator = torch.accelerator.current_accelerator()
+    return {
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+        "threads": torch.get_num_threads(),
+        "device": "cpu" if accelerator is None else torch.get_device_module(accelerator).get_device_name(),
+    }

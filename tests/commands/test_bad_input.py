@@ -1,0 +1,85 @@
+"""A sample of the damaged files of ``tests/soak/test_soak_bad_input.py``, and one of each that matters by itself."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bad_inputs import make_run, outcome, sound_lines, try_config, try_data, try_run
+from stepjepa.cli import main
+
+SEED = 7
+
+
+def test_damaged_data_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = {try_data(capsys, tmp_path, number, SEED) for number in range(42)}
+    assert found == {"error", "skipped", "sound"}
+
+
+def test_damaged_configurations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "error" in {try_config(capsys, tmp_path, number, SEED) for number in range(12)}
+
+
+def test_damaged_run_folders(trained_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "model", trained_tokenizer)
+    assert "error" in {try_run(capsys, tmp_path, run, number, SEED) for number in range(10)}
+
+
+def test_a_folder_is_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert outcome(capsys, "a folder", "inspect", "--train_file", tmp_path, "--model_name", "preset:tiny") == "error"
+
+
+def test_bad_records_are_left_out_and_counted_while_streaming(
+    trained_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, data = make_run(tmp_path / "model", trained_tokenizer), tmp_path / "data.jsonl"
+    good = sound_lines(random.Random(3), 4)
+    data.write_bytes(b"\n".join([good[0], b"{", good[1], b'{"messages": 7}', *good[2:], good[0][:-9], b"\xff"]) + b"\n")
+    given = ["--train_file", data, "--model_name", model, "--regular", "--batch_size", 1, "--grad_accum", 2]
+    given += ["--streaming", "--max_steps", 5, "--output_dir", tmp_path / "run", "--save_strategy", "no", "--use_cpu"]
+    assert outcome(capsys, "streamed", "train", *given) == "error"
+    assert main(["train", *map(str, given), "--bad_records", "skip"]) == 0
+    said = capsys.readouterr().out
+    assert f"4 bad lines left out (--bad_records skip): {data}:2: not valid JSON" in said
+    assert f"{data}:4: 'messages' must be a list" in said
+    assert "; and 1 more" in said
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    # The file was read twice and more.
+    assert run["bad_records"] == {"left_out": 4, "first_lines": [2, 4, 7]}
+    assert run["counts"]["records"] == 10
+
+
+def test_bad_records_are_left_out_of_an_evaluation_and_counted(
+    trained_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, data = make_run(tmp_path / "model", trained_tokenizer), tmp_path / "data.jsonl"
+    data.write_bytes(b"null\n" + b"\n".join(sound_lines(random.Random(3), 2)))
+    given = ["--model_path", model, "--test_file", data, "--output_file", tmp_path / "o.jsonl", "--max_new_tokens", 1]
+    assert outcome(capsys, "asked", "evaluate", *given) == "error"
+    assert outcome(capsys, "asked", "evaluate", *given, "--bad_records", "skip") == "skipped"
+    summary = json.loads((tmp_path / "o.summary.json").read_text())
+    assert (summary["n"], summary["left_out"]) == (2, {"bad record": 1})
+
+
+def test_a_wrong_value_of_a_configuration_names_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.yaml"
+    for text, message in (
+        ("lbd: 1\nbatch_size: many", "c.yaml:2: argument --batch_size"),
+        (
+            "lbd: 1\nlr_scheduler_kwargs: {a: &a [1], b: [*a, 2001-01-01]}",
+            "c.yaml:2: lr_scheduler_kwargs: holds a date",
+        ),
+        ("train_file: [[a]]", "c.yaml:1: train_file: holds a list in a list"),
+        ("a: 1\na: 2", "c.yaml:2: the key 'a' stands twice, first in line 1"),
+    ):
+        path.write_text(text)
+        assert main(["train", "--config", str(path), "--model_name", "preset:tiny", "--output_dir", "run"]) == 2
+        assert message in capsys.readouterr().err
+    # Each level ten times what the one below it is.
+    levels = "".join(f"b{n}: &b{n} [{', '.join([f'*b{n - 1}'] * 10)}]\n" for n in range(1, 30))
+    path.write_text(f"b0: &b0 [x]\n{levels}lr_scheduler_kwargs: {{a: *b29}}\n")
+    assert outcome(capsys, "references", "train", "--config", path) == "error"

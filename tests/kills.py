@@ -1,0 +1,149 @@
+"""Commands that are killed and started again, what they come to, and what may never be seen in between."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tiny
+from stepjepa.checkpoints import checkpoint_fault, checkpoints
+from stepjepa.files import write_jsonl
+from stepjepa.run_folder import PART
+
+# What depends on the clock, or on how often the command was started.
+_OF_THE_CLOCK = ("seconds", "runtime", "per_second")
+_OF_THE_LAUNCH = ("launches", "command", "generated_now", "log_history", "stateful_callbacks", "resumed")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command that can be killed.
+
+    Attributes:
+        name: of the command.
+        first: its arguments, for a folder that it writes to.
+        again: the arguments with which it is started again.
+        files: patterns of its results.
+    """
+
+    name: str
+    first: Callable[[Path], list[object]]
+    again: Callable[[Path], list[object]]
+    files: tuple[str, ...]
+
+    def results(self, folder: Path) -> dict[str, Any]:
+        """What is to be equal, by file: bytes, or what a JSON file holds beside times."""
+        found = sorted({path for pattern in self.files for path in folder.glob(pattern)})
+        assert found, f"{self.name} left nothing"
+        return {str(path.relative_to(folder)): _content(path) for path in found}
+
+
+def make_material(folder: Path, tokenizer: Any) -> Path:
+    """A tiny model, records to train on and to test with, in a folder."""
+    tiny.make_model("llama", seed=3, attention_dropout=0.1).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    records = [{"messages": list(record.messages)} for record in (tiny.records() * 19)[:19]]
+    write_jsonl(folder / "train.jsonl", records)
+    write_jsonl(folder / "test.jsonl", records[:11])
+    return folder
+
+
+def train_flags(material: Path, steps: int) -> list[object]:
+    """A training with state to lose: AdamW's, dropout, loss dropout, an epoch that a checkpoint cuts."""
+    flags = f"--batch_size 2 --grad_accum 2 --max_steps {steps} --learning_rate 0.01 --jepa_ratio 0.6 --lbd 0.7"
+    flags += " --save_steps 2 --logging_steps 2 --save_total_limit 2 --use_cpu --step_jepa --no_cache"
+    return ["--model_name", material / "model", "--train_file", material / "train.jsonl", *flags.split()]
+
+
+def cases(material: Path, *, steps: int, size: int, trained: Path) -> list[Case]:
+    """All commands that write for long.
+
+    Args:
+        material: see :func:`make_material`.
+        steps: of the training.
+        size: records that are generated.
+        trained: a run folder, to be evaluated and exported.
+    """
+    test = material / "test.jsonl"
+
+    def train(folder: Path) -> list[object]:
+        return ["train", *train_flags(material, steps), "--output_dir", folder / "run"]
+
+    def prepare(folder: Path) -> list[object]:
+        return ["prepare", "stepmath", "--output_dir", folder, "--train_size", size, "--test_size", size // 3]
+
+    def evaluate(folder: Path) -> list[object]:
+        flags = ["--batch_size", 2, "--max_new_tokens", 7, "--dtype", "float32"]
+        return ["evaluate", "--model_path", trained, "--test_file", test, "--output_file", folder / "a.jsonl", *flags]
+
+    def export(folder: Path) -> list[object]:
+        return ["export", "--model_path", trained, "--output_dir", folder / "plain"]
+
+    return [
+        Case(
+            "train",
+            train,
+            lambda folder: [*train(folder), "--resume_from_checkpoint", "auto"],
+            ("run/*.*", f"run/checkpoint-{steps}/model.safetensors"),
+        ),
+        Case("prepare", prepare, lambda folder: [*prepare(folder), "--overwrite"], ("*.jsonl",)),
+        Case("evaluate", evaluate, evaluate, ("a.*",)),
+        Case("export", export, export, ("plain/*",)),
+    ]
+
+
+def _content(path: Path) -> Any:
+    if path.name == "training_args.bin":
+        # Holds the folder's name and the time.
+        return "arguments"
+    if path.name == "metrics.jsonl":
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        # The end of a run sums up its last launch alone.
+        return [_without_times(line) for line in lines if "train_runtime" not in line]
+    if path.name in ("run.json", "trainer_state.json") or path.name.endswith((".summary.json", ".meta.json")):
+        return _without_times(json.loads(path.read_text(encoding="utf-8")), str(path.parents[1]))
+    return path.read_bytes()
+
+
+def _without_times(value: Any, place: str = "") -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _without_times(inner, place)
+            for key, inner in value.items()
+            if key not in _OF_THE_LAUNCH and not any(word in key for word in _OF_THE_CLOCK)
+        }
+    if isinstance(value, list):
+        return [_without_times(inner, place) for inner in value]
+    return value.replace(place, "") if place and isinstance(value, str) else value
+
+
+def half_files(folder: Path) -> list[str]:
+    """What stands under a final name and is not whole; hidden names are for what is being written."""
+    wrong = []
+    for checkpoint in {point for path in folder.rglob("run.json") for point in checkpoints(path.parent)}:
+        fault = checkpoint_fault(checkpoint)
+        if fault is not None:
+            wrong.append(f"{checkpoint}: {fault}")
+    for path in folder.rglob("*"):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if hidden or not path.is_file():
+            continue
+        if path.suffix == ".json":
+            try:
+                json.loads(path.read_text(encoding="utf-8"))
+            except ValueError:
+                wrong.append(f"{path}: no JSON")
+        elif path.suffix == ".safetensors":
+            size, content = path.stat().st_size, path.read_bytes()
+            length = int.from_bytes(content[:8], "little")
+            if size < 8 + length or not json.loads(content[8 : 8 + length]):
+                wrong.append(f"{path}: no whole safetensors")
+    return wrong
+
+
+def left_behind(folder: Path) -> list[str]:
+    """What a command that was started again has not cleared away of the killed one's folders."""
+    return [str(path) for path in folder.rglob("*") if path.name.endswith(PART)]

@@ -1,0 +1,134 @@
+"""Folders of others: no pickle is opened and none of their code is run, unless the user says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from stepjepa.errors import UserError
+from stepjepa.models.loading import load_for_inference, load_model, load_tokenizer, refuse_pickled
+
+
+class Touch:
+    """What runs when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.fixture
+def base(tmp_path: Path, trained_tokenizer: Any) -> Path:
+    tiny.make_model("llama").save_pretrained(tmp_path / "base")
+    trained_tokenizer.save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt", "tf_model.h5"])
+def test_pickled_weights_are_refused_before_they_are_opened(name: str, base: Path, tmp_path: Path) -> None:
+    (base / "model.safetensors").unlink()
+    (base / name).write_bytes(pickle.dumps(Touch(tmp_path / "ran")))
+    for load in (load_model, load_for_inference):
+        with pytest.raises(
+            UserError, match=rf"base: holds its weights as {name}, and only safetensors are read.*convert"
+        ):
+            load(str(base))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_pickled_adapter_or_base_is_refused(base: Path, tmp_path: Path, trained_tokenizer: Any) -> None:
+    adapter = tmp_path / "adapter"
+    trained_tokenizer.save_pretrained(adapter)
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}), encoding="utf-8")
+    (adapter / "adapter_model.bin").write_bytes(pickle.dumps(Touch(tmp_path / "ran")))
+    with pytest.raises(UserError, match=r"adapter: holds its weights as adapter_model\.bin"):
+        load_for_inference(adapter)
+    (adapter / "adapter_model.bin").rename(adapter / "adapter_model.safetensors")
+    (base / "model.safetensors").rename(base / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"base: holds its weights as pytorch_model\.bin"):
+        load_for_inference(adapter)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_stands_beside_safetensors_is_no_hindrance(base: Path, tmp_path: Path) -> None:
+    for name in ("pytorch_model.bin", "training_args.bin", "optimizer.pt"):
+        (base / name).write_bytes(pickle.dumps(Touch(tmp_path / "ran")))
+    load_model(str(base))
+    load_for_inference(base)
+    # Checkpoints have these without weights being pickled; a hub id is no folder.
+    (base / "model.safetensors").unlink()
+    (base / "pytorch_model.bin").unlink()
+    refuse_pickled(base)
+    refuse_pickled("some-org/some-model")
+    assert not (tmp_path / "ran").exists()
+
+
+CODE = """
+from pathlib import Path
+from transformers import LlamaConfig, LlamaForCausalLM
+Path({path!r}).mkdir(exist_ok=True)
+class OwnConfig(LlamaConfig):
+    model_type = "own-llama"
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+@pytest.fixture
+def with_code(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model folder that brings its own code, which leaves a trace when it is run."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    config |= {"model_type": "own-llama", "architectures": ["OwnModel"]}
+    config["auto_map"] = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
+    (base / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (base / "modeling_own.py").write_text(CODE.format(path=str(tmp_path / "ran")), encoding="utf-8")
+    return base
+
+
+def test_code_of_a_model_is_run_only_when_asked_for(with_code: Path, tmp_path: Path) -> None:
+    for load in (load_model, load_for_inference):
+        with pytest.raises(UserError, match="pass --trust_remote_code if you trust it"):
+            load(str(with_code))
+    load_tokenizer(str(with_code))
+    assert not (tmp_path / "ran").exists()
+    model, _ = load_model(str(with_code), trust_remote_code=True)
+    assert type(model).__name__ == "OwnModel"
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_name_that_asks_for_code_is_refused_though_transformers_knows_the_architecture(
+    with_code: Path, tmp_path: Path
+) -> None:
+    """With a known ``model_type`` transformers takes its own class: still no code of the folder's."""
+    config = json.loads((with_code / "config.json").read_text(encoding="utf-8"))
+    (with_code / "config.json").write_text(json.dumps({**config, "model_type": "llama"}), encoding="utf-8")
+    model, _ = load_model(str(with_code))
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_chat_template_can_not_reach_python(base: Path, tmp_path: Path) -> None:
+    """Templates are run in Jinja's sandbox."""
+    tokenizer = load_tokenizer(str(base))
+    reach = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    tokenizer.chat_template = reach
+    with pytest.raises(Exception, match=r"unsafe"):
+        tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+
+
+def test_torch_itself_would_refuse_the_pickle(tmp_path: Path) -> None:
+    """What transformers reads of a checkpoint's optimizer is read as weights only: no function is called."""
+    (tmp_path / "optimizer.pt").write_bytes(pickle.dumps(Touch(tmp_path / "ran"), protocol=2))
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "optimizer.pt", weights_only=True)
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,259 @@
+"""Embeddings without a direction, batches without pairs or labels, one pair alone: zero with a gradient, never NaN.
+
+Every property is tried on many drawn sizes, scales and places of zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import tiny
+from stepjepa.config import JepaConfig
+from stepjepa.forests.collate import ForestCollator
+from stepjepa.forests.segments import ForestBuilder
+from stepjepa.models.attention import enable_forest
+from stepjepa.models.embeddings import Outputs, forward
+from stepjepa.objectives.alignment import SHORTEST, InfoNCE, apart, directions, make_alignment
+from stepjepa.objectives.monitors import effective_rank, pair_similarity, retrieval_top1
+from stepjepa.objectives.objective import Objective
+from stepjepa.objectives.regularizers import Covariance, SIGReg, Variance, tube
+
+SEEDS = range(60)
+ALIGNMENTS = ["cosine", "l2", "mse", "infonce"]
+WITH_DIRECTIONS = ["cosine", "infonce"]
+REGULARIZERS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "sigreg": SIGReg(directions=7),
+    "variance": Variance(),
+    "covariance": Covariance(),
+}
+
+
+class Drawn:
+    """Pairs of embeddings of a drawn size and scale, some of them zero.
+
+    Attributes:
+        source: ``[P, D]``, a leaf.
+        target: ``[P, D]``, a leaf.
+        zero: ``[P]``, one of the two is zero.
+    """
+
+    def __init__(self, seed: int, *, dtype: torch.dtype = torch.float32) -> None:
+        generator = torch.Generator().manual_seed(seed)
+
+        def number(low: int, high: int) -> int:
+            return int(torch.randint(low, high, (), generator=generator))
+
+        pairs, width = number(0, 8), number(1, 14)
+        scale = 10.0 ** number(-4, 5)
+        zeros = torch.rand((2, pairs), generator=generator) < 0.3
+        sides = [
+            torch.randn((pairs, width), generator=generator).mul(scale).masked_fill(zeros[side][:, None], 0)
+            for side in (0, 1)
+        ]
+        if number(0, 4) == 0:
+            # Both views are the same.
+            sides[1], zeros[1] = sides[0].clone(), zeros[0]
+        self.source, self.target = (side.to(dtype).requires_grad_() for side in sides)
+        self.zero = zeros.any(0)
+
+    def gradients(self, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """Of both sides; both take part."""
+        assert loss.requires_grad
+        loss.backward()
+        assert self.source.grad is not None
+        assert self.target.grad is not None
+        return self.source.grad, self.target.grad
+
+
+@pytest.mark.parametrize("name", ALIGNMENTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_alignment_is_finite_forward_and_backward(name: str, dtype: torch.dtype) -> None:
+    for seed in SEEDS:
+        drawn = Drawn(seed, dtype=dtype)
+        loss = make_alignment(name)(drawn.source, drawn.target)
+        assert bool(torch.isfinite(loss)), seed
+        for gradient in drawn.gradients(loss):
+            assert bool(torch.isfinite(gradient).all()), seed
+
+
+@pytest.mark.parametrize("name", WITH_DIRECTIONS)
+def test_a_pair_without_a_direction_adds_nothing(name: str) -> None:
+    """Neither to the loss nor to the gradient of either side; what it is compared with stays as it was."""
+    for seed in SEEDS:
+        drawn = Drawn(seed)
+        loss = make_alignment(name)(drawn.source, drawn.target)
+        source, target = drawn.gradients(loss)
+        if name == "cosine":
+            assert not source[drawn.zero].any(), seed
+            assert not target[drawn.zero].any(), seed
+            rest = Drawn(seed)
+            alone = make_alignment(name)(rest.source[~drawn.zero], rest.target[~drawn.zero])
+            assert loss.item() == pytest.approx(alone.item(), rel=1e-6, abs=1e-7), seed
+        else:
+            # A target is compared with other sources, too; one without a direction is not moved by them.
+            assert not source[drawn.zero].any(), seed
+            assert not target[drawn.target.norm(dim=-1) == 0].any(), seed
+        if bool(drawn.zero.all()):
+            assert loss.item() == 0, seed
+
+
+def test_by_hand() -> None:
+    first = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 0.0]])
+    second = torch.tensor([[4.0, 3.0], [1.0, 2.0], [0.0, 0.0]])
+    # 1 - 24/25; the others have no direction on one side.
+    assert apart(first, second).tolist() == pytest.approx([0.04, 0, 0])
+    found, there = directions(torch.tensor([[3.0, 4.0], [0.0, 0.0], [SHORTEST / 2, 0.0], [math.nan, 1.0]]))
+    assert found[:3].flatten().tolist() == pytest.approx([0.6, 0.8, 0, 0, 0, 0])
+    assert found[3].isnan().all()
+    assert there.tolist() == [True, False, False, True]
+    # Three sources, the second without a direction, and three targets, the third without: what is left is the first,
+    # with cosines 0.96, 11 / (5 sqrt 5) and 0.
+    cosines = [0.96, 11 / (5 * math.sqrt(5)), 0.0]
+    wanted = math.log(sum(math.exp(cosine / 0.5) for cosine in cosines)) - 0.96 / 0.5
+    assert InfoNCE(0.5)(first, second).item() == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", WITH_DIRECTIONS)
+def test_as_the_plain_formula_where_there_are_directions(name: str) -> None:
+    for seed in SEEDS:
+        generator = torch.Generator().manual_seed(seed)
+        source, target = (torch.randn((5, 3), generator=generator).requires_grad_() for _ in range(2))
+        if name == "cosine":
+            slow = (1 - F.cosine_similarity(source, target, dim=-1)).sum()
+        else:
+            logits = F.normalize(source, dim=-1) @ F.normalize(target, dim=-1).T / 0.07
+            slow = F.cross_entropy(logits, torch.arange(5), reduction="sum")
+        fast = make_alignment(name)(source, target)
+        assert fast.item() == pytest.approx(slow.item(), rel=1e-5, abs=1e-5)
+        both = [torch.autograd.grad(loss, [source, target]) for loss in (fast, slow)]
+        for ours, plain in zip(*both, strict=True):
+            torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_one_pair_under_infonce_is_exactly_zero() -> None:
+    for seed in SEEDS:
+        drawn = Drawn(seed)
+        if not len(drawn.source):
+            continue
+        loss = InfoNCE()(drawn.source[:1], drawn.target[:1])
+        assert loss.item() == 0, seed
+        assert not any(gradient.any() for gradient in drawn.gradients(loss)), seed
+
+
+@pytest.mark.parametrize("name", REGULARIZERS)
+def test_regularizers_are_finite_forward_and_backward(name: str) -> None:
+    for seed in SEEDS:
+        drawn = Drawn(seed)
+        value = REGULARIZERS[name](drawn.source, seed)
+        assert bool(torch.isfinite(value)), seed
+        (gradient,) = torch.autograd.grad(value, [drawn.source])
+        assert bool(torch.isfinite(gradient).all()), seed
+        if len(drawn.source) < 2:
+            assert value.item() == 0, seed
+            assert not gradient.any(), seed
+
+
+@pytest.mark.parametrize("name", REGULARIZERS)
+@pytest.mark.parametrize("count", [2, 5])
+def test_regularizers_of_equal_embeddings(name: str, count: int) -> None:
+    for value in (0.0, 1.0, -1e4):
+        embeddings = torch.full((count, 3), value, requires_grad=True)
+        found = REGULARIZERS[name](embeddings, 0)
+        (gradient,) = torch.autograd.grad(found, [embeddings])
+        assert bool(torch.isfinite(found))
+        assert bool(torch.isfinite(gradient).all())
+
+
+def test_a_tube_through_one_point() -> None:
+    """Where two of the three places hold the same state there is no direction: exactly 0."""
+    for seed in SEEDS:
+        generator = torch.Generator().manual_seed(seed)
+        triples = torch.randn((4, 3, 5), generator=generator)
+        triples[0, 1], triples[1, 2], triples[2] = triples[0, 0], triples[1, 1], 0.0
+        triples.requires_grad_()
+        tube(triples[:3]).backward()
+        assert tube(triples[:3]).item() == 0
+        assert triples.grad is not None
+        assert not triples.grad.any()
+        (gradient,) = torch.autograd.grad(tube(triples), [triples])
+        assert gradient[3].any()
+        assert bool(torch.isfinite(gradient).all())
+    nothing = torch.empty((0, 3, 5), requires_grad=True)
+    found = tube(nothing)
+    assert found.item() == 0
+    found.backward()
+
+
+def test_what_is_not_finite_stays_so() -> None:
+    """It must be found, not hidden as an embedding without a direction."""
+    for wrong in (math.nan, math.inf):
+        source, target = torch.ones(3, 5), torch.ones(3, 5)
+        source[1, 2] = wrong
+        for name in ALIGNMENTS:
+            assert not math.isfinite(make_alignment(name)(source, target).item()), (name, wrong)
+        assert not math.isfinite(tube(source[None]).item())
+
+
+def test_monitors_of_zeros() -> None:
+    for seed in SEEDS:
+        drawn = Drawn(seed)
+        source, target = drawn.source.detach(), drawn.target.detach()
+        assert all(math.isfinite(float(value)) for value in pair_similarity(source, target)), seed
+        assert math.isfinite(effective_rank(source)), seed
+        assert math.isfinite(effective_rank(source, centred=True)), seed
+        assert math.isfinite(retrieval_top1(source, target)), seed
+
+
+EVERYTHING: dict[str, Any] = {"sigreg": 0.3, "variance": 0.5, "covariance": 0.2, "stp": 0.7}
+
+
+@pytest.mark.parametrize("loss", ALIGNMENTS)
+def test_the_whole_objective_of_degenerate_batches(loss: str) -> None:
+    objective = Objective.from_config(JepaConfig(jepa_loss_type=loss, **EVERYTHING))  # type: ignore[arg-type]
+    for seed in SEEDS:
+        drawn = Drawn(seed)
+        width = drawn.source.shape[1]
+        triples = torch.zeros((seed % 3, 3, width), requires_grad=True)
+        lm_loss = torch.tensor(0.0, requires_grad=True)
+        sums = objective.sums(Outputs(lm_loss, drawn.source, drawn.target, triples))
+        counts = torch.tensor([0, len(drawn.source), len(triples)], dtype=torch.float64)
+        parts = objective.parts(sums, counts)
+        assert all(bool(torch.isfinite(part)) for part in parts.values()), (seed, parts)
+        if not len(drawn.source):
+            assert all(part.item() == 0 for part in parts.values())
+        for gradient in drawn.gradients(parts["loss"]):
+            assert bool(torch.isfinite(gradient).all()), seed
+
+
+@pytest.mark.parametrize("loss", ALIGNMENTS)
+@pytest.mark.parametrize("encoding", ["forest", "rows"])
+def test_a_model_on_a_batch_of_nothing(loss: str, encoding: str, trained_tokenizer: Any) -> None:
+    """No record at all, as at the end of an epoch: every weight takes part, and none is moved."""
+    model = tiny.make_model("llama")
+    enable_forest(model)
+    config = JepaConfig(mode="step-jepa", jepa_loss_type=loss, **EVERYTHING)  # type: ignore[arg-type]
+    objective = Objective.from_config(config)
+    parts = objective.parts(objective.sums(forward(model, ForestCollator(0, encoding)([]))), torch.zeros(3))
+    assert all(part.item() == 0 for part in parts.values())
+    model.zero_grad()
+    parts["loss"].backward()
+    assert not any(p.grad is not None and bool((p.grad != 0).any()) for p in model.parameters())
+    # One record without a pair, and one pair alone.
+    forests = ForestBuilder(trained_tokenizer, config).build([*tiny.records()[2:], *tiny.records()[:1]])
+    for forest in forests:
+        batch = ForestCollator(0, encoding)([forest])
+        counts = torch.tensor([len(batch["label_ids"]), len(batch["source_index"]), 0])
+        parts = objective.parts(objective.sums(forward(model, batch)), counts)
+        assert all(bool(torch.isfinite(part)) for part in parts.values())
+        if not len(forest.pairs) or loss == "infonce":
+            assert parts["jepa_loss"].item() == 0
+        gradients = tiny.gradients(model, parts["loss"])
+        assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values())
+        assert any(bool(gradient.any()) for gradient in gradients.values())

@@ -1,0 +1,37 @@
+"""A thousand damaged files and more, each a clear error, a counted skip, or sound after all; never a traceback."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bad_inputs import make_run, tell, try_config, try_data, try_run
+
+pytestmark = pytest.mark.slow
+
+SEED = int(os.environ.get("STEPJEPA_SOAK_SEED", "20261121"))
+
+
+def test_a_thousand_damaged_data_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = Counter(try_data(capsys, tmp_path, number, SEED) for number in range(1000))
+    found.update(try_data(capsys, tmp_path, number, SEED, large=True) for number in range(12))
+    tell(found, "damaged data files", SEED, capsys)
+    assert found["error"] > 500
+    assert found["skipped"] > 100
+
+
+def test_damaged_configurations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = Counter(try_config(capsys, tmp_path, number, SEED) for number in range(300))
+    tell(found, "damaged configurations", SEED, capsys)
+    assert found["error"] > 150
+
+
+def test_damaged_run_folders(trained_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "model", trained_tokenizer)
+    found = Counter(try_run(capsys, tmp_path, run, number, SEED) for number in range(150))
+    tell(found, "damaged run folders", SEED, capsys)
+    assert found["error"] > 50

@@ -1,0 +1,160 @@
+"""Which checkpoints are whole, and what is said of those that are not."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from stepjepa.checkpoints import checkpoint_fault, checkpoints
+from stepjepa.errors import UserError
+from stepjepa.run_folder import open_run_folder
+
+
+def make(folder: Path) -> Path:
+    """A checkpoint as the Trainer writes it, of two tensors."""
+    folder.mkdir(parents=True)
+    save_file({"a": torch.ones(3, 5), "b": torch.zeros(7)}, folder / "model.safetensors", metadata={"format": "pt"})
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        torch.save({"state": torch.arange(11)}, folder / name)
+    for name in ("config.json", "trainer_state.json"):
+        (folder / name).write_text('{"global_step": 13}')
+    return folder
+
+
+def cut(name: str, size: int) -> Callable[[Path], None]:
+    """Leaves the first bytes of a file."""
+
+    def apply(folder: Path) -> None:
+        content = (folder / name).read_bytes()
+        assert len(content) > size
+        (folder / name).write_bytes(content[:size])
+
+    return apply
+
+
+def drop(name: str) -> Callable[[Path], None]:
+    """Removes a file."""
+    return lambda folder: (folder / name).unlink()
+
+
+def grow(folder: Path) -> None:
+    """Bytes that belong to no tensor."""
+    with (folder / "model.safetensors").open("ab") as stream:
+        stream.write(b"more")
+
+
+def shards(folder: Path) -> None:
+    """An index that names a file which is not there."""
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+
+def long_header(folder: Path) -> None:
+    """A file that says its header were longer than the file."""
+    (folder / "model.safetensors").write_bytes(b"\xff" * 64)
+
+
+def broken_header(folder: Path) -> None:
+    """A header that is no JSON."""
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:8] + b"[" + content[9:])
+
+
+DAMAGES: list[tuple[Callable[[Path], None], str]] = [
+    (cut("model.safetensors", 0), "model.safetensors is cut short (0 bytes)"),
+    (cut("model.safetensors", 5), "model.safetensors is cut short (5 bytes)"),
+    (cut("model.safetensors", 100), "model.safetensors is cut short (100 bytes)"),
+    (cut("model.safetensors", 239), "model.safetensors has 239 bytes instead of 240"),
+    (grow, "model.safetensors has 244 bytes instead of 240"),
+    (long_header, "model.safetensors is cut short (64 bytes)"),
+    (broken_header, "model.safetensors has a damaged header"),
+    (drop("model.safetensors"), "model.safetensors is missing"),
+    (shards, "model.safetensors.index.json names model-00002-of-00002.safetensors, which is missing"),
+    (drop("optimizer.pt"), "optimizer.pt is missing"),
+    (cut("optimizer.pt", 300), "optimizer.pt is cut short (300 bytes)"),
+    (cut("scheduler.pt", 0), "scheduler.pt is cut short (0 bytes)"),
+    (drop("scheduler.pt"), "scheduler.pt is missing"),
+    (drop("rng_state.pth"), "rng_state.pth is missing"),
+    (drop("trainer_state.json"), "trainer_state.json is missing"),
+    (cut("trainer_state.json", 0), "trainer_state.json is empty"),
+    (cut("trainer_state.json", 9), "trainer_state.json is cut short or damaged"),
+    (cut("config.json", 0), "config.json is empty"),
+]
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGES, ids=[words for _, words in DAMAGES])
+def test_the_newest_whole_checkpoint_is_found_and_what_is_passed_over_is_said(
+    damage: Callable[[Path], None], words: str, tmp_path: Path
+) -> None:
+    for step in (7, 13, 101):
+        make(tmp_path / f"checkpoint-{step}")
+    # 101 is newer than 13, which a comparison of words would not find.
+    assert open_run_folder(str(tmp_path), "last") == (tmp_path, str(tmp_path / "checkpoint-101"))
+    damage(tmp_path / "checkpoint-101")
+    said: list[str] = []
+    assert open_run_folder(str(tmp_path), "last", said.append) == (tmp_path, str(tmp_path / "checkpoint-13"))
+    (line,) = said
+    assert line.startswith(f"passed over: {tmp_path}/checkpoint-101 (")
+    assert words in line
+    with pytest.raises(UserError, match="is no whole checkpoint folder"):
+        open_run_folder(str(tmp_path), str(tmp_path / "checkpoint-101"))
+
+
+def test_what_a_run_needs_beside_the_model(tmp_path: Path) -> None:
+    make(tmp_path / "checkpoint-5")
+
+    def fault(**run: Any) -> str:
+        (tmp_path / "run.json").write_text(json.dumps(run))
+        said: list[str] = []
+        open_run_folder(str(tmp_path), "auto", said.append)
+        return "".join(said)
+
+    assert fault() == fault(jepa={"predictor_head": "none", "target_grad": "stop"}) == ""
+    assert "(predictor_head.safetensors is missing)" in fault(jepa={"predictor_head": "mlp"})
+    assert "(ema.safetensors is missing)" in fault(jepa={"target_grad": "ema"})
+    (tmp_path / "checkpoint-5" / "optimizer.pt").unlink()
+    assert "(optimizer.pt is missing)" in fault(training={"save_only_model": False})
+    assert fault(training={"save_only_model": True}) == ""
+
+
+def test_checkpoints_of_other_kinds_are_whole(tmp_path: Path) -> None:
+    adapter, sharded = make(tmp_path / "checkpoint-2"), make(tmp_path / "checkpoint-3")
+    (adapter / "model.safetensors").rename(adapter / "adapter_model.safetensors")
+    (adapter / "rng_state.pth").rename(adapter / "rng_state_1.pth")
+    (sharded / "model.safetensors").unlink()
+    (sharded / "optimizer.pt").unlink()
+    for name in ("pytorch_model_fsdp_0", "optimizer_0"):
+        (sharded / name).mkdir()
+    assert checkpoint_fault(adapter) is checkpoint_fault(sharded) is None
+
+
+def test_only_folders_with_a_number_are_checkpoints(tmp_path: Path) -> None:
+    for name in ("checkpoint-8", "checkpoint-32-backup", "checkpoint-", "checkpoint-16"):
+        make(tmp_path / name)
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-16", "checkpoint-8"]
+
+
+def test_auto_begins_where_there_is_nothing_and_goes_on_where_there_is(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert open_run_folder(str(run), "auto") == (run, None)
+    run.mkdir()
+    (run / "thesis.txt").touch()
+    with pytest.raises(UserError, match="is not empty"):
+        open_run_folder(str(run), "auto")
+    (run / "run.json").write_text("{}")
+    (run / ".saving" / "checkpoint-5").mkdir(parents=True)
+    (run / ".run.json.abc").touch()
+    assert open_run_folder(str(run), "auto") == (run, None)
+    # What a killed write had left is gone, and nothing else.
+    assert sorted(path.name for path in run.iterdir()) == ["run.json", "thesis.txt"]
+    make(run / "checkpoint-5")
+    assert open_run_folder(str(run), "auto") == (run, str(run / "checkpoint-5"))
+    shutil.rmtree(run / "checkpoint-5")
+    with pytest.raises(UserError, match="holds no whole checkpoint"):
+        open_run_folder(str(run), "last")

@@ -1,0 +1,88 @@
+"""A collapse is warned of once in a run, with what helps, however often the run is resumed."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+import tiny
+from stepjepa.config import JepaConfig
+from stepjepa.objectives.monitors import COLLAPSE_PAIRS, COLLAPSE_RANK, COLLAPSE_SIMILARITY, REMEDIES
+from stepjepa.training.callbacks import CollapseCallback, collapse
+from stepjepa.training.trainer import JepaTrainer
+
+
+@pytest.mark.parametrize(
+    ("logs", "said"),
+    [
+        ({"shuffled_similarity": COLLAPSE_SIMILARITY}, "cosine 0.990"),
+        ({"shuffled_similarity": COLLAPSE_SIMILARITY - 0.01}, None),
+        ({"shuffled_similarity": math.nan, "source_rank": math.nan, "rank_pairs": 99}, None),
+        ({"source_rank": COLLAPSE_RANK, "target_rank": 7.0, "rank_pairs": COLLAPSE_PAIRS}, "16 source embeddings"),
+        ({"source_rank": 7.0, "target_rank": 1.2, "rank_pairs": 31}, "31 target embeddings have effective rank 1.20"),
+        ({"source_rank": 1.0, "target_rank": 1.0, "rank_pairs": COLLAPSE_PAIRS - 1}, None),
+        ({"source_rank": 1.0, "target_rank": 1.0}, None),
+        ({"source_rank": 1.6, "target_rank": 1.6, "rank_pairs": 99}, None),
+        ({"loss": 0.5}, None),
+    ],
+)
+def test_what_counts_as_one(logs: dict[str, float], said: str | None) -> None:
+    found = collapse(logs)
+    assert (found is None) == (said is None)
+    assert said is None or said in str(found)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "stepjepa.training.callbacks"]
+
+
+def test_only_the_first_process_says_it(caplog: pytest.LogCaptureFixture) -> None:
+    callback, state = CollapseCallback(), TrainerState(is_world_process_zero=False)
+    logs = {"shuffled_similarity": 1.0}
+    callback.on_log(None, state, TrainerControl(), logs)
+    assert not warnings(caplog)
+    state.is_world_process_zero = True
+    callback.on_log(None, state, TrainerControl(), {"eval_loss": 0.5})
+    callback.on_log(None, state, TrainerControl(), None)
+    assert not warnings(caplog)
+    callback.on_log(None, state, TrainerControl(), logs)
+    callback.on_log(None, state, TrainerControl(), logs)
+    assert len(warnings(caplog)) == 1
+
+
+class _Stop(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_training_stop = state.global_step >= 2
+
+
+def test_once_in_a_run_that_is_resumed(tiny_tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def run(folder: Path, checkpoint: str | None = None, *callbacks: TrainerCallback) -> None:
+        model = tiny.make_model("llama")
+        # Whatever is read, it is read as one and the same.
+        model.get_decoder().norm.register_forward_hook(lambda _module, _args, output: output * 0 + 1)
+        trainer = JepaTrainer(
+            model,
+            tiny.arguments(folder, max_steps=4, save_strategy="steps", save_steps=2, per_device_train_batch_size=3),
+            JepaConfig(),
+            train_dataset=tiny.records() * 3,
+            processing_class=tiny_tokenizer,
+            callbacks=callbacks,
+        )
+        trainer.train(resume_from_checkpoint=checkpoint)
+
+    with caplog.at_level(logging.WARNING):
+        run(tmp_path / "a", None, _Stop())
+        (said,) = warnings(caplog)
+        assert said.startswith("step 1: unrelated pairs have cosine 1.000: ")
+        assert said.endswith(REMEDIES)
+        assert "--jepa_loss_type infonce" in said
+        run(tmp_path / "a", str(tmp_path / "a" / "checkpoint-2"))
+        assert len(warnings(caplog)) == 1
+        # Another run is warned of again.
+        run(tmp_path / "b")
+        assert len(warnings(caplog)) == 2

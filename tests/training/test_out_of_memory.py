@@ -1,0 +1,111 @@
+"""Out of memory: one line that names the batch, its longest record and what helps."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from stepjepa import cli
+from stepjepa.config import JepaConfig
+from stepjepa.errors import UserError
+from stepjepa.files import write_jsonl
+from stepjepa.training.out_of_memory import is_out_of_memory, remedies
+from stepjepa.training.trainer import JepaTrainer
+
+ON_CPU = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried ..."
+ERRORS = [RuntimeError(ON_CPU), torch.OutOfMemoryError("CUDA out of memory. Tried ..."), MemoryError()]
+
+
+def trainer_of(tokenizer: Any, folder: Path, error: BaseException, at: int, **changes: Any) -> JepaTrainer:
+    """A run whose model fails in its ``at``-th pass."""
+    model = tiny.make_model("llama")
+    passes = 0
+
+    def fail(_module: Any, _args: Any) -> None:
+        nonlocal passes
+        passes += 1
+        if passes == at:
+            raise error
+
+    trainer = JepaTrainer(
+        model,
+        tiny.arguments(folder, per_device_train_batch_size=3, save_strategy="steps", save_steps=1, **changes),
+        JepaConfig(mode="regular"),
+        train_dataset=tiny.records() * 3,
+        eval_dataset=tiny.records(),
+        processing_class=tokenizer,
+    )
+    trainer.data_collator = type(trainer.data_collator)(trainer.data_collator.collator)
+    model.get_decoder().register_forward_pre_hook(fail)
+    return trainer
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_the_batch_is_named(error: BaseException, tiny_tokenizer: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(tiny_tokenizer, tmp_path, error, 2)
+    with pytest.raises(UserError) as caught:
+        trainer.train()
+    message = str(caught.value)
+    (micro,) = trainer._micros
+    longest = max(micro.members.lengths)
+    line = micro.members.lines[micro.members.lengths.index(longest)]
+    assert message.startswith(f"out of memory in step 2, with a batch of 3 records in {3 * longest:,} cells; ")
+    assert f"its longest record, memory.jsonl:{line}, has {longest} tokens" in message
+    for flag in ("--batch_size 1 --grad_accum 3 (the same steps)", "--gradient_checkpointing true", "--max_length"):
+        assert flag in message
+    assert "checkpoint-1 is as it was" in message
+    assert "\n" not in message
+    assert (tmp_path / "checkpoint-1" / "model.safetensors").is_file()
+    assert not (tmp_path / "checkpoint-2").exists()
+
+
+def test_in_the_evaluation(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(tiny_tokenizer, tmp_path, ERRORS[0], 1)
+    with pytest.raises(UserError, match=r"out of memory in the evaluation, with a batch of 3 .*_eval_batch_size 1"):
+        trainer.evaluate()
+
+
+def test_other_errors_stay_what_they_are(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"^a bug$"):
+        trainer_of(tiny_tokenizer, tmp_path, RuntimeError("a bug"), 2).train()
+    assert not is_out_of_memory(ValueError("out of memory"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"per_device_train_batch_size": 1, "gradient_checkpointing": True, "bf16": True},
+        {"per_device_train_batch_size": 9, "gradient_accumulation_steps": 2},
+    ],
+)
+def test_three_things_that_help(changes: dict[str, Any], tmp_path: Path) -> None:
+    arguments = tiny.arguments(tmp_path)
+    for name, value in changes.items():
+        setattr(arguments, name, value)
+    said = remedies(arguments)
+    assert len(set(re.findall(r"--\w+", said)) - {"--grad_accum", "--over_length"}) >= 2
+    assert len(set(re.findall(r"--\w+", said))) >= 3
+    assert ("--batch_size 3 --grad_accum 6" in said) == (changes.get("per_device_train_batch_size") == 9)
+
+
+def test_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data.jsonl"
+    write_jsonl(data, [{"messages": list(record.messages)} for record in tiny.records()])
+
+    def fail(*_args: Any, **_kwargs: Any) -> None:
+        raise ERRORS[0]
+
+    monkeypatch.setattr("stepjepa.training.trainer.forward_groups", fail)
+    flags = f"train --model_name preset:tiny --train_file {data} --output_dir {tmp_path / 'run'} --use_cpu --regular"
+    assert cli.main([*flags.split(), "--max_steps", "2", "--no_cache"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("stepjepa train: error: out of memory in step 1, with a batch of 3 records in ")
+    assert f"{data}:1" in said

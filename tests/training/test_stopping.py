@@ -1,0 +1,232 @@
+"""Asked to stop, a command saves what it has and says how to go on; a full disk costs nothing that was there."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+import kills
+from forked import Commands
+from stepjepa.checkpoints import checkpoint_fault, checkpoints
+from stepjepa.cli import main
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[Commands]:
+    running = Commands()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def material(trained_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return kills.make_material(tmp_path_factory.mktemp("material"), trained_tokenizer)
+
+
+@pytest.fixture(scope="module")
+def whole(commands: Commands, material: Path) -> Path:
+    """The run folder of a training that nobody disturbed."""
+    run = material / "whole"
+    log = material / "whole.log"
+    assert commands.run(train(material, run), log, folder=run) == 0, log.read_text()
+    return run
+
+
+def train(material: Path, run: Path, *more: object) -> list[object]:
+    return ["train", *kills.train_flags(material, STEPS), "--output_dir", run, *more]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_training_is_saved_at_the_end_of_its_step(
+    number: signal.Signals, commands: Commands, material: Path, whole: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "run.log"
+    run = tmp_path / "run"
+    assert commands.run(train(material, run), log, folder=run, when=run / "checkpoint-2", number=number) == 128 + number
+    said = log.read_text()
+    assert f"{number.name}: saving a checkpoint at the end of this step, then stopping; once more to stop at on" in said
+    (step,) = re.findall(r"stopped; \S+/checkpoint-(\d+) is saved; go on with --resume_from_checkpoint last", said)
+    assert step == "3"
+    assert checkpoint_fault(run / "checkpoint-3") is None
+    assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
+    assert not (run / "model.safetensors").exists()
+    assert commands.run(train(material, run, "--resume_from_checkpoint", "last"), log, folder=run) == 0
+    expected, found = (load_file(folder / "model.safetensors") for folder in (whole, run))
+    assert all(expected[name].equal(found[name]) for name in expected)
+    launches = json.loads((run / "run.json").read_text())["launches"]
+    assert [launch["to_step"] for launch in launches] == [3, STEPS]
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_written_again(
+    commands: Commands, material: Path, whole: Path, tmp_path: Path
+) -> None:
+    run, log = tmp_path / "run", tmp_path / "run.log"
+    assert commands.run(train(material, run), log, folder=run, when=run / "checkpoint-4") == -signal.SIGKILL
+    assert [path.name for path in checkpoints(run)] == ["checkpoint-4", "checkpoint-2"]
+    weights = run / "checkpoint-4" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert commands.run(train(material, run, "--resume_from_checkpoint", "last"), log, folder=run) == 0
+    assert f"passed over: {run}/checkpoint-4 (model.safetensors has " in log.read_text()
+    assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert not kills.half_files(run)
+
+
+def test_a_disk_that_is_full_costs_no_checkpoint(
+    commands: Commands, material: Path, whole: Path, tmp_path: Path
+) -> None:
+    run, log = tmp_path / "run", tmp_path / "run.log"
+    size = (whole / "model.safetensors").stat().st_size
+    assert commands.run(train(material, run), log, folder=run, when=run / "checkpoint-2", largest=size // 2) == 2
+    error = [line for line in log.read_text().splitlines() if not line.startswith("changes ")][-1]
+    assert re.fullmatch(
+        rf"stepjepa train: error: {run}/checkpoint-4: .*; checkpoint-2 is whole: once it can be written to, go on with "
+        "--resume_from_checkpoint last",
+        error,
+    )
+    assert "Traceback" not in log.read_text()
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoint-2", "metrics.jsonl", "run.json"]
+    assert json.loads((run / "run.json").read_text())["status"] == "failed"
+    assert commands.run(train(material, run, "--resume_from_checkpoint", "last"), log, folder=run) == 0
+    assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of one megabyte, where the system gives one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = os.geteuid() == 0 and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_small_disk(small_disk: Path, commands: Commands, material: Path, whole: Path, tmp_path: Path) -> None:
+    log, (run, test) = tmp_path / "a.log", (small_disk / "run", material / "test.jsonl")
+    given = train(material, run, "--save_total_limit", 9)
+    size = sum(path.stat().st_size for path in (whole / "checkpoint-4").iterdir())
+    filler = small_disk / "filler"
+    # Room for one checkpoint and a half.
+    filler.write_bytes(bytes(2**20 - 3 * size // 2))
+    assert commands.run(given, log, folder=run) == 2
+    told = [line for line in log.read_text().splitlines() if "error" in line]
+    assert len(told) == 1
+    assert "is whole: once it can be written to" in told[0]
+    assert not kills.half_files(run)
+    assert not kills.left_behind(run)
+    free = os.statvfs(small_disk)
+    with filler.open("ab") as stream:
+        stream.write(bytes(free.f_bavail * free.f_frsize - 24_000))
+    for arguments in (
+        ["export", "--model_path", whole, "--output_dir", small_disk / "plain"],
+        ["prepare", "stepmath", "--output_dir", small_disk, "--train_size", 300, "--test_size", 1],
+    ):
+        log.unlink()
+        assert commands.run(arguments, log, folder=small_disk) == 2, log.read_text()
+        assert "Traceback" not in log.read_text()
+        assert f"stepjepa {arguments[0]}: error: {small_disk}/" in log.read_text()
+        assert sorted(path.name for path in small_disk.iterdir()) == ["filler", "run"]
+    filler.unlink()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for arguments in (
+        train(material, small_disk / "b"),
+        train(material, run, "--resume_from_checkpoint", "last"),
+        ["export", "--model_path", whole, "--output_dir", small_disk / "plain"],
+        ["prepare", "stepmath", "--output_dir", small_disk, "--train_size", 3, "--test_size", 1],
+        ["evaluate", "--model_path", whole, "--test_file", test, "--output_file", small_disk / "a.jsonl"],
+    ):
+        log.unlink()
+        assert commands.run(arguments, log, folder=small_disk) == 2, log.read_text()
+        (told,) = [line for line in log.read_text().splitlines() if "error" in line]
+        assert re.search(rf"error: {small_disk}\S*: Read-only file system", told), told
+
+
+def test_an_evaluation_keeps_what_is_answered(
+    whole: Path, material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from stepjepa.evaluation.run import Evaluation
+
+    def arguments(output: Path) -> list[str]:
+        flags = f"--model_path {whole} --test_file {material}/test.jsonl --batch_size 2 --max_new_tokens 3"
+        return ["evaluate", *flags.split(), "--output_file", str(output)]
+
+    assert main(arguments(tmp_path / "whole.jsonl")) == 0
+    answer, batches = Evaluation._answer, []
+
+    def stopped(self: Evaluation, *given: Any) -> Any:
+        batches.append(given)
+        if len(batches) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return answer(self, *given)
+
+    monkeypatch.setattr(Evaluation, "_answer", stopped)
+    assert main(arguments(tmp_path / "stopped.jsonl")) == 128 + signal.SIGTERM
+    assert "stepjepa evaluate: stopped; 4 of 11 examples are in" in capsys.readouterr().err
+    assert len((tmp_path / "stopped.jsonl").read_text().splitlines()) == 4
+    assert main(arguments(tmp_path / "stopped.jsonl")) == 0
+    assert (tmp_path / "stopped.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_a_preparation_leaves_nothing_half_done(commands: Commands, tmp_path: Path) -> None:
+    folder, log = tmp_path / "data", tmp_path / "data.log"
+    arguments = ["prepare", "stepmath", "--output_dir", folder, "--train_size", 5, "--test_size", 3]
+    assert commands.run(arguments, log, folder=folder, at=3, number=signal.SIGTERM) == 128 + signal.SIGTERM
+    assert log.read_text().startswith("stepjepa prepare: interrupted\n")
+    assert not list(folder.iterdir())
+
+
+# Two processes, of which only the second is sent a signal: in a step, and at the end of an epoch.
+TWO = """
+import os, signal, sys
+from types import SimpleNamespace
+import torch
+from stepjepa.signals import OneRequest, Stopped
+from stepjepa.training.stopping import StopCallback
+rank = int(sys.argv[1])
+torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+
+def left(sent):
+    with OneRequest(lambda number: None) as request:
+        callback = StopCallback(request, 2, torch.device("cpu"))
+        for step in range(1, 8):
+            if (rank, step) == (1, sent):
+                os.kill(os.getpid(), signal.SIGTERM)
+            control = SimpleNamespace(should_save=False)
+            state = SimpleNamespace(epoch=step / 4)
+            callback.on_step_end(None, state, control)
+            at_end = control.should_save
+            if step == 4:
+                callback.on_epoch_end(None, state, control)
+            if control.should_save:
+                try:
+                    callback.on_save(None, None, None)
+                except Stopped as stop:
+                    return step, stop.number, at_end
+
+print([left(3), left(4)])
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_all_processes_stop_at_the_same_step(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO, str(rank), str(tmp_path / "group")], stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=240)[0] for process in processes]
+    assert said == ["[(3, 15, True), (4, 15, False)]\n"] * 2

@@ -1,0 +1,61 @@
+"""Checkpoints of others are data, and checkpoints of one's own hold no token."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from stepjepa.config import JepaConfig
+from stepjepa.errors import UserError
+from stepjepa.training.trainer import JepaTrainer
+
+
+class Touch:
+    """What runs when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def trainer(folder: Path, tokenizer: Any, **changes: Any) -> JepaTrainer:
+    """A run of two steps with a checkpoint behind the first."""
+    fixed = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 3}
+    return JepaTrainer(
+        tiny.make_model("llama"),
+        tiny.arguments(folder, **fixed | changes),
+        JepaConfig(),
+        train_dataset=tiny.records() * 3,
+        processing_class=tokenizer,
+    )
+
+
+def test_a_token_is_in_no_file_and_is_kept_for_its_use(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    made = trainer(tmp_path, tiny_tokenizer, hub_token="hf_sEcReT")
+    made.train()
+    made.save_model(str(tmp_path / "final"))
+    assert made.args.hub_token == "hf_sEcReT"
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert sum(file.name == "training_args.bin" for file in files) == 3
+    assert not [file for file in files if b"sEcReT" in file.read_bytes()]
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth"])
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_what_a_pickle_holds_is_never_run(name: str, tiny_tokenizer: Any, tmp_path: Path) -> None:
+    trainer(tmp_path, tiny_tokenizer, max_steps=1).train()
+    checkpoint = tmp_path / "checkpoint-1"
+    if name == "pytorch_model.bin":
+        (checkpoint / "model.safetensors").unlink()
+    (checkpoint / name).write_bytes(pickle.dumps(Touch(tmp_path / "ran"), protocol=2))
+    expected, words = (UserError, "only safetensors are read") if "model" in name else (Exception, None)
+    with pytest.raises(expected, match=words):
+        trainer(tmp_path, tiny_tokenizer).train(resume_from_checkpoint=str(checkpoint))
+    assert not (tmp_path / "ran").exists()
