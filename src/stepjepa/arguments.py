@@ -277,7 +277,10 @@ def without_flags(arguments: Sequence[str], flags: Mapping[str, bool]) -> list[s
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name, has_value in flags.items():
-        parser.add_argument(f"--{name}", **({"nargs": "?"} if has_value else {"action": "store_true"}))  # type: ignore[arg-type]
+        if has_value:
+            parser.add_argument(f"--{name}", nargs="?")
+        else:
+            parser.add_argument(f"--{name}", action="store_true")
     return parser.parse_known_args(list(arguments))[1]
 
 

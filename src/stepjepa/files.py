@@ -68,7 +68,7 @@ def read_jsonl(
             if number == 1:
                 if binary := _binary_kind(line):
                     raise UserError(f"is {binary}", path=found)
-                line = line.removeprefix(codecs.BOM_UTF8)  # noqa: PLW2901
+                line = line.removeprefix(codecs.BOM_UTF8)  # noqa: PLW2901  # what is left of it
             try:
                 # An end of line may be two characters, one of which would count as a column.
                 text = line.decode().strip()
