@@ -6,6 +6,8 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from bench_scaling_table import unit_of_time
+
 from stepjepa.files import atomic_write
 
 OURS, OTHERS, BEFORE = "#0072B2", "#D55E00", "#999999"
@@ -13,7 +15,7 @@ MARKS = "os^Dv<>p"
 
 
 def draw_arms(suite: str, summary: dict[str, dict[str, Any]], path: Path) -> None:
-    """Speed with its range, and peak memory with what is there before training, one bar per arm.
+    """Speed with its range over TRL's fastest, and peak memory with what is there before training, one bar per arm.
 
     Args:
         suite: for the title.
@@ -27,11 +29,13 @@ def draw_arms(suite: str, summary: dict[str, dict[str, Any]], path: Path) -> Non
     figure = Figure(figsize=(11, 0.32 * len(names) + 1.4), layout="constrained")
     speed, memory = figure.subplots(1, 2, sharey=True)
     spreads = [summary[name]["examples_per_second"] for name in names]
-    medians = [value["median"] for value in spreads]
-    errors = [[m - v["low"] for m, v in zip(medians, spreads, strict=True)]]
-    errors.append([v["high"] - m for m, v in zip(medians, spreads, strict=True)])
+    theirs = [value["median"] for name, value in zip(names, spreads, strict=True) if name.startswith("trl")]
+    unit = max(theirs or [value["median"] for value in spreads])
+    medians = [value["median"] / unit for value in spreads]
+    errors = [[m - v["low"] / unit for m, v in zip(medians, spreads, strict=True)]]
+    errors.append([v["high"] / unit - m for m, v in zip(medians, spreads, strict=True)])
     speed.barh(names, medians, xerr=errors, color=colours, ecolor="black", capsize=2)
-    speed.set_xlabel("examples per second")
+    speed.set_xlabel("examples per second, " + ("TRL's fastest = 1" if theirs else "the fastest = 1"))
     memory.barh(names, [summary[name]["peak_mib"]["median"] for name in names], color=colours)
     memory.barh(names, [summary[name]["baseline_mib"]["median"] for name in names], color=BEFORE)
     memory.set_xlabel("peak memory, MiB (grey: before training)")
@@ -54,22 +58,23 @@ def draw_curves(results: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(9, 2.9 * len(curves)), layout="constrained")
     axes = figure.subplots(len(curves), 2, squeeze=False)
     for (time, memory), (name, curve) in zip(axes, curves.items(), strict=True):
-        sizes = curve["sizes"]
+        sizes, unit = curve["sizes"], unit_of_time(curve)
         for mark, (arm, points) in zip(MARKS, curve["points"].items(), strict=False):
             there = [(size, point) for size, point in zip(sizes, points, strict=True) if point is not None]
             xs = [size for size, _ in there]
-            time.plot(xs, [1000 * point["seconds_per_record"] for _, point in there], marker=mark, label=arm)
+            time.plot(xs, [point["seconds_per_record"] / unit for _, point in there], marker=mark, label=arm)
             memory.plot(xs, [point["peak_mib"] for _, point in there], marker=mark, label=arm)
-        for axis, what in ((time, "ms per record"), (memory, "peak memory, MiB")):
+        for axis, what in ((time, "time a record, first = 1"), (memory, "peak memory, MiB")):
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_locator(FixedLocator(sizes))
             axis.xaxis.set_minor_locator(NullLocator())
             axis.xaxis.set_major_formatter(ScalarFormatter())
             axis.set_xlabel(name)
             axis.set_ylabel(what)
-        time.set_yscale("log")
+        time.set_yscale("log", base=2)
+        time.yaxis.set_major_formatter(ScalarFormatter())
         memory.set_ylim(bottom=0)
-    axes[0][0].legend(fontsize="small")
+        time.legend(fontsize="x-small")
     _save(figure, path)
 
 

@@ -10,20 +10,28 @@ KIB = 2**10
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """Time of a record at every size; for processes also efficiency, and what they send each other."""
+    """Time of a record at every size, a ratio; for processes also efficiency, and what they send each other."""
     parts = []
     curves = results["curves"]
     plain = {name: curve for name, curve in curves.items() if not curve["parallel"]}
     for name, curve in plain.items():
-        lines = [row([f"ms a record, by {name}", *map(str, curve["sizes"])]), row(["---"] * (1 + len(curve["sizes"])))]
+        unit = unit_of_time(curve)
+        heads = [f"time a record, by {name}", *map(str, curve["sizes"])]
+        lines = [row(heads), row(["---"] * len(heads))]
         for arm, points in curve["points"].items():
-            times = ["–" if point is None else f"{1000 * point['seconds_per_record']:.3g}" for point in points]
+            times = ["–" if point is None else f"{point['seconds_per_record'] / unit:.3g}" for point in points]
             lines.append(row([arm, *times]))
         parts.append("\n".join(lines))
     for name, curve in curves.items():
         if curve["parallel"]:
             parts += [_processes(name, curve), _communication(name, curve)]
     return "\n\n".join(parts)
+
+
+def unit_of_time(curve: dict[str, Any]) -> float:
+    """Seconds a record of the first arm at its first size, which all times of a curve are told in."""
+    first: float = next(point["seconds_per_record"] for point in next(iter(curve["points"].values())) if point)
+    return first
 
 
 def efficiency(sizes: list[int], points: list[dict[str, Any]]) -> list[float]:
@@ -34,10 +42,11 @@ def efficiency(sizes: list[int], points: list[dict[str, Any]]) -> list[float]:
 
 def _processes(name: str, curve: dict[str, Any]) -> str:
     sizes = curve["sizes"]
-    heads = [name, *(f"{size}: ms a record" for size in sizes), *(f"{size}: efficiency" for size in sizes[1:])]
+    unit = unit_of_time(curve)
+    heads = [name, *(f"{size}: time a record" for size in sizes), *(f"{size}: efficiency" for size in sizes[1:])]
     lines = [row(heads), row(["---"] * len(heads))]
     for arm, points in curve["points"].items():
-        times = [f"{1000 * point['seconds_per_record']:.3g}" for point in points]
+        times = [f"{point['seconds_per_record'] / unit:.3g}" for point in points]
         lines.append(row([arm, *times, *(f"{share:.2f}" for share in efficiency(sizes, points)[1:])]))
     return "\n".join(lines)
 
