@@ -3,7 +3,7 @@ BIN := .venv/bin
 # A file's tests share what they set up, so they stay on one worker.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: setup quickstart test test-all soak check format bench wheel-test audit
+.PHONY: setup quickstart test test-all soak check format bench wheel-test audit docs pictures
 
 # A half-made environment is made again: the stamp is written last.
 .venv/.made: pyproject.toml constraints.txt
@@ -31,9 +31,14 @@ format: setup  ## put the code in form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The seeds are printed; SOAK_SEED=N repeats one. The figures go to soak/.
-soak: setup  ## about ten minutes of kills and damage at random moments
-	$(BIN)/python -m pytest tests/soak -m slow -s
+# SOAK_SEED=N repeats what was drawn. The figures go to soak/ and are printed at the end.
+ifndef SOAK_SEED
+SOAK_SEED := $(shell date +%s)
+endif
+
+soak: setup  ## about ten minutes on two cores: kills, dying processes and damage at random moments
+	rm -f soak/*.json
+	SOAK_SEED=$(SOAK_SEED) STEPJEPA_SOAK_SEED=$(SOAK_SEED) $(BIN)/python -m pytest tests/soak -m slow -n 2 --dist loadfile
 
 wheel-test: setup  ## build the wheel, install it with all that it needs into an empty environment, use it from there
 	STEPJEPA_WHEEL_TEST=full $(BIN)/python -m pytest tests/soak/test_wheel.py
@@ -42,6 +47,14 @@ wheel-test: setup  ## build the wheel, install it with all that it needs into an
 audit:  ## known vulnerabilities of the pinned dependencies; says so where no database can be reached
 	test -x .audit/bin/pip-audit || { $(PYTHON) -m venv .audit && .audit/bin/pip install --quiet 'pip-audit>=2.7'; }
 	.audit/bin/python .ci/audit.py .audit/bin/pip-audit constraints.txt
+
+# Not --quiet: it hides warnings from --strict, too. The theme speaks of its future on every build unless told not to.
+docs: setup  ## the site of the documents in site/, every warning an error; nothing is fetched
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "site/index.html; with search: $(BIN)/python -m http.server -d site"
+
+pictures: setup  ## draw the pictures of docs/idea.md again, about a minute
+	$(BIN)/python docs/site/pictures.py
 
 bench: setup  ## measure training against TRL, evaluation against one prompt at a time
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

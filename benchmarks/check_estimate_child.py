@@ -14,6 +14,7 @@ from stepjepa.compute.process_memory import ProcessMemory
 from stepjepa.compute.rates import Rates
 from stepjepa.data.records import Record, read_records
 from stepjepa.forests.preparation import prepare
+from stepjepa.models.checkpointing import enable_selective
 from stepjepa.models.loading import load_model
 from stepjepa.parser import Parser
 from stepjepa.training.cluster_estimate import SAMPLES, Cluster, time_of
@@ -76,6 +77,8 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
         predictors=config.predictors or 0,
         dtype=args.dtype,
     )
+    if args.selective_checkpointing:
+        enable_selective(model)
     data = prepare(records, tokenizer, config)
     clock = StepClock(task["clock"], torch.device("cpu"))
     training = training_arguments(args, False)

@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -232,16 +232,26 @@ def damaged_text(chance: random.Random, text: bytes) -> bytes:
     return chance.choice(TEXT_DAMAGES)(chance, text)
 
 
+class Attempt(NamedTuple):
+    """What became of a command: ``error``, ``skipped`` or ``sound``; and what it said."""
+
+    outcome: str
+    out: str
+    err: str
+
+
 def outcome(capsys: pytest.CaptureFixture[str], what: str, *arguments: object) -> str:
+    """The outcome of :func:`attempt`."""
+    return attempt(capsys, what, *arguments).outcome
+
+
+def attempt(capsys: pytest.CaptureFixture[str], what: str, *arguments: object) -> Attempt:
     """Run a command on something damaged; it may find it sound, leave it out, or say in one line what is wrong.
 
     Args:
         capsys: of the test.
         what: tells what was damaged, for the message of a test that fails.
         arguments: of the command line.
-
-    Returns:
-        ``error``, ``skipped`` or ``sound``.
     """
     given = [str(argument) for argument in arguments]
     capsys.readouterr()
@@ -254,14 +264,14 @@ def outcome(capsys: pytest.CaptureFixture[str], what: str, *arguments: object) -
     if code == 2:
         lines = [line for line in said.err.strip().splitlines() if not line.startswith("note: ")]
         assert len(lines) == 1, f"{what}: {said.err[:2000]}"
-        error = lines[0]
-        assert error.startswith(f"stepjepa {given[0]}"), f"{what}: {error[:2000]}"
-        assert "error: " in error, what
-        assert error.isprintable(), what
-        assert len(error) < 2500, what
-        return "error"
+        line = lines[0]
+        assert line.startswith(f"stepjepa {given[0]}"), f"{what}: {line[:2000]}"
+        assert "error: " in line, what
+        assert line.isprintable(), what
+        assert len(line) < 2500, what
+        return Attempt("error", *said)
     assert code == 0, f"{what}: code {code}: {said.err[:2000]}"
-    return "skipped" if "left out (--bad_records skip)" in said.err else "sound"
+    return Attempt("skipped" if "left out (--bad_records skip)" in said.err else "sound", *said)
 
 
 def try_data(capsys: pytest.CaptureFixture[str], folder: Path, number: int, seed: int, *, large: bool = False) -> str:

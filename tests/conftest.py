@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from transformers import AutoTokenizer
 
+import kills
 import tiny
+from forked import Commands
 from stepjepa.models.presets import train_tokenizer
 from stepjepa.text.predictors import add_predictor_tokens
 
@@ -52,6 +54,20 @@ def trained_tokenizer() -> Any:
 def plain_tokenizer() -> Any:
     """The same without predictor tokens, as tokenizers come from a hub; not to be changed."""
     return train_tokenizer([message["content"] for record in tiny.records() for message in record.messages], 290)
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[Commands]:
+    """Runs commands in processes that can be killed."""
+    running = Commands()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def material(trained_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what ``kills.cases`` run on."""
+    return kills.make_material(tmp_path_factory.mktemp("material"), trained_tokenizer)
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def _meet(request: dict[str, Any]) -> None:
     sys.addaudithook(watch)
 
 
-def _run(request: dict[str, Any]) -> int:
+def run(request: dict[str, Any]) -> int:
+    """Run the command of a request in this process, saying in the log how many changes there were."""
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     null = os.open(os.devnull, os.O_RDONLY)
     for number, handle in enumerate((null, log, log)):
@@ -60,13 +62,20 @@ def _run(request: dict[str, Any]) -> int:
 
     try:
         return main(request["arguments"])
+    except Exception:
+        traceback.print_exc()
+        return 1
     finally:
         print(f"changes {_seen}", flush=True)
         sys.stderr.flush()
 
 
-def serve() -> None:
-    """Answer requests until there are no more."""
+def serve(answer: Callable[[dict[str, Any]], int] = run) -> None:
+    """Answer requests until there are no more.
+
+    Args:
+        answer: called with each in a process of its own, it returns the exit status.
+    """
     import torch
 
     import stepjepa.commands.evaluate
@@ -82,7 +91,7 @@ def serve() -> None:
         if pid == 0:
             code = 70
             try:
-                code = _run(json.loads(line))
+                code = answer(json.loads(line))
             finally:
                 os._exit(code)
         print(pid, flush=True)
@@ -93,12 +102,13 @@ class Commands:
     """Runs commands of ``stepjepa``, one at a time.
 
     Args:
+        server: the file that is run as a program and answers.
         environment: of the server, beside that of this process.
     """
 
-    def __init__(self, **environment: str) -> None:
+    def __init__(self, server: str = __file__, **environment: str) -> None:
         self._server = subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__],
+            [sys.executable, "-W", "ignore", server],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -120,6 +130,7 @@ class Commands:
         when: Path | None = None,
         number: int = signal.SIGKILL,
         largest: int | None = None,
+        **more: Any,
     ) -> int:
         """Start a command.
 
@@ -131,6 +142,7 @@ class Commands:
             when: the path that is there when it happens.
             number: the signal that comes then.
             largest: instead, the bytes that a file may have from then on.
+            more: what else the request says.
 
         Returns:
             The number of the process.
@@ -143,6 +155,7 @@ class Commands:
             "when": str(when or ""),
             "number": int(number),
             "largest": largest,
+            **more,
         }
         assert self._server.stdin is not None
         self._server.stdin.write(json.dumps(request).encode() + b"\n")

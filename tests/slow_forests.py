@@ -17,7 +17,7 @@ from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.forests.forest import IGNORE, Forest
-from stepjepa.forests.segments import token_span
+from stepjepa.forests.segments import token_spans
 from stepjepa.forests.tokenisation import Tokens
 from stepjepa.forests.views import MessageView, Pair, View, find_pairs
 from stepjepa.text.frames import Rendered
@@ -112,7 +112,7 @@ class SlowBuilder:
             both = [
                 alone[view, is_source]
                 if isinstance(view, MessageView)
-                else Located(tokens.ids, *token_span(view, record, whole, tokens), in_main=True)
+                else Located(tokens.ids, *token_spans([view], record, whole, tokens)[0], in_main=True)
                 for view, is_source in self._ends(pair)
             ]
             if any(view.end - view.predictors > (length if view.in_main else limit) for view in both):

@@ -38,3 +38,13 @@ def test_ratios_are_taken_within_a_round() -> None:
     told = check_estimate.table({"cases": {"a case": case}})
     assert "| a case |" in told
     assert "Within 15%: held 1 of 1, tensors 0 of 1, time 0 of 1." in told
+
+
+def test_what_the_flags_say_is_what_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = importlib.import_module("check_estimate_child")
+    case = next(iter(check_estimate.cases(["selective"]).values()))
+    flags = check_estimate._flags({**case, "records": 17}, tmp_path)
+    switched: list[object] = []
+    monkeypatch.setattr(child, "enable_selective", switched.append)
+    assert child.run({"flags": [*flags, "--model_name", "preset:tiny"], "clock": "wall"})["steps"] == 3
+    assert len(switched) == 1

@@ -1,6 +1,7 @@
 """Which checkpoints are whole, and what is said of those that are not."""
 
 import json
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,9 @@ from stepjepa.checkpoints import checkpoint_fault, checkpoints
 from stepjepa.errors import UserError
 from stepjepa.run_folder import open_run_folder
 
+Damage = Callable[[Path], object]
+"""Does something to the folder of a checkpoint."""
+
 
 def make(folder: Path) -> Path:
     """A checkpoint as the Trainer writes it, of two tensors."""
@@ -21,12 +25,12 @@ def make(folder: Path) -> Path:
     save_file({"a": torch.ones(3, 5), "b": torch.zeros(7)}, folder / "model.safetensors", metadata={"format": "pt"})
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
         torch.save({"state": torch.arange(11)}, folder / name)
-    for name in ("config.json", "trainer_state.json"):
-        (folder / name).write_text('{"global_step": 13}')
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "trainer_state.json").write_text(f'{{"global_step": {folder.name.split("-")[1]}, "log_history": [{{}}]}}')
     return folder
 
 
-def cut(name: str, size: int) -> Callable[[Path], None]:
+def cut(name: str, size: int) -> Damage:
     """Leaves the first bytes of a file."""
 
     def apply(folder: Path) -> None:
@@ -37,7 +41,7 @@ def cut(name: str, size: int) -> Callable[[Path], None]:
     return apply
 
 
-def drop(name: str) -> Callable[[Path], None]:
+def drop(name: str) -> Damage:
     """Removes a file."""
     return lambda folder: (folder / name).unlink()
 
@@ -66,7 +70,33 @@ def broken_header(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(content[:8] + b"[" + content[9:])
 
 
-DAMAGES: list[tuple[Callable[[Path], None], str]] = [
+def put(name: str, text: str) -> Damage:
+    """Writes something else into a file."""
+    return lambda folder: (folder / name).write_text(text)
+
+
+def swap(one: str, other: str) -> Damage:
+    """Gives two files the names of each other."""
+
+    def apply(folder: Path) -> None:
+        contents = [(folder / name).read_bytes() for name in (one, other)]
+        for name, content in zip((other, one), contents, strict=True):
+            (folder / name).write_bytes(content)
+
+    return apply
+
+
+def folder_for(name: str) -> Damage:
+    """Puts a folder in the place of a file."""
+
+    def apply(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return apply
+
+
+DAMAGES: list[tuple[Damage, str]] = [
     (cut("model.safetensors", 0), "model.safetensors is cut short (0 bytes)"),
     (cut("model.safetensors", 5), "model.safetensors is cut short (5 bytes)"),
     (cut("model.safetensors", 100), "model.safetensors is cut short (100 bytes)"),
@@ -78,19 +108,27 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (shards, "model.safetensors.index.json names model-00002-of-00002.safetensors, which is missing"),
     (drop("optimizer.pt"), "optimizer.pt is missing"),
     (cut("optimizer.pt", 300), "optimizer.pt is cut short (300 bytes)"),
-    (cut("scheduler.pt", 0), "scheduler.pt is cut short (0 bytes)"),
+    (cut("scheduler.pt", 0), "scheduler.pt is empty"),
     (drop("scheduler.pt"), "scheduler.pt is missing"),
     (drop("rng_state.pth"), "rng_state.pth is missing"),
     (drop("trainer_state.json"), "trainer_state.json is missing"),
     (cut("trainer_state.json", 0), "trainer_state.json is empty"),
     (cut("trainer_state.json", 9), "trainer_state.json is cut short or damaged"),
     (cut("config.json", 0), "config.json is empty"),
+    (put("config.json", "[]"), "config.json holds no object"),
+    (put("trainer_state.json", "[101]"), "trainer_state.json names no step"),
+    (put("trainer_state.json", '{"global_step": true}'), "trainer_state.json names no step"),
+    (put("trainer_state.json", '{"global_step": 13}'), "trainer_state.json is of step 13"),
+    (put("trainer_state.json", '{"global_step": 101, "log_history": [7]}'), "has a damaged log_history"),
+    (swap("optimizer.pt", "scheduler.pt"), "optimizer.pt is another file, scheduler.pt by its contents"),
+    (folder_for("optimizer.pt"), "optimizer.pt is no file"),
+    (folder_for("trainer_state.json"), "trainer_state.json is missing"),
 ]
 
 
 @pytest.mark.parametrize(("damage", "words"), DAMAGES, ids=[words for _, words in DAMAGES])
 def test_the_newest_whole_checkpoint_is_found_and_what_is_passed_over_is_said(
-    damage: Callable[[Path], None], words: str, tmp_path: Path
+    damage: Damage, words: str, tmp_path: Path
 ) -> None:
     for step in (7, 13, 101):
         make(tmp_path / f"checkpoint-{step}")
@@ -104,6 +142,41 @@ def test_the_newest_whole_checkpoint_is_found_and_what_is_passed_over_is_said(
     assert words in line
     with pytest.raises(UserError, match="is no whole checkpoint folder"):
         open_run_folder(str(tmp_path), str(tmp_path / "checkpoint-101"))
+
+
+FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "config.json")
+
+
+def drawn_damage(chance: random.Random) -> Damage:
+    """Some damage that sizes, headers, names or small files tell."""
+    name = chance.choice(FILES)
+    kinds: dict[str, Callable[[], Damage]] = {
+        # As a kill or a full disk leaves it; any number of bytes is too few.
+        "cut": lambda: lambda folder: cut(name, chance.randrange((folder / name).stat().st_size))(folder),
+        "missing": lambda: drop(chance.choice(FILES[:5])),
+        "folder": lambda: folder_for(name),
+        "noise": lambda: lambda folder: (folder / name).write_bytes(chance.randbytes(300)),
+        "zeros": lambda: lambda folder: (folder / name).write_bytes(bytes((folder / name).stat().st_size)),
+        "swapped": lambda: swap(*chance.sample([name for name in FILES if name != "config.json"], 2)),
+        "older": lambda: lambda folder: shutil.copy(folder.parent / "checkpoint-7" / FILES[4], folder),
+    }
+    return kinds[chance.choice(list(kinds))]()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_a_hundred_damaged_checkpoints_none_is_gone_on_from(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(f"checkpoints {seed}")
+    make(tmp_path / "sound" / "checkpoint-7")
+    make(tmp_path / "sound" / "checkpoint-101")
+    for number in range(100):
+        run = tmp_path / str(number)
+        shutil.copytree(tmp_path / "sound", run)
+        drawn_damage(chance)(run / "checkpoint-101")
+        said: list[str] = []
+        what = f"seed {seed}, checkpoint {number}"
+        assert open_run_folder(str(run), "last", said.append)[1] == str(run / "checkpoint-7"), what
+        assert len(said) == 1, what
+        assert said[0].startswith(f"passed over: {run}/checkpoint-101 ("), what
 
 
 def test_what_a_run_needs_beside_the_model(tmp_path: Path) -> None:
@@ -126,7 +199,8 @@ def test_what_a_run_needs_beside_the_model(tmp_path: Path) -> None:
 def test_checkpoints_of_other_kinds_are_whole(tmp_path: Path) -> None:
     adapter, sharded = make(tmp_path / "checkpoint-2"), make(tmp_path / "checkpoint-3")
     (adapter / "model.safetensors").rename(adapter / "adapter_model.safetensors")
-    (adapter / "rng_state.pth").rename(adapter / "rng_state_1.pth")
+    (adapter / "rng_state.pth").unlink()
+    torch.save({"state": torch.arange(11)}, adapter / "rng_state_1.pth")
     (sharded / "model.safetensors").unlink()
     (sharded / "optimizer.pt").unlink()
     for name in ("pytorch_model_fsdp_0", "optimizer_0"):

@@ -39,10 +39,11 @@ def test_the_tree_in_the_readme_is_the_tree() -> None:
 
 
 # Each may import from those before it.
-ORDER = ["errors", "terminal", "offline", "signals", "disk", "files", "checkpoints", "run_folder", "config"]
+ORDER = ["errors", "terminal", "offline", "signals", "disk", "files", "fields", "checkpoints"]
+ORDER += ["run_folder", "config"]
 ORDER += ["arguments", "published", "parser", "drawing"]
 ORDER += ["data", "text", "forests", "models", "objectives", "compute", "answers", "tasks", "preparing"]
-ORDER += ["inspection", "analysis", "evaluation", "training", "experiments", "commands", "cli"]
+ORDER += ["inspection", "analysis", "evaluation", "training", "experiments", "pages", "commands", "cli"]
 
 
 def test_imports_point_one_way() -> None:
@@ -57,7 +58,7 @@ def test_imports_point_one_way() -> None:
 
 
 def test_every_command_that_documents_name_exists() -> None:
-    pages = [f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")]
+    pages = [page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")]
     for name in ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *pages]:
         text = (ROOT / name).read_text(encoding="utf-8")
         named = set(re.findall(r"(?:^ {4}|`|-m )stepjepa ([a-z]+)", text, re.MULTILINE))

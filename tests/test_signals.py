@@ -4,10 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from stepjepa.signals import OneRequest, Stopped, raising
+from stepjepa.signals import OneRequest, Stopped, end_with_launcher, raising
 
 # Says "up", then waits for as many signals as end it, saying what came.
 PROGRAM = """
@@ -53,6 +54,32 @@ def test_one_that_is_passed_on_counts_once(monkeypatch: pytest.MonkeyPatch) -> N
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_torchrun_started_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    parents = iter([7, 7, 7, 1])
+    sent: list[int] = []
+    over = threading.Event()
+
+    def kill(pid: int, number: int) -> None:
+        assert pid == os.getpid()
+        sent.append(number)
+        if len(sent) == 2:
+            over.set()
+
+    monkeypatch.setattr("stepjepa.signals.os.getppid", lambda: next(parents))
+    monkeypatch.setattr("stepjepa.signals.os.kill", kill)
+    monkeypatch.setattr("stepjepa.signals._LOOK", 0.0)
+    monkeypatch.setattr("stepjepa.signals._PATIENCE", 0.0)
+    end_with_launcher({"TORCHELASTIC_RUN_ID": "a"})
+    assert over.wait(60)
+    assert sent == [signal.SIGTERM, signal.SIGKILL]
+
+
+def test_what_a_shell_started_does_not() -> None:
+    before = threading.active_count()
+    end_with_launcher({})
+    assert threading.active_count() == before
 
 
 def test_what_is_half_done_is_cleared_away() -> None:

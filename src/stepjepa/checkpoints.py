@@ -19,6 +19,8 @@ _TO_GO_ON = {
     "scheduler.pt": ("scheduler.pt", "global_step*"),
     "rng_state.pth": ("rng_state*.pth",),
 }
+# JSON files that hold an object.
+_OBJECTS = ("config.json", "adapter_config.json", "generation_config.json", "stream.json")
 # The longest header that the format allows.
 _LONGEST_HEADER = 100_000_000
 
@@ -44,7 +46,7 @@ def checkpoint_fault(path: Path, needed: Collection[str] = (), *, weights_only: 
         return f"{_STATE_FILE} is missing"
     for file in sorted(path.iterdir()):
         check = _CHECKS.get(file.suffix)
-        fault = check(file) if check and file.is_file() else None
+        fault = None if check is None else check(file) if file.is_file() else "is no file"
         if fault is not None:
             return f"{file.name} {fault}"
     if not any(any(path.glob(pattern)) for pattern in _WEIGHTS):
@@ -63,6 +65,10 @@ def _json_fault(file: Path) -> str | None:
         value: Any = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
         return "is empty" if not file.stat().st_size else "is cut short or damaged"
+    if file.name == _STATE_FILE:
+        return _state_fault(value, file.parent.name)
+    if file.name in _OBJECTS and not isinstance(value, dict):
+        return "holds no object"
     if file.name.endswith(".index.json"):
         weight_map = value.get("weight_map") if isinstance(value, dict) else None
         if not isinstance(weight_map, dict):
@@ -70,6 +76,20 @@ def _json_fault(file: Path) -> str | None:
         absent = sorted({str(name) for name in weight_map.values() if not (file.parent / str(name)).is_file()})
         if absent:
             return f"names {absent[0]}, which is missing"
+    return None
+
+
+def _state_fault(state: Any, folder: str) -> str | None:
+    """What is wrong with the state of the Trainer; one of another checkpoint says another step than the folder."""
+    step = state.get("global_step") if isinstance(state, dict) else None
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        return "names no step"
+    number = folder.removeprefix(_PREFIX)
+    if folder != number and number.isdigit() and int(number) != step:
+        return f"is of step {step}"
+    logs = state.get("log_history") or []
+    if not isinstance(logs, list) or not all(isinstance(line, dict) for line in logs):
+        return "has a damaged log_history"
     return None
 
 
@@ -91,8 +111,16 @@ def _safetensors_fault(file: Path) -> str | None:
 
 
 def _archive_fault(file: Path) -> str | None:
-    """What PyTorch saves is a zip archive, whose list of contents stands at the end."""
-    return None if zipfile.is_zipfile(file) else f"is cut short ({file.stat().st_size:,} bytes)"
+    """What PyTorch saves is a zip archive; its list of contents, each with the file's name, stands at the end."""
+    if not file.stat().st_size:
+        return "is empty"
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = {name.partition("/")[0] for name in archive.namelist()}
+    except (zipfile.BadZipFile, ValueError, OverflowError, NotImplementedError):
+        return f"is cut short ({file.stat().st_size:,} bytes)"
+    others = names - {file.stem, "archive"}
+    return f"is another file, {sorted(others)[0]}{file.suffix} by its contents" if others else None
 
 
 _CHECKS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import importlib
 import os
@@ -13,27 +12,12 @@ import warnings
 from collections.abc import Sequence
 
 from stepjepa import __version__
+from stepjepa.commands import COMMANDS
 from stepjepa.errors import UserError, one_line, visible
 from stepjepa.offline import go_offline, no_telemetry, wanted
-from stepjepa.parser import Parser, refuse_unknown
-from stepjepa.signals import Stopped, raising
+from stepjepa.parser import Parser, add_offline, innermost, refuse_unknown
+from stepjepa.signals import Stopped, end_with_launcher, raising
 from stepjepa.terminal import open_standard_streams
-
-COMMANDS = (
-    "train",
-    "estimate",
-    "inspect",
-    "verify",
-    "prepare",
-    "evaluate",
-    "score",
-    "analyze",
-    "export",
-    "report",
-    "compare",
-    "sweep",
-    "rerun",
-)
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:
@@ -47,23 +31,6 @@ def normalise(arguments: Sequence[str]) -> list[str]:
         flag = re.fullmatch(r"--[A-Za-z][\w-]*", name)
         result.append(f"--{name[2:].replace('-', '_')}{equals}{value}" if flag else argument)
     return result
-
-
-def _innermost(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> argparse.ArgumentParser:
-    """The parser of the sub-command that was chosen, whose flags are the ones to look among."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return _innermost(action.choices[getattr(parsed, action.dest)], parsed)
-    return parser
-
-
-def _add_offline(parser: argparse.ArgumentParser) -> None:
-    """``--offline`` for a command and its sub-commands; it has been followed by the time that it is parsed."""
-    parser.add_argument("--offline", action="store_true", help="connect to no other machine")
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for inner in set(action.choices.values()):
-                _add_offline(inner)
 
 
 def _overview() -> str:
@@ -98,10 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name = given[0]
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        near = difflib.get_close_matches(name, [*COMMANDS, "--help", "--version"], n=1)
         hint = f"; did you mean {near[0]}?" if near else f"; choose one of {', '.join(COMMANDS)}"
         print(f"stepjepa: error: unknown command '{name}'{hint}", file=sys.stderr)
         return 2
+    end_with_launcher()
     with raising():
         return _run(name, normalise(given[1:]))
 
@@ -120,7 +88,7 @@ def _run(name: str, arguments: list[str]) -> int:
     command = importlib.import_module(f"stepjepa.commands.{name}")
     parser = Parser(prog=f"stepjepa {name}", description=command.SUMMARY, allow_abbrev=False)
     command.add_arguments(parser)
-    _add_offline(parser)
+    add_offline(parser)
     _quiet()
     try:
         if hasattr(command, "parse"):
@@ -128,7 +96,7 @@ def _run(name: str, arguments: list[str]) -> int:
         else:
             parsed, unknown = parser.parse_known_args(arguments)
             if unknown:
-                refuse_unknown(_innermost(parser, parsed), unknown)
+                refuse_unknown(innermost(parser, parsed), unknown)
         return int(command.run(parsed))
     except UserError as error:
         print(f"stepjepa {name}: error: {one_line(error)}", file=sys.stderr)

@@ -29,9 +29,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message and exit with code 2."""
-        told = self._mistyped(message) or message
+        named = re.findall(r"--\w+", message.partition(":")[0])
+        # One of a flag's names is enough.
+        message = re.sub(r"^argument (--\w+)(?:/--[\w-]+)+:", r"argument \1:", message)
+        told = self._mistyped(message) or self._with_remedy(message)
         # The command line stands behind the file and wins, so what it names too is wrong there.
-        for flag in re.findall(r"--\w+", told.partition(":")[0]) or re.findall(r"--\w+", told)[:1]:
+        for flag in [*named, *re.findall(r"--\w+", told.partition(":")[0])] or re.findall(r"--\w+", told)[:1]:
             last = next((each for each in reversed(self._given) if each.partition("=")[0] == flag), "")
             if flag in self.origins and "=" in last:
                 told = f"{self.origins[flag]}: {told}"
@@ -45,15 +48,53 @@ class Parser(argparse.ArgumentParser):
             return f"{message[: match.start()]}invalid choice '{match[1]}'; did you mean '{near[0]}'?" if near else None
         _, required, names = message.partition("the following arguments are required: ")
         for name in (argument.partition("=")[0] for argument in self._given if required):
-            near = difflib.get_close_matches(name, names.split(", "), n=1)
+            near = difflib.get_close_matches(name, re.split(r", |/", names), n=1)
             if near and name.startswith("--") and name not in self._option_string_actions:
                 return f"unknown argument '{name}'; did you mean {near[0]}?"
         return None
+
+    def _with_remedy(self, message: str) -> str:
+        """A message of argparse in which nothing says what to do, with that."""
+        if match := re.search(r"invalid (int|float) value: ('.*')$", message):
+            number = {"int": "a whole number", "float": "a number"}[match[1]]
+            return f"{message[: match.start()]}expected {number}, got {match[2]}"
+        if match := re.fullmatch(r"argument (.+): expected (one|at least one) argument", message):
+            action = self._option_string_actions.get(match[1])
+            values = f": one of {', '.join(map(str, action.choices))}" if action and action.choices else ""
+            return f"{match[1]} needs a value{values}; give it one, or leave the flag out"
+        if match := re.fullmatch(r"the following arguments are required: (.+)", message):
+            kinds = [action for action in self._actions if action.choices and match[1] in (action.metavar, action.dest)]
+            what = f"; choose one of {', '.join(map(str, kinds[0].choices or ()))}" if kinds else ""
+            return f"{message}{what or f'; {self.prog} --help says more'}"
+        return message
+
+
+def innermost(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> argparse.ArgumentParser:
+    """The parser of the sub-command that was chosen, whose flags are the ones to look among."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return innermost(action.choices[getattr(parsed, action.dest)], parsed)
+    return parser
+
+
+def add_offline(parser: argparse.ArgumentParser) -> None:
+    """``--offline`` for a command and its sub-commands; it has been followed by the time that it is parsed."""
+    parser.add_argument("--offline", action="store_true", help="connect to no other machine")
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in set(action.choices.values()):
+                add_offline(inner)
 
 
 def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str], known: Sequence[str] = ()) -> NoReturn:
     """End with an error that names the first unknown argument and the flag nearest to it."""
     name = unknown[0].partition("=")[0]
+    if not name.startswith("-"):
+        remedy = "put it in quotes with what it is a part of, or leave it out"
+        parser.error(f"unknown argument '{unknown[0]}', which belongs to no flag; {remedy}")
     flags = [flag for action in parser._actions for flag in action.option_strings] + list(known)
     near = difflib.get_close_matches(name, flags, n=1)
-    parser.error(f"unknown argument '{unknown[0]}'" + (f"; did you mean {near[0]}?" if near else "; see --help"))
+    parser.error(
+        f"unknown argument '{unknown[0]}'"
+        + (f"; did you mean {near[0]}?" if near else f"; {parser.prog} --help names all")
+    )

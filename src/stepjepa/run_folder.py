@@ -30,6 +30,10 @@ PART = ".saving"
 PACKAGES = ("stepjepa", "torch", "transformers", "accelerate", "peft", "tokenizers", "numpy")
 
 
+class FinishedError(UserError):
+    """A run that is to be gone on with has come to its end before."""
+
+
 def is_main_process() -> bool:
     """Whether this process writes: the first of those that torchrun starts."""
     return int(os.environ.get("RANK", "0")) == 0
@@ -159,7 +163,7 @@ def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """
     path = Path(folder) / RUN_FILE
     if not path.is_file():
-        raise UserError(f"is no run folder (no {RUN_FILE} in it)", path=Path(folder))
+        raise UserError(f"is no run folder (no {RUN_FILE} in it); check the path", path=Path(folder))
     remedy = "restore it, or train again into another folder"
     value = read_json_object(path, "file of a run", remedy)
     for name, kind in _PARTS.items():
@@ -202,7 +206,8 @@ def earlier_launches(folder: Path, now: dict[str, Any], training: dict[str, Any]
         The ``launches`` of ``run.json``: seconds, and the step reached. One that was killed left none.
 
     Raises:
-        UserError: the run was begun with other settings, or is finished.
+        UserError: the run was begun with other settings.
+        FinishedError: it is finished.
     """
     if not (folder / RUN_FILE).is_file():
         return []
@@ -219,7 +224,7 @@ def earlier_launches(folder: Path, now: dict[str, Any], training: dict[str, Any]
         )
     length = ("num_train_epochs", "max_steps")
     if before["status"] == "finished" and all(before["training"][name] == training[name] for name in length):
-        raise UserError("the run is finished; there is nothing to resume", path=folder)
+        raise FinishedError("the run is finished; there is nothing to resume", path=folder)
     launches: list[dict[str, Any]] = before.get("launches", [])
     return launches
 

@@ -18,6 +18,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 _SAME = 2.0
 
+# Seconds between two looks at whether the launcher lives, and from a request to stop to the end.
+_LOOK, _PATIENCE = 1.0, 30.0
+
 
 class Stopped(KeyboardInterrupt):
     """The program was asked to end.
@@ -90,6 +93,28 @@ class OneRequest(Interruptions):
             os.kill(os.getpid(), number)
             return
         self._act(number)
+
+
+def end_with_launcher(environment: Mapping[str, str] = os.environ) -> None:
+    """Have this process asked to stop when torchrun is gone that started it, and ended soon after.
+
+    What torchrun starts outlives it where it was killed by ``kill -9``: it would go on writing into the folder in which
+    the same command is started again. In time of need torchrun gives as long between SIGTERM and SIGKILL.
+
+    Args:
+        environment: says whether torchrun started this process.
+    """
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(_LOOK)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_PATIENCE)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if "TORCHELASTIC_RUN_ID" in environment:
+        threading.Thread(target=watch, name="launcher", daemon=True).start()
 
 
 @contextlib.contextmanager

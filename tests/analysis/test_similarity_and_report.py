@@ -137,10 +137,11 @@ def test_what_can_not_stand_in_one_table(runs: dict[str, Path], tmp_path: Path) 
     copy = tmp_path / "copy"
     copy.mkdir()
     (copy / "run.json").write_text((runs["step"] / "run.json").read_text())
-    with pytest.raises(UserError, match="holds 0 evaluations"):
+    with pytest.raises(UserError, match="holds no finished evaluation"):
         report([copy])
     summary = json.loads((runs["step"] / "test.summary.json").read_text())
     (copy / "t.summary.json").write_text(json.dumps({**summary, "test_fingerprint": "another"}))
+    (copy / "t.jsonl").write_text((runs["step"] / "test.jsonl").read_text())
     with pytest.raises(UserError, match="different test files"):
         report([runs["step"], copy])
     run = json.loads((copy / "run.json").read_text())

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from bad_inputs import make_run, outcome, sound_lines, try_config, try_data, try_run
+from bad_inputs import attempt, make_run, outcome, sound_lines, try_config, try_data, try_run
+from bad_runs import try_comparison, try_sweep
+from bad_tables import try_table
 from stepjepa.cli import main
+from stepjepa.data.records import read_records
 
 SEED = 7
 
@@ -27,6 +30,84 @@ def test_damaged_configurations(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_damaged_run_folders(trained_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "model", trained_tokenizer)
     assert "error" in {try_run(capsys, tmp_path, run, number, SEED) for number in range(10)}
+
+
+def test_damaged_evaluated_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert {try_comparison(capsys, tmp_path, number, SEED) for number in range(240)} == {"error", "sound"}
+
+
+def test_damaged_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert {try_sweep(capsys, tmp_path, number, SEED) for number in range(32)} == {"error", "again", "sound"}
+
+
+def test_damaged_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyarrow")
+    assert {try_table(capsys, tmp_path, number, SEED) for number in range(200)} == {"error", "skipped", "sound"}
+
+
+ROWS = {
+    "rows.jsonl": '{"text": "q", "label": 1}\n{\n{"text": "q2", "label": 0}\n[]\n\n7\n"x"\n',
+    "rows.json": '[{"text": "q", "label": 1}, 7, {"text": "q2", "label": 0}, [], null, ""]',
+    "rows.csv": "text,label\nq,1\nq,1,2\nq2,0\nx\n1,2,3\n,,,\n",
+    "rows.tsv": "text\tlabel\nq\t1\nq\t1\t2\nq2\t0\nx\n1\t2\t3\n\t\t\t\n",
+}
+BAD_LINES = {
+    "rows.jsonl": ":2: not valid JSON",
+    "rows.json": ": element 2 is a JSON int, expected an object",
+    "rows.csv": ":3: 3 fields where the header has 2",
+    "rows.tsv": ":3: 3 fields where the header has 2",
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_bad_rows_are_left_out_of_a_preparation_and_counted(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, target = tmp_path / name, tmp_path / "out.jsonl"
+    path.write_text(ROWS[name])
+    given = ["prepare", "rotten-tomatoes", "--input_file", path, "--output_file", target]
+    refused = attempt(capsys, name, *given)
+    assert refused.outcome == "error"
+    assert f"{path}{BAD_LINES[name]}" in refused.err
+    assert not target.exists()
+    found = attempt(capsys, name, *given, "--bad_records", "skip")
+    assert found.outcome == "skipped"
+    assert f"note: 4 bad lines left out (--bad_records skip): {path}{BAD_LINES[name]}" in found.err
+    assert "; and 1 more" in found.err
+    assert "bad, left out        4" in found.out
+    assert [record.messages[-2]["content"] for record in read_records(target)] == ["q", "q2"]
+
+
+def test_fields_of_a_wrong_type_are_bad_rows_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, target = tmp_path / "raw.jsonl", tmp_path / "out.jsonl"
+    good = {"question": "q", "deepseek_response": "It is 2 + 1 = 3.\n\nIt is 3 + 2 = 5.", "answer": 5}
+    rows = [good, {**good, "question": 7}, {**good, "answer": [5]}, {**good, "answer": float("nan")}, {"question": "q"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["prepare", "steps", "--input_file", path, "--output_file", target]
+    assert f"{path}:2: 'question' is int, expected a string" in attempt(capsys, "steps", *given).err
+    found = attempt(capsys, "steps", *given, "--bad_records", "skip")
+    assert f"note: 3 bad lines left out (--bad_records skip): {path}:2: 'question' is int" in found.err
+    assert f"{path}:4: 'answer' is nan, expected a number or nothing" in found.err
+    # A row without a field was always dropped, and is counted as that.
+    assert "no field 'deepseek_response'" in found.out
+    assert len(read_records(target)) == 1
+    # Nothing but bad rows: an error that says so.
+    path.write_text("7\n")
+    assert (
+        "no record could be kept (1 bad line left out"
+        in attempt(capsys, "none", *given, "--bad_records", "skip", "--overwrite").err
+    )
+
+
+def test_bad_rows_of_pairs_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, target = tmp_path / "raw.jsonl", tmp_path / "out.jsonl"
+    rows = [{"nothing": 1}, {"sentence1": "a b", "sentence2": "c d"}, {"group": 3, "text": "x"}, {"set": 7}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["prepare", "paraphrase", "--input_file", path, "--output_file", target]
+    assert outcome(capsys, "pairs", *given) == "error"
+    found = attempt(capsys, "pairs", *given, "--bad_records", "skip")
+    assert f"note: 3 bad lines left out (--bad_records skip): {path}: row 1" in found.err
+    assert len(read_records(target)) == 1
 
 
 def test_a_folder_is_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,7 @@ def test_long_records_are_counted_in_both_files(word: str, tmp_path: Path, capsy
     assert (run["counts"][name], run["eval_counts"][name]) == (2, 1)
     assert f"2 over length, 2 {name}" in said
     assert f"1 over length, 1 {name}" in said
-    assert "evaluation data: " in said
+    assert "held out: " in said
     assert run["jepa"]["over_length"] == ("truncate" if word == "truncate" else "skip")
 
 

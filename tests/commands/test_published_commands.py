@@ -288,7 +288,7 @@ def test_an_evaluation_line_runs(
 
 def test_a_published_line_without_model_or_folder_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--train_file", "gsm8k_step_jepa.jsonl", "--step_jepa"]) == 2
-    assert "--model_name is missing" in capsys.readouterr().err
+    assert "--model_name and --output_dir are missing" in capsys.readouterr().err
 
 
 def rows_of(title: str) -> list[tuple[str, str]]:

@@ -50,7 +50,7 @@ def test_a_run_on_a_stream_is_resumed_with_what_it_had_not_seen(
     assert run["data"]["train"].keys() == {"file", "bytes", "sha256_of_first_mib"}
     assert run["data"]["eval"]["records"] == RECORDS
     lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "eval_lm_loss" in line] == [5, 8, 8]
+    assert [line["step"] for line in lines if "eval_lm_loss" in line] == [5, 8]
     assert [line["data_epoch"] for line in lines if "loss" in line] == [0.0, 1.0]
 
     checkpoint = tmp_path / "whole" / "checkpoint-6"

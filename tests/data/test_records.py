@@ -43,7 +43,7 @@ def test_explicit_views_as_text_or_as_one_message() -> None:
         ({}, "no field 'messages'; expected"),
         (
             {"question": "q", "answer": "a"},
-            "looks like a raw file: run 'stepjepa prepare gsm8k' or 'stepjepa prepare steps' first",
+            "looks like a raw file: run 'stepjepa prepare gsm8k', 'steps' or 'chat' first",
         ),
         ({"messages": []}, "must be a list with at least one user and one assistant"),
         ({"messages": "hello"}, "must be a list"),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stepjepa.data.steps import Step, find_steps, separator_pattern
 
@@ -82,3 +87,52 @@ def test_steps_of_real_text(separator: str, shared_data: Path) -> None:
 def test_an_empty_separator_is_refused() -> None:
     with pytest.raises(ValueError, match="non-empty string"):
         separator_pattern("")
+
+
+def trying_each_start(text: str, separator: str) -> list[Step]:
+    """As ``find_steps``, with expressions that try every blank as the first of a separator."""
+    pattern = re.compile({"blank": r"(?:[ \t]*\r?\n){2,}", "line": r"(?:[ \t]*\r?\n)+"}.get(separator, "(?:#a)+"))
+    cuts = [(0, 0), *(match.span() for match in pattern.finditer(text)), (len(text), len(text))]
+    steps: list[Step] = []
+    for (_, begin), (end, after) in itertools.pairwise(cuts):
+        if text[begin:end].strip():
+            steps.append(Step(steps[-1].end if steps else 0, end, after))
+        elif steps:
+            steps[-1] = steps[-1]._replace(end=after)
+    return steps
+
+
+@given(st.text(alphabet=" \t\r\n\x0b\u2003x#a", max_size=40), st.sampled_from(["blank", "line", "#a"]))
+@settings(max_examples=400, deadline=None)
+def test_steps_equal_those_found_by_trying_each_start(text: str, separator: str) -> None:
+    assert find_steps(text, separator) == trying_each_start(text, separator)
+
+
+class CountingText(str):
+    """Counts the characters that are cut out of it."""
+
+    copied = 0
+
+    def __getitem__(self, key: Any) -> str:
+        found = super().__getitem__(key)
+        self.copied += len(found)
+        return found
+
+
+@pytest.mark.parametrize("piece", ["x\n\n", "\x0b\n\n", "\u2003 \n\n\n", "x\n\n \n\n\u2003\n\n"])
+def test_no_character_is_looked_at_many_times(piece: str) -> None:
+    text = CountingText(piece * 1009)
+    find_steps(text)
+    assert text.copied <= len(text)
+
+
+@pytest.mark.parametrize("separator", ["blank", "line"])
+def test_a_long_run_of_blanks_is_gone_through_once(separator: str) -> None:
+    """A million of them took hours, each being tried as the first of a separator."""
+    text = "one" + " \t" * 500_000 + "two\n\nthree"
+    assert pieces(text, separator) == [text[:-5], "three"]
+
+
+def test_a_separator_at_the_very_start_is_no_step() -> None:
+    assert pieces("## ##one##two", "##") == ["## ##one##", "two"]
+    assert pieces("## ", "##") == []

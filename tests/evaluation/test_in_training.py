@@ -114,7 +114,7 @@ def test_the_checkpoint_that_answers_best_is_kept(files, capsys):
     flags += ["--eval_steps", "2", "--save_strategy", "best", "--metric_for_best_model", "answer_prefix"]
     assert train(files, *flags, "--load_best_model_at_end", "--eval_task", "generic", "--save_steps", "2") == 0
     printed = capsys.readouterr().out
-    assert "answers during training: 3 records, task generic" in printed
+    assert "answers: to 3 records at every evaluation, task generic" in printed
     assert "prefix: " in printed
     metrics = [json.loads(line) for line in (files / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     scores = {line["step"]: line["eval_answer_prefix"] for line in metrics if "eval_answer_prefix" in line}

@@ -17,11 +17,12 @@ def folder(tmp_path):
     chats = [[{"role": role, "content": text} for role, text in row] for row in rows]
     write_jsonl(tmp_path / "test.jsonl", [{"messages": chat} for chat in chats])
     tokenizer = train_tokenizer([message["content"] for chat in chats for message in chat], 277)
-    results = {"tokens": 5.0, "train_seconds": 1.0}
+    results = {"steps": 2, "tokens": 5.0, "train_seconds": 1.0}
     for seed, name in enumerate("ab"):
         tokenizer.save_pretrained(tmp_path / name)
         tiny.make_model("llama", seed=seed, vocab_size=len(tokenizer)).save_pretrained(tmp_path / name)
         told = {"status": "finished", "jepa": {"mode": "regular", "predictors": 0}, "results": results}
+        told |= {"model": "preset:tiny", "training": {"seed": seed}, "data": {}}
         write_json(tmp_path / name / "run.json", told)
     return tmp_path
 
@@ -69,7 +70,7 @@ def test_an_evaluation_of_the_model_as_it_was_before_is_refused(folder, capsys):
     assert len(report(folder, capsys, "a")) == 1
     model = tiny.make_model("llama", seed=7, vocab_size=277)
     model.save_pretrained(folder / "a")
-    assert "e.summary.json: is the evaluation of another model than the folder holds now" in report(folder, capsys, "a")
+    assert "e.summary.json: is of another model than the one that is in the folder now" in report(folder, capsys, "a")
     # Weights that were thrown away to save space say nothing.
     for file in (folder / "a").glob("*.safetensors"):
         file.unlink()
@@ -79,5 +80,5 @@ def test_an_evaluation_of_the_model_as_it_was_before_is_refused(folder, capsys):
 def test_a_broken_summary_is_one_line(folder, capsys):
     (folder / "a" / "e.summary.json").write_text('{"n": 3', encoding="utf-8")
     error = report(folder, capsys, "a")
-    assert "e.summary.json: is no summary of an evaluation" in error
+    assert "e.summary.json:1: is damaged: not valid JSON" in error
     assert error.count("\n") == 1

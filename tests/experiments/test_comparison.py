@@ -410,14 +410,15 @@ def test_a_seed_twice_is_refused(runs, tmp_path):
 BROKEN = [
     ("run.json", None, "is no run folder"),
     ("run.json", "{", "run.json:1: is damaged"),
-    ("run.json", '{"status": "running"}', r"the run is not finished \(status running\)"),
-    ("run.json", '{"status": "finished"}', "run.json or test.summary.json lacks 'training'"),
+    ("run.json", '{"status": "running"}', r"the run is not finished \(status 'running'\)"),
+    ("run.json", '{"status": "finished"}', "run.json: 'jepa' is missing, expected an object; restore"),
     ("test.summary.json", None, "holds no finished evaluation; run 'stepjepa evaluate'"),
-    ("test.summary.json", "{", "test.summary.json: can't be read as an evaluation"),
-    ("test.summary.json", "[]", "test.summary.json: can't be read as an evaluation"),
-    ("test.summary.json", "{}", "test.summary.json lacks"),
-    ("test.jsonl", None, "test.jsonl: no such file of an evaluation"),
-    ("test.jsonl", "{}\n", "its 1 lines are not the 8 examples of test.summary.json"),
+    ("test.summary.json", "{", r"test.summary.json:1: is damaged: not valid JSON \(.*\); evaluate"),
+    ("test.summary.json", "[]", "test.summary.json: is damaged: a JSON list instead of an object; evaluate"),
+    ("test.summary.json", "{}", "test.summary.json: 'test_fingerprint' is missing, expected a text; evaluate"),
+    ("test.jsonl", None, "test.jsonl: no such file of answers"),
+    ("test.jsonl", "{}\n", "test.jsonl:1: 'index' is missing, expected a whole number of at least 0; evaluate"),
+    ("test.jsonl", '{"index": 0}\n', "its 1 lines are not the 8 examples of test.summary.json"),
 ]
 
 
@@ -440,7 +441,7 @@ def test_lines_of_another_evaluation_are_refused(runs):
 def test_one_of_several_evaluations_is_chosen(runs):
     for folder in runs:
         evaluate(folder, "10000001", name="long.v2")
-    with pytest.raises(UserError, match=r"holds several evaluations; pass --evaluation with one of long.v2, test"):
+    with pytest.raises(UserError, match=r"holds several evaluations \(long.v2, test\); leave one in it, or name one"):
         compare(runs)
     for name in ("long.v2", "long.v2.jsonl", "long.v2.summary.json"):
         assert compare(runs, evaluation=name).arms[1].spread("headline").mean == 0.25

@@ -2,19 +2,25 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
+from rich.color import ColorSystem
 from rich.console import Console
+from rich.style import Style
 
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record, parse_record, read_records
 from stepjepa.errors import UserError
 from stepjepa.forests.segments import ForestBuilder
+from stepjepa.inspection.palette import EDGE, Look, hues, visible_text
+from stepjepa.inspection.picture import write_png
 from stepjepa.inspection.record import inspect_record, token_text, visible_matrix
-from stepjepa.inspection.view import show, visible_text, write_png
+from stepjepa.inspection.view import show, title
 from stepjepa.models.presets import train_tokenizer
 from stepjepa.text.predictors import add_predictor_tokens
 
@@ -210,32 +216,101 @@ def test_token_text_keeps_the_blank_of_sentence_pieces() -> None:
     assert token_text(pieces, 1) == "<odd>"
 
 
-def _shown(inspection: Any, width: int, max_tokens: int = 96, color: Any = None) -> str:
+def _shown(inspection: Any, width: int, max_tokens: int = 96, color: Any = None, no_color: bool | None = None) -> str:
     stream = io.StringIO()
-    show(inspection, Console(file=stream, width=width, color_system=color), max_tokens=max_tokens)
+    console = Console(
+        file=stream, width=width, height=23, color_system=color, no_color=no_color, force_terminal=color is not None
+    )
+    show(inspection, console, max_tokens=max_tokens)
     return stream.getvalue()
 
 
+def _without_styles(text: str) -> str:
+    return re.sub(r"\x1b\[[\d;]*m", "", text)
+
+
+def _drawn(text: str, size: int) -> tuple[list[list[bool]], dict[int, str]]:
+    """The matrix as it is drawn, read back from one stripe or several; and the marks, by the row that begins a line."""
+    lines = _without_styles(text).splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("attention"))
+    matrix = [[False] * size for _ in range(size + 1)]
+    marks: dict[int, str] = {}
+    first = keys = left = 0
+    for number, line in enumerate(lines[start + 1 :], start=start + 1):
+        if line.startswith(("this record", "◂ read")):
+            break
+        if re.fullmatch(r" {5} *\d[ \d]*", line):
+            # The strip below it names a segment over each of its keys.
+            first += keys
+            strip = lines[number + 1]
+            left = len(strip) - len(strip.lstrip())
+            keys = len(strip.strip().replace("│", ""))
+        elif match := re.match(r" *(\d+) ", line[:5]):
+            row = int(match[1])
+            cells, _, mark = line[left:].partition(" ◂")
+            if "◂" in line:
+                marks[row] = marks.get(row, "") + mark.strip()
+            for offset, cell in enumerate(cells.replace("│", "")[:keys]):
+                matrix[row][first + offset] = cell in "▀█"
+                matrix[row + 1][first + offset] = cell in "▄█"
+    assert first + keys == size
+    return matrix[:size], marks
+
+
+@pytest.mark.parametrize("width", [37, 61, 300])
+@pytest.mark.parametrize("color", [None, "standard", "truecolor"])
 @pytest.mark.parametrize(("mode", "layout"), MODES)
-def test_the_attention_picture_has_two_rows_in_a_line(
-    records: list[Record], tokenizer: Any, mode: str, layout: str
+def test_the_attention_picture_is_the_matrix(
+    records: list[Record], tokenizer: Any, mode: str, layout: str, color: Any, width: int
 ) -> None:
     found = inspect_record(records, 1, tokenizer, _config(mode, layout, pairs="all"))
-    lines = _shown(found, 300, 400).splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("attention"))
-    ticks = lines[start + 1]
-    left = len(ticks) - len(ticks.lstrip())
-    size = len(found.tokens)
-    drawn = [[line[left + key] for key in range(size)] for line in lines[start + 3 : start + 3 + (size + 1) // 2]]
-    matrix = visible_matrix(found)
-    for query in range(size):
-        half = "▀█" if query % 2 == 0 else "▄█"
-        assert [cell in half for cell in drawn[query // 2]] == matrix[query].tolist()
+    text = _shown(found, width, 400, color)
+    drawn, marks = _drawn(text, len(found.tokens))
+    assert drawn == visible_matrix(found).tolist()
+    read = {token.row // 2 * 2: token for token in found.tokens if token.readouts}
+    assert set(marks) == set(read)
+    if width == 300:
+        assert all(token.readouts[0] in marks[row] for row, token in read.items())
+    elif read:
+        told = " ".join(_without_styles(text).split())
+        assert all(f"row {token.row} {token.readouts[0]}" in told for token in read.values())
 
 
-def test_pictures_that_do_not_fit_are_left_out_with_a_remedy(records: list[Record], tokenizer: Any) -> None:
+@pytest.mark.parametrize("width", [37, 61, 80])
+@pytest.mark.parametrize("color", [None, "standard", "truecolor"])
+def test_nothing_is_wider_than_the_terminal(records: list[Record], tokenizer: Any, color: Any, width: int) -> None:
+    for index in (0, 1):
+        found = inspect_record(records, index, tokenizer, _config("step-jepa", "branched", pairs="all"))
+        lines = _without_styles(_shown(found, width, color=color)).splitlines()
+        assert max(map(cell_len, lines)) <= width
+        words = " ".join(" ".join(lines).split())
+        assert "source 1" in words and "step 2" in words and "begin of text" in words
+
+
+def test_segments_are_told_apart_without_colour(records: list[Record], tokenizer: Any) -> None:
     found = inspect_record(records, 0, tokenizer, _config("step-jepa", "branched"))
-    assert "not drawn: it needs" in " ".join(_shown(found, 60).split())
+    text = _shown(found, 120, color="truecolor", no_color=True)
+    assert not re.search(r"\x1b\[(?:[\d;]*;)?[34]8;|\x1b\[[34]\d", text), "NO_COLOR leaves bold and underlined"
+    lines = _without_styles(text).splitlines()
+    assert lines == _shown(found, 120).splitlines()
+    assert next(line for line in lines if line.startswith("1 source")) == (
+        f"1 source  <|predictor_1|>{EDGE}<|predictor_2|>◂"
+    )
+    strip = lines[next(n for n, line in enumerate(lines) if line.startswith("attention")) + 2]
+    assert strip.count(EDGE) == len(found.segments) - 1
+
+
+def test_sixteen_colours_tell_all_kinds_apart(records: list[Record], tokenizer: Any) -> None:
+    found = inspect_record(records, 0, tokenizer, _config("step-jepa", "branched", pairs="all"))
+    look = Look(Console(color_system="standard", force_terminal=True, no_color=False), found.segments)
+    styles = {Style.parse(look.token(segment)).bgcolor for segment in found.segments}
+    downgraded = {color.downgrade(ColorSystem.STANDARD).number for color in styles if color}
+    kinds = {(segment.kind, number) for segment, number in zip(found.segments, hues(found.segments), strict=True)}
+    assert len(downgraded) == len(kinds) == 5
+
+
+def test_rows_that_are_too_long_are_left_out_with_a_remedy(records: list[Record], tokenizer: Any) -> None:
+    found = inspect_record(records, 0, tokenizer, _config("step-jepa", "branched"))
     assert "are more than --max_tokens 5; raise it, or draw a picture with --png FILE" in _shown(found, 120, 5)
 
 
@@ -256,7 +331,7 @@ def test_the_picture_is_a_png(records: list[Record], tokenizer: Any, tmp_path: P
     # Dollar signs would be mathematics, and the font has no glyph for every script: both must pass without a warning.
     for index in (0, 1):
         found = inspect_record(records, index, tokenizer, _config("step-jepa", layout, pairs="all", predictors=1))
-        write_png(found, tmp_path / "record.png")
+        write_png(found, tmp_path / "record.png", title(found))
         content = (tmp_path / "record.png").read_bytes()
         assert content.startswith(PNG_SIGNATURE)
         assert len(content) > 10_000

@@ -15,6 +15,7 @@ from stepjepa.config import JepaConfig
 from stepjepa.forests.collate import ForestCollator
 from stepjepa.forests.forest import IGNORE, Forest
 from stepjepa.forests.segments import ForestBuilder
+from stepjepa.models import pieces
 from stepjepa.models.architecture import choose_encoding
 from stepjepa.models.attention import EAGER, SDPA, enable_forest
 from stepjepa.models.embeddings import forward
@@ -30,9 +31,26 @@ CONFIGURATIONS = {
 MODELS = [
     pytest.param(name, attention, id=f"{name}-{attention}")
     for name in tiny.ATTENTION_ONLY
-    for attention in ("eager", "sdpa")
-    if not (name == "gemma2_window" and attention == "sdpa")  # transformers refuses it: soft cap
+    for attention in ("eager", "sdpa", "pieces")
+    if not (name == "gemma2_window" and attention != "eager")  # transformers refuses it: soft cap
 ]
+
+
+@pytest.fixture(autouse=True)
+def in_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows here are so short that they would never be cut into pieces."""
+    if "attention" in request.fixturenames and request.getfixturevalue("attention") == "pieces":
+        monkeypatch.setattr(pieces, "CALL_COST", -(10**9))
+
+
+@pytest.fixture
+def tiny_model() -> ModelFactory:
+    """Pieces are a way of sdpa."""
+
+    def make(name: str, attention: str = "sdpa", **settings: Any) -> Any:
+        return tiny.make_model(name, "sdpa" if attention == "pieces" else attention, **settings)
+
+    return make
 
 
 def build(tokenizer: Any, config: JepaConfig) -> list[Forest]:

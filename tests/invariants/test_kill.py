@@ -1,9 +1,7 @@
 """Commands killed when they are about to change something on the disk, and started again, come to the same result."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,18 +9,6 @@ import kills
 from forked import Commands
 
 STEPS, SIZE = 6, 19
-
-
-@pytest.fixture(scope="module")
-def commands() -> Iterator[Commands]:
-    running = Commands()
-    yield running
-    running.close()
-
-
-@pytest.fixture(scope="module")
-def material(trained_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return kills.make_material(tmp_path_factory.mktemp("material"), trained_tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,6 @@
 import copy
 import json
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainingArguments
 
 import tiny
+from forked import Commands
 from stepjepa.config import JepaConfig
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import LoraSettings, add_lora
@@ -29,7 +27,7 @@ def command(folder: Path, model: Path, data: Path, *extra: str) -> list[str]:
     # lose, dropout draws from the global generator, and loss dropout from the step.
     flags = f"--batch_size 2 --grad_accum 2 --max_steps {STEPS} --learning_rate 0.01 --jepa_ratio 0.6 --lbd 0.7"
     return [
-        *(sys.executable, "-m", "stepjepa", "train", "--model_name", str(model), "--train_file", str(data)),
+        *("train", "--model_name", str(model), "--train_file", str(data)),
         *("--output_dir", str(folder), *flags.split(), "--save_steps", "8", "--logging_steps", "3", "--use_cpu"),
         *("--step_jepa", *extra),
     ]
@@ -40,30 +38,24 @@ def losses(folder: Path) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in lines if "loss" in line]
 
 
-def test_killed_and_resumed_equals_uninterrupted(trained_tokenizer: Any, tmp_path: Path) -> None:
+def test_killed_and_resumed_equals_uninterrupted(commands: Commands, trained_tokenizer: Any, tmp_path: Path) -> None:
     model, data = tmp_path / "model", tmp_path / "data.jsonl"
     tiny.make_model("llama", seed=3, attention_dropout=0.1).save_pretrained(model)
     trained_tokenizer.save_pretrained(model)
     write_jsonl(data, [{"messages": list(record.messages)} for record in (tiny.records() * 19)[:19]])
-    subprocess.run(command(tmp_path / "whole", model, data), check=True, capture_output=True, timeout=200)
+    whole, killed, log = tmp_path / "whole", tmp_path / "killed", tmp_path / "log"
+    assert commands.run(command(whole, model, data), log, folder=whole) == 0, log.read_text()
 
-    killed = tmp_path / "killed"
-    with subprocess.Popen(
-        command(killed, model, data), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        deadline = time.monotonic() + 200
-        while not (killed / "checkpoint-8").exists():
-            assert time.monotonic() < deadline and process.poll() is None, "no checkpoint was written"
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-    assert not (killed / "model.safetensors").exists(), "the run was over before it was killed"
+    given = command(killed, model, data)
+    assert commands.run(given, log, folder=killed, when=killed / "checkpoint-8") == -signal.SIGKILL, log.read_text()
+    assert not (killed / "model.safetensors").exists()
     resumed = command(killed, model, data, "--resume_from_checkpoint", "last")
-    subprocess.run(resumed, check=True, capture_output=True, timeout=200)
+    assert commands.run(resumed, log, folder=killed) == 0, log.read_text()
 
-    whole, again = load_file(tmp_path / "whole" / "model.safetensors"), load_file(killed / "model.safetensors")
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    expected, again = load_file(whole / "model.safetensors"), load_file(killed / "model.safetensors")
+    assert all(torch.equal(expected[name], again[name]) for name in expected)
     # The line of step 9 speaks of what came since the last line, which the resumed run has not seen.
-    lines = [[line for line in losses(folder) if line[0] != 9] for folder in (tmp_path / "whole", killed)]
+    lines = [[line for line in losses(folder) if line[0] != 9] for folder in (whole, killed)]
     assert lines[0] == lines[1]
     assert [step for step, _ in losses(killed)] == [3, 6, 9, 12]
     for flags, words in (
@@ -72,13 +64,12 @@ def test_killed_and_resumed_equals_uninterrupted(trained_tokenizer: Any, tmp_pat
         (["--batch_size", "4"], "begun with other settings (order, records_per_micro_step)"),
         ([], "the run is finished; there is nothing to resume"),
     ):
-        other = command(killed, model, data, "--resume_from_checkpoint", "last", *flags)
-        refused = subprocess.run(other, capture_output=True, text=True, timeout=100, check=False)
-        assert refused.returncode == 2
-        assert words in refused.stderr
-    tokens = [
-        json.loads((tmp_path / name / "run.json").read_text())["results"]["tokens"] for name in ("whole", "killed")
-    ]
+        log.unlink()
+        assert commands.run([*resumed, *flags], log, folder=killed) == 2, log.read_text()
+        assert words in log.read_text()
+    # A job that is put back into the queue after its end.
+    assert commands.run([*given, "--resume_from_checkpoint", "auto"], log, folder=killed) == 0
+    tokens = [json.loads((folder / "run.json").read_text())["results"]["tokens"] for folder in (whole, killed)]
     assert tokens[0] == tokens[1]
 
 

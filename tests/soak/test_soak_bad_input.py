@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from bad_inputs import make_run, tell, try_config, try_data, try_run
+from bad_runs import try_comparison, try_sweep
+from bad_tables import try_table
 
 pytestmark = pytest.mark.slow
 
@@ -35,3 +37,19 @@ def test_damaged_run_folders(trained_tokenizer: Any, tmp_path: Path, capsys: pyt
     found = Counter(try_run(capsys, tmp_path, run, number, SEED) for number in range(150))
     tell(found, "damaged run folders", SEED, capsys)
     assert found["error"] > 50
+
+
+def test_damaged_evaluated_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = Counter(try_comparison(capsys, tmp_path, number, SEED) for number in range(1500))
+    found.update(f"sweep: {try_sweep(capsys, tmp_path, number, SEED)}" for number in range(200))
+    tell(found, "damaged evaluated runs and sweeps", SEED, capsys)
+    assert found["error"] > 700
+    assert found["sweep: error"] > 50
+
+
+def test_damaged_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyarrow")
+    found = Counter(try_table(capsys, tmp_path, number, SEED) for number in range(2000))
+    tell(found, "damaged tables", SEED, capsys)
+    assert found["error"] > 600
+    assert found["skipped"] > 40

@@ -33,13 +33,6 @@ PLAN = {
 LEAST = 50
 
 
-@pytest.fixture(scope="module")
-def commands() -> Iterator[Commands]:
-    running = Commands()
-    yield running
-    running.close()
-
-
 def sweep_case(material: Path) -> kills.Case:
     """Two trainings and two evaluations, in processes of the sweep."""
     flags = {str(name)[2:]: value for name, value in _pairs(kills.train_flags(material, 6))}

@@ -1,12 +1,15 @@
 """Drawn runs that meet losses and gradients that are not finite: every such step left out as if it had never been.
 
-The seeds are printed; ``NONFINITE_SEEDS=3,17`` runs those alone.
+The seeds are drawn from ``SOAK_SEED`` where it is given; ``NONFINITE_SEEDS=3,17`` runs those alone. The figures go to
+``soak/nonfinite.json``, or into ``SOAK_FIGURES``.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,23 @@ from harmful import made, same, trainer_of, weights
 from stepjepa.data.streams import RecordStream
 from stepjepa.errors import UserError
 
-SEEDS = [int(seed) for seed in os.environ.get("NONFINITE_SEEDS", ",".join(map(str, range(40)))).split(",")]
+DRAWN = random.Random(os.environ.get("SOAK_SEED", "0")).sample(range(10**6), 40)
+SEEDS = [int(seed) for seed in os.environ.get("NONFINITE_SEEDS", ",".join(map(str, DRAWN))).split(",")]
+
+
+@pytest.fixture(scope="module")
+def passed() -> Iterator[list[int]]:
+    """Seeds of runs that were as they should be, written down in the end."""
+    seeds: list[int] = []
+    yield seeds
+    target = Path(os.environ.get("SOAK_FIGURES", "soak")) / "nonfinite.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps({"runs": len(SEEDS), "passed": len(seeds), "seeds": seeds}) + "\n")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
-def test_skipped_as_if_it_had_never_been(seed: int, tiny_tokenizer: Any, tmp_path: Path) -> None:
+def test_skipped_as_if_it_had_never_been(seed: int, tiny_tokenizer: Any, tmp_path: Path, passed: list[int]) -> None:
     print(f"seed {seed}")
     draw = random.Random(seed)
     batch, accumulation, steps = draw.choice([1, 2, 3]), draw.choice([1, 2, 3]), draw.randint(3, 7)
@@ -65,3 +79,4 @@ def test_skipped_as_if_it_had_never_been(seed: int, tiny_tokenizer: Any, tmp_pat
     assert str(caught.value).startswith(f"step {spoiled[0]}: ")
     named = {line for line in bad if f".jsonl:{line}" in str(caught.value) or f"<memory>:{line}" in str(caught.value)}
     assert named >= {line for line in bad if (line - 1) // size + 1 == spoiled[0]}
+    passed.append(seed)

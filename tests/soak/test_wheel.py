@@ -85,8 +85,11 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         names = {name for name in content.namelist() if ".dist-info/" not in name}
         others = {name.partition(".dist-info/")[2] for name in content.namelist() if ".dist-info/" in name}
     source = ROOT / "src"
-    expected = {path.relative_to(source).as_posix() for path in (source / "stepjepa").rglob("*.py")}
-    assert names == {*expected, "stepjepa/py.typed"}
+    files = (path for path in (source / "stepjepa").rglob("*") if path.is_file() and path.suffix != ".pyc")
+    expected = {path.relative_to(source).as_posix() for path in files}
+    assert names == expected
+    assert {"stepjepa/py.typed", "stepjepa/cli.py"} <= names
+    assert any(name.startswith("stepjepa/pages/templates/") for name in names)
     assert {"METADATA", "entry_points.txt", "licenses/LICENSE"} <= others
 
 
@@ -115,6 +118,8 @@ def test_it_trains_inspects_and_evaluates_outside_the_checkout(installed: Path, 
     assert "whole file and chat template" in call(program, "inspect", *data, "--png", "a.png", folder=tmp_path)
     asked = ("--test_file", "data.jsonl", "--output_file", "run/test.jsonl", "--max_new_tokens", "3", "--offline")
     assert "examples of data.jsonl" in call(program, "evaluate", "--model_path", "run", *asked, folder=tmp_path)
+    call(program, "report", "run", "--output_file", "page.html", folder=tmp_path)
+    assert "</html>" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "bit for bit" in call(program, "rerun", "run", "--offline", folder=tmp_path)
     made = ("--output_dir", "made", "--train_size", "5", "--test_size", "3")
     call(program, "prepare", "stepmath", *made, folder=tmp_path)

@@ -22,18 +22,6 @@ STEPS = 6
 
 
 @pytest.fixture(scope="module")
-def commands() -> Iterator[Commands]:
-    running = Commands()
-    yield running
-    running.close()
-
-
-@pytest.fixture(scope="module")
-def material(trained_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return kills.make_material(tmp_path_factory.mktemp("material"), trained_tokenizer)
-
-
-@pytest.fixture(scope="module")
 def whole(commands: Commands, material: Path) -> Path:
     """The run folder of a training that nobody disturbed."""
     run = material / "whole"
@@ -94,7 +82,7 @@ def test_a_disk_that_is_full_costs_no_checkpoint(
         error,
     )
     assert "Traceback" not in log.read_text()
-    assert sorted(path.name for path in run.iterdir()) == ["checkpoint-2", "metrics.jsonl", "run.json"]
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoint-2", "metrics.jsonl", "run.json", "tensorboard"]
     assert json.loads((run / "run.json").read_text())["status"] == "failed"
     assert commands.run(train(material, run, "--resume_from_checkpoint", "last"), log, folder=run) == 0
     assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()

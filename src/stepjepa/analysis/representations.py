@@ -18,7 +18,7 @@ from stepjepa.errors import UserError
 from stepjepa.forests.collate import ForestCollator
 from stepjepa.forests.forest import Forest
 from stepjepa.forests.preparation import BLOCK
-from stepjepa.forests.segments import ForestBuilder, token_span
+from stepjepa.forests.segments import ForestBuilder, token_spans
 from stepjepa.forests.views import SpanView, find_pairs
 from stepjepa.models.architecture import choose_encoding, find_decoder
 from stepjepa.models.attention import enable_forest, forest_visibility
@@ -194,7 +194,7 @@ def _view_rows(forest: Forest, record: Record, builder: ForestBuilder, pooling: 
     if inside:
         whole = builder.template.render(record.messages)
         tokens = builder.tokenize(whole)
-        spans = [token_span(view, record, whole, tokens) for view in inside]
+        spans = token_spans(inside, record, whole, tokens)
 
     def beginning(last: int) -> int:
         """First row of the view in the main text that a row is part of."""

@@ -250,9 +250,12 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
     Raises:
         UserError: the models were trained on different views or pairs, and no flag decides.
     """
-    from stepjepa.analysis.similarity import reading_config
+    from stepjepa.analysis.similarity import reading_config, refuse_stripped
     from stepjepa.run_folder import trained_objective
 
+    if not settings.no_predictors:
+        for path in settings.model_paths:
+            refuse_stripped(path)
     trained = [trained_objective(path) for path in settings.model_paths]
     views = settings.views
     if views is None:

@@ -16,7 +16,7 @@ from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.objectives.monitors import Window, share
-from stepjepa.run_folder import RUN_FILE, trained_objective
+from stepjepa.run_folder import RUN_FILE, run_of, trained_objective
 
 QUANTILES = (0.1, 0.2, 0.5, 0.8, 0.9)
 
@@ -41,12 +41,27 @@ def similarity_config(run_folder: str | os.PathLike[str], views: str) -> JepaCon
         views: ``llm-jepa`` or ``step-jepa``.
 
     Raises:
-        UserError: no run folder.
+        UserError: no run folder, or :func:`refuse_stripped`.
     """
+    refuse_stripped(run_folder)
     trained = trained_objective(run_folder)
     if trained is None:
         raise UserError(f"is no run folder (no {RUN_FILE} that tells how the model was trained)", path=Path(run_folder))
     return reading_config(trained, views)
+
+
+def refuse_stripped(run_folder: str | os.PathLike[str]) -> None:
+    """Refuse a model that was exported without the predictor tokens at which its views are read.
+
+    Raises:
+        UserError: it is one.
+    """
+    if (run_of(run_folder) or {}).get("stripped_predictors"):
+        raise UserError(
+            "was exported without the predictor tokens at which its views are read (--strip_predictors); name the run "
+            "it was exported from",
+            path=Path(run_folder),
+        )
 
 
 def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:

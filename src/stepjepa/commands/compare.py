@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from stepjepa.arguments import add_switch
+from stepjepa.terminal import visible_lines
 
 SUMMARY = "compare methods over seeds with a baseline: tests, intervals, tables, a picture"
 
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     output = parser.add_argument_group("output")
     output.add_argument("--format", choices=FORMATS, default="text", help="of the tables (text)")
+    output.add_argument("--json", action="store_true", help="short for --format json")
     output.add_argument("--output_file", metavar="FILE", help="gets the tables instead of the terminal")
     output.add_argument("--plot", metavar="FILE", help="draw means, error bars and seeds: FILE.png or FILE.svg")
     add_switch(output, "--overwrite", help="replace --output_file and --plot (off)")
@@ -54,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
     from stepjepa.experiments.comparison_table import FORMATS as WRITERS
     from stepjepa.files import atomic_write, refuse_existing
 
+    if args.json and args.format not in ("text", "json"):
+        raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
     written = [Path(file) for file in (args.output_file, args.plot) if file is not None]
     if args.plot is not None:
         check_picture(args.plot)
@@ -74,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
     for file in written:
         if file.resolve() in read:
             raise UserError("is what the comparison is made of; name another file", path=file)
-    text = WRITERS[args.format](comparison)
+    text = WRITERS["json" if args.json else args.format](comparison)
     if args.output_file is None:
-        print(text, end="")
+        print(visible_lines(text), end="")
     else:
         with atomic_write(args.output_file) as stream:
             stream.write(text)

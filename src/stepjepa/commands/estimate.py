@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from stepjepa.arguments import add_switch
 from stepjepa.commands import train
 from stepjepa.compute.devices import DEVICES
 from stepjepa.errors import UserError
@@ -41,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rates", metavar="FILE", help="rates that --measure wrote")
     add("--measure", metavar="FILE", help="measure the rates of this machine (half a minute) and write them")
     add("--records", type=int, metavar="N", help="the data set has N records, and --train_file is a sample of it")
-    add_switch(group, "--json", help="print JSON")
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:

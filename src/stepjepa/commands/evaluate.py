@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
+from typing import Any
 
 from stepjepa.arguments import add_bad_records, add_switch
 from stepjepa.commands.scoring_flags import add_scoring_group, describe_task, task_options
@@ -12,8 +14,9 @@ from stepjepa.config import DTYPES
 from stepjepa.data.records import tell_bad_records
 from stepjepa.errors import UserError
 from stepjepa.published import add_evaluation_flags, follow_evaluation_flags
+from stepjepa.run_folder import RUN_FILE
 from stepjepa.signals import Stopped
-from stepjepa.terminal import visible_lines
+from stepjepa.terminal import lines_to_stderr, print_json, visible_lines
 
 SUMMARY = "generate answers for a test file and score them"
 
@@ -56,6 +59,9 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     files.add_argument("--test_file", "--input_file", required=True, metavar="FILE", help="JSON lines with 'messages'")
     files.add_argument("--output_file", required=True, metavar="FILE", help="JSON lines, one per example")
     add_bad_records(files)
+    files.add_argument(
+        "--json", action="store_true", help="the summary as JSON on standard output, lines on standard error"
+    )
     add_switch(files, "--overwrite", "--no_skip_existing", help="throw away what --output_file holds (off)")
 
 
@@ -84,6 +90,14 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate and print the summary."""
+    with lines_to_stderr(args.json):
+        summary = _evaluate(args)
+    if args.json:
+        print_json(summary)
+    return 0
+
+
+def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from stepjepa.evaluation.prompts import trained_plain
     from stepjepa.evaluation.run import Evaluation
     from stepjepa.evaluation.settings import EvaluationSettings, Sampling
@@ -140,4 +154,11 @@ def run(args: argparse.Namespace) -> int:
         raise Stopped(stop.number, f"stopped; {there}; the same command goes on") from None
     print(visible_lines(format_summary(summary)))
     print(f"written: {evaluation.output.path}, {evaluation.output.summary_file}")
-    return 0
+    folder = evaluation.output.path.parent
+    if (folder / RUN_FILE).is_file():
+        shown = shlex.quote(str(folder))
+        page = shlex.quote(str(folder / "report.html"))
+        print(
+            f"next: stepjepa report {shown} --output_file {page}; with other runs: stepjepa compare {shown} OTHER ..."
+        )
+    return {**summary, "output_file": str(evaluation.output.path), "summary_file": str(evaluation.output.summary_file)}

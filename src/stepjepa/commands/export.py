@@ -1,43 +1,182 @@
-"""``stepjepa export``: a trained run as one plain model folder."""
+"""``stepjepa export``: a trained run as one plain model folder, here or on a hub."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from stepjepa.arguments import add_switch
 from stepjepa.config import DTYPES
+from stepjepa.errors import UserError, visible
+from stepjepa.files import read_json_object
 
 SUMMARY = "merge an adapter into its base, or copy a trained model, as a plain model folder"
+
+EPILOG = """\
+The folder loads with AutoModelForCausalLM.from_pretrained and has a model card with data, flags and the scores of the
+evaluations in the run folder. Without --output_dir, --push_to_hub uploads the folder of --model_path as it is, an
+adapter as an adapter. The token is taken from HF_TOKEN or the login of the hub's library. See docs/ecosystem.md."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of export."""
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     group = parser.add_argument_group("export")
     group.add_argument("--model_path", required=True, metavar="DIR", help="run or checkpoint folder")
-    group.add_argument("--output_dir", required=True, metavar="DIR", help="folder for the model; empty or new")
+    group.add_argument("--output_dir", metavar="DIR", help="folder for the model; empty or new")
     group.add_argument("--dtype", default="auto", choices=DTYPES, help="of the weights (auto)")
+    add_switch(
+        group,
+        "--strip_predictors",
+        help="without predictor tokens and the rows added for them; no inference needs them",
+    )
     add_switch(group, "--trust_remote_code", help="run code that comes with the model (off)")
+    hub = parser.add_argument_group("hub")
+    hub.add_argument("--push_to_hub", metavar="ID", help="upload to this repository, made where there is none")
+    add_switch(hub, "--hub_private_repo", help="make it private (as the owner's settings say)")
+    hub.add_argument("--hub_revision", metavar="NAME", help="branch (main)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load, merge, save."""
-    from stepjepa.models.loading import load_for_inference
+    """Load, merge, save, upload."""
+    _check(args)
+    folder = Path(args.output_dir or args.model_path)
+    name = None
+    if args.push_to_hub is not None:
+        from stepjepa.training.hub import create_repository, refuse_lone_adapter
+
+        # What would be refused is refused before a model is loaded.
+        if args.output_dir is None:
+            refuse_lone_adapter(folder)
+        name = create_repository(args.push_to_hub, private=args.hub_private_repo or None)
+    if args.output_dir is not None:
+        _export(args, name)
+    else:
+        _renew_card(folder, name)
+    if name is not None:
+        _upload(args, folder, name)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse flags that have nothing to act on."""
+    if args.push_to_hub is None:
+        for flag in ("hub_private_repo", "hub_revision"):
+            if getattr(args, flag):
+                raise UserError(f"--{flag} does nothing without --push_to_hub; add it or leave it out")
+        if args.output_dir is None:
+            raise UserError("--output_dir is missing: a folder to export to; or --push_to_hub to upload what is there")
+        return
+    from stepjepa.training.hub import refuse_offline
+
+    refuse_offline()
+    if args.output_dir is None:
+        for flag, default in (("dtype", "auto"), ("strip_predictors", False), ("trust_remote_code", False)):
+            if getattr(args, flag) != default:
+                raise UserError(f"--{flag} needs --output_dir, since the folder is uploaded as it is; add it")
+        if not any((Path(args.model_path) / file).is_file() for file in ("config.json", "adapter_config.json")):
+            raise UserError(
+                "holds no model (neither config.json nor adapter_config.json); a run that was stopped has its models "
+                "in checkpoint-N",
+                path=args.model_path,
+            )
+
+
+def _export(args: argparse.Namespace, name: str | None) -> None:
+    """Write the plain folder."""
+    from stepjepa.models.loading import load_for_inference, load_tokenizer
+    from stepjepa.models.stripping import strip_rows, strip_tokenizer
     from stepjepa.run_folder import open_run_folder, run_of, save_new, write_run
+    from stepjepa.text.predictors import all_predictor_ids
+    from stepjepa.training.card import model_card, summaries, write_card
 
     folder, _ = open_run_folder(args.output_dir, None)
     run = run_of(args.model_path)
     model, tokenizer = load_for_inference(
         args.model_path, dtype=args.dtype, device="cpu", trust_remote_code=args.trust_remote_code
     )
+    count, stripped = len(all_predictor_ids(tokenizer)), None
+    if args.strip_predictors:
+        stripped = strip_rows(model, tokenizer, _base_rows(args.model_path, run))
 
     def save(part: str) -> None:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
+        if stripped is not None:
+            strip_tokenizer(
+                part, tokenizer, lambda path: load_tokenizer(path, trust_remote_code=args.trust_remote_code)
+            )
+        card = model_card(
+            run or {"model": str(args.model_path)},
+            name or folder.absolute().name,
+            scores=summaries(args.model_path),
+            predictors=count > 0 and stripped is None,
+        )
+        write_card(part, card)
         if run is not None:
             # How the model was trained is how it wants to be asked.
-            write_run(Path(part), {**run, "exported_from": str(args.model_path)})
+            more = {} if stripped is None else {"stripped_predictors": count}
+            write_run(Path(part), {**run, "exported_from": str(args.model_path), **more})
 
     save_new(folder, save)
+    if stripped is not None:
+        rows = f"{stripped} rows of the embedding with them" if stripped else "their rows were spare ones of the base"
+        size = model.get_input_embeddings().weight.shape[0]
+        print(f"stripped: {count} predictor tokens; {rows}; the vocabulary has {size} rows")
     print(f"exported to {folder}: load it with AutoModelForCausalLM.from_pretrained")
-    return 0
+
+
+def _renew_card(folder: Path, name: str | None) -> None:
+    """Write the card of a run folder that is uploaded as it is: its evaluations may have come since."""
+    from stepjepa.models.loading import load_tokenizer
+    from stepjepa.run_folder import run_of
+    from stepjepa.text.predictors import all_predictor_ids
+    from stepjepa.training.card import model_card, summaries, write_card
+
+    run = run_of(folder)
+    if run is None or not summaries(folder):
+        return
+    card = model_card(
+        run,
+        name or folder.absolute().name,
+        scores=summaries(folder),
+        adapter=(folder / "adapter_config.json").is_file(),
+        predictors=bool(all_predictor_ids(load_tokenizer(str(folder)))),
+    )
+    write_card(folder, card)
+
+
+def _upload(args: argparse.Namespace, folder: Path, name: str) -> None:
+    """Upload the folder; what goes wrong leaves it as it is."""
+    from stepjepa.training.hub import upload
+
+    try:
+        address = upload(folder, name, message="Exported by stepjepa", revision=args.hub_revision)
+    except UserError as error:
+        branch = f" --hub_revision {args.hub_revision}" if args.hub_revision else ""
+        again = f"stepjepa export --model_path {folder} --push_to_hub {name}{branch}"
+        raise UserError(f"{error}; {folder} is whole; to try again: {again}") from None
+    print(f"uploaded: {visible(address)}")
+
+
+def _base_rows(model_path: str, run: dict[str, Any] | None) -> int | None:
+    """Rows of the embedding of the model that training began from; None where that is not at hand, or has no say."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    from stepjepa.text.predictors import all_predictor_ids
+
+    adapter = Path(model_path) / "adapter_config.json"
+    name = None if run is None or (run.get("loaded") or {}).get("pretrain") else run.get("model")
+    if adapter.is_file():
+        name = read_json_object(adapter, "file of an adapter", "restore it").get("base_model_name_or_path")
+    if not name or str(name).startswith("preset:"):
+        return None
+    try:
+        if all_predictor_ids(AutoTokenizer.from_pretrained(name, local_files_only=True)):
+            return None
+        return int(AutoConfig.from_pretrained(name, local_files_only=True).get_text_config().vocab_size)
+    # The base has been removed, or was never on this machine: rows are then judged by themselves.
+    except Exception:
+        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from stepjepa.arguments import (
     add_loss_group,
     add_model_group,
     add_objective_group,
+    add_switch,
     jepa_config,
 )
 from stepjepa.data.records import Record, bad_records, read_records, tell_bad_records
@@ -39,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what to show")
     group.add_argument("--index", type=int, default=0, metavar="I", help="the record, counted from 0 (0)")
     group.add_argument("--json", action="store_true", help="one JSON document on standard output instead of tables")
+    add_switch(group, "--no_color", help="tell segments apart by marks; so does NO_COLOR in the environment (off)")
     group.add_argument("--png", metavar="FILE", help="write the attention matrix as a picture")
     group.add_argument("--overwrite", action="store_true", help="let --png replace a file")
     group.add_argument(
@@ -70,11 +73,12 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"model": args.model_name, **inspection.to_dict()}, ensure_ascii=False))
     else:
-        _print(inspection, args.max_tokens)
+        _print(inspection, args.max_tokens, colours=not args.no_color)
     if args.png is not None:
-        from stepjepa.inspection.view import write_png
+        from stepjepa.inspection.picture import write_png
+        from stepjepa.inspection.view import title
 
-        write_png(inspection, args.png)
+        write_png(inspection, args.png, title(inspection))
         print(f"wrote {args.png}", file=sys.stderr)
     return 0
 
@@ -91,10 +95,15 @@ def _tokenizer(args: argparse.Namespace, records: list[Record]) -> Any:
     return preset_tokenizer(args.model_name, texts, args.chat_template)[1]
 
 
-def _print(inspection: Inspection, max_tokens: int) -> None:
+def _print(inspection: Inspection, max_tokens: int, *, colours: bool) -> None:
     from rich.console import Console
 
     from stepjepa.inspection.view import show
 
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    show(inspection, Console(width=None if known else PIPE_WIDTH), max_tokens=max_tokens)
+    size = shutil.get_terminal_size()
+    # Left alone, the library takes every terminal that it calls dumb for 80 columns wide; no_color None is NO_COLOR.
+    console = Console(
+        width=size.columns if known else PIPE_WIDTH, height=size.lines, no_color=None if colours else True
+    )
+    show(inspection, console, max_tokens=max_tokens)

@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepjepa.arguments import add_switch
+from stepjepa.arguments import add_bad_records, add_switch
+from stepjepa.data.records import BadRecords, bad_records, tell_bad_records
 from stepjepa.data.sources import FORMATS, Rows, read_rows
 from stepjepa.errors import UserError, visible
 from stepjepa.files import atomic_write, existing_file, refuse_existing, write_jsonl
@@ -41,12 +42,14 @@ class Job(NamedTuple):
         rows: with their line numbers, not read yet.
         target: the file to be written.
         limit: most records to be written; None for all.
+        bad: takes the rows that are wrong; None makes the first of them an error.
     """
 
     source: str
     rows: Rows
     target: Path
     limit: int | None
+    bad: BadRecords | None = None
 
 
 def add_source_and_target(parser: argparse.ArgumentParser, rows: str, datasets: Sequence[str] = ()) -> None:
@@ -62,6 +65,7 @@ def add_source_and_target(parser: argparse.ArgumentParser, rows: str, datasets: 
     source.add_argument("--dataset", metavar="NAME", help="data set of the hub, or folder of one")
     source.add_argument("--subset", metavar="NAME", help="configuration of the data set, where it has several")
     source.add_argument("--split", metavar="NAME", help="train, test ...; needed where there are several")
+    add_bad_records(source)
     target = parser.add_argument_group("output")
     target.add_argument("--output_file", required=True, metavar="FILE", help="JSON lines with 'messages'")
     target.add_argument("--max_examples", type=int, metavar="N", help="stop after so many records (all)")
@@ -86,11 +90,12 @@ def open_job(args: argparse.Namespace) -> Job:
     if args.input_file is not None:
         existing_file(args.input_file, "raw file")
     source = args.dataset if args.input_file is None else args.input_file
-    rows = read_rows(source, split=args.split, subset=args.subset)
+    bad = bad_records(args.bad_records)
+    rows = read_rows(source, split=args.split, subset=args.subset, bad=bad)
     target = check_target(args.output_file, args.overwrite)
     if target.exists() and Path(source).exists() and target.samefile(source):
         raise UserError("is both input and output; name another --output_file", path=target)
-    return Job(source, rows, target, args.max_examples)
+    return Job(source, rows, target, args.max_examples, bad)
 
 
 def check_target(path: str, overwrite: bool) -> Path:
@@ -136,16 +141,22 @@ def write_records(
         UserError: there are no records.
     """
     reasons = Counter(dropped).most_common()
+    left_out = 0 if job.bad is None else job.bad.count
     if not records:
-        told = "; ".join(f"{reason}: {count}" for reason, count in reasons) or "it is empty"
+        told = "; ".join(f"{reason}: {count}" for reason, count in reasons)
+        if job.bad is not None and left_out:
+            told = "; ".join(filter(None, (told, job.bad.describe())))
+        told = told or "it is empty"
         raise UserError(f"no record could be kept ({told}){hint}", path=job.source)
     write_jsonl(job.target, records)
+    tell_bad_records(job.bad)
     print_counts(
         [
             ("read", read),
             ("kept", len(records)),
             ("dropped", sum(dropped.values())),
             *((f"  {reason}", count) for reason, count in reasons),
+            *([("bad, left out", left_out)] if left_out else []),
             *more,
         ]
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from stepjepa.commands.prepare_chat import CHAT
 from stepjepa.commands.prepare_conversions import PREPARED
 from stepjepa.commands.prepare_nl_rx import NL_RX
 from stepjepa.commands.prepare_stepmath import STEPMATH
@@ -11,7 +12,7 @@ from stepjepa.commands.prepare_steps import STEPS
 
 SUMMARY = "make training files: from published data sets, raw responses, or generated"
 
-PREPARATIONS = {"steps": STEPS, **PREPARED, "stepmath": STEPMATH, "nl-rx": NL_RX}
+PREPARATIONS = {"chat": CHAT, "steps": STEPS, **PREPARED, "stepmath": STEPMATH, "nl-rx": NL_RX}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ def _add_arguments(conversion: Conversion, parser: argparse.ArgumentParser) -> N
 
 
 def _convert(job: Job, conversion: Conversion, **options: bool) -> int:
-    records, counts = conversion.records(job.rows, limit=job.limit, path=job.source, **options)
+    records, counts = conversion.records(job.rows, limit=job.limit, path=job.source, bad=job.bad, **options)
     names = ", ".join(name[:_LONGEST_NAME] for name in counts.columns[:_MOST_NAMES])
     hint = f"; expected {conversion.rows}, got {names}" if names else ""
     write_records(job, records, counts.read, counts.dropped, hint=hint)

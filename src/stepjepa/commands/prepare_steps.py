@@ -37,7 +37,7 @@ def _run(args: argparse.Namespace) -> int:
         splitter=None if args.custom is None else load_splitter(args.custom),
         require_correct=args.require_correct,
     )
-    records, counts = prepare_records(job.rows, options, job.source, job.limit)
+    records, counts = prepare_records(job.rows, options, job.source, job.limit, job.bad)
     steps = [("steps per record", f"{counts.steps / counts.kept:.2f}")] if records else []
     hint = "; check --response_field and the file"
     write_records(job, records, counts.read, counts.skipped, hint=hint, more=steps)

@@ -1,25 +1,91 @@
-"""``stepjepa report``: runs side by side."""
+"""``stepjepa report``: runs side by side, as a table or as a page to look at."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
-from stepjepa.terminal import visible_lines
+from stepjepa.arguments import add_switch
+from stepjepa.terminal import print_json, visible_lines
 
-SUMMARY = "put evaluated runs side by side in one table"
+SUMMARY = "show runs: one table, or one HTML page with everything to look at"
+
+EPILOG = """\
+Without --output_file the evaluated runs stand in one table. With --output_file FILE.html all that is known of the runs
+goes into one file that opens by double click and loads nothing: what was trained, losses, similarity and ranks over
+steps, accuracy, the comparison of arms, errors, answers, records. Runs that are not evaluated or not finished are shown
+as far as they came. The folder of a sweep stands for its finished trials."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The run folders."""
-    parser.add_argument("runs", nargs="+", metavar="DIR", help="run folders with an evaluation in each")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    """The run folders, and the file."""
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or folders of sweeps")
+    parser.add_argument("--json", action="store_true", help="the table for machines")
+    page = parser.add_argument_group("page")
+    page.add_argument("--output_file", metavar="FILE.html", help="gets the page")
+    page.add_argument("--title", metavar="TEXT", help="of the page (the names of the runs)")
+    page.add_argument("--baseline", metavar="ARM", help="name of the arm to compare with (the regular one)")
+    add_switch(page, "--overwrite", help="replace --output_file (off)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table."""
-    from stepjepa.experiments.report import as_markdown, report
+    """Print the table or write the page.
 
-    rows = report(args.runs)
-    print(json.dumps(rows, indent=2) if args.json else visible_lines(as_markdown(rows)))
+    Raises:
+        UserError: a folder or a flag is wrong, or the runs can't stand in one table.
+    """
+    if args.output_file is not None:
+        return _write(args)
+    from stepjepa.errors import UserError
+    from stepjepa.experiments.report import as_markdown, report
+    from stepjepa.pages.material import run_folders, run_names
+
+    for flag in ("title", "baseline", "overwrite"):
+        if getattr(args, flag):
+            raise UserError(f"--{flag} is for a page; add --output_file FILE.html, or leave it out")
+    folders = run_folders(args.runs)
+    rows = [{**row, "run": name} for row, name in zip(report(folders), run_names(folders), strict=True)]
+    if args.json:
+        print_json(rows)
+    else:
+        print(visible_lines(as_markdown(rows)))
     return 0
+
+
+def _write(args: argparse.Namespace) -> int:
+    from stepjepa.errors import UserError
+    from stepjepa.files import refuse_existing
+    from stepjepa.pages.material import read_runs
+    from stepjepa.pages.page import write_page
+
+    target = Path(args.output_file)
+    if args.json:
+        raise UserError("--json prints the table, and --output_file writes the page; leave one of them out")
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise UserError("--output_file is an HTML page; end its name in .html", path=target)
+    if target.is_dir():
+        raise UserError("is a folder; name a file in it", path=target)
+    refuse_existing(target, args.overwrite)
+    say, done = _progress()
+    try:
+        say("reading")
+        size = write_page(read_runs(args.runs), target, title=args.title, baseline=args.baseline, say=say)
+    finally:
+        done()
+    print(f"written: {visible_lines(str(target))} ({size / 1e6:.1f} MB); open it in a browser")
+    return 0
+
+
+def _progress() -> tuple[Callable[[str], None], Callable[[], None]]:
+    """Says on one line of a terminal what is being made, and wipes it away in the end; nothing anywhere else."""
+    if not sys.stderr.isatty():
+        return lambda line: None, lambda: None
+
+    def show(text: str) -> None:
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    return lambda line: show(f"report: {line} ..."), lambda: show("")

@@ -6,7 +6,7 @@ import argparse
 
 from stepjepa.arguments import add_switch
 from stepjepa.commands.scoring_flags import add_scoring_group, describe_task, task_options
-from stepjepa.terminal import visible_lines
+from stepjepa.terminal import lines_to_stderr, print_json, visible_lines
 
 SUMMARY = "score answers that another program generated"
 
@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("error", "wrong"),
         default="error",
         help="what a record without a prediction is (error)",
+    )
+    files.add_argument(
+        "--json", action="store_true", help="the summary as JSON on standard output, lines on standard error"
     )
     add_switch(files, "--overwrite", help="replace --output_file (off)")
     add_scoring_group(parser)
@@ -49,8 +52,13 @@ def run(args: argparse.Namespace) -> int:
         missing=args.missing,
         overwrite=args.overwrite,
     )
-    summary = score_predictions(settings)
+    with lines_to_stderr(args.json):
+        summary = score_predictions(settings)
+    written = {"output_file": args.output_file, "summary_file": str(summary_file(settings.output_file))}
+    if args.json:
+        print_json({**summary, **written})
+        return 0
     print(describe_task(args.task, summary["task"]))
     print(visible_lines(format_summary(summary)))
-    print(f"written: {args.output_file}, {summary_file(settings.output_file)}")
+    print(f"written: {', '.join(written.values())}")
     return 0

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from stepjepa.arguments import (
@@ -19,6 +22,8 @@ from stepjepa.config import DTYPES, JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.parser import Parser
 from stepjepa.published import add_training_flags, follow_training_flags
+from stepjepa.run_folder import FinishedError, is_main_process
+from stepjepa.terminal import lines_to_stderr, print_json, print_rows
 
 SUMMARY = "train a model: regular, LLM-JEPA or Step-JEPA"
 
@@ -87,6 +92,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     answers.add_argument(
         "--missing_databases", choices=("error", "skip"), default="error", help="skip: leave such records out (error)"
     )
+    _add_run_group(parser)
+    add_training_flags(parser)
+
+
+def _add_run_group(parser: argparse.ArgumentParser) -> None:
     run = parser.add_argument_group("run")
     run.add_argument("--output_dir", metavar="DIR", help="run folder; must be empty or new, unless resuming")
     run.add_argument("--batch_size", "--per_device_train_batch_size", type=int, default=4, metavar="N", help="(4)")
@@ -108,10 +118,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_switch(run, "--same_flop", help="as many steps as spend the compute of --num_epochs of --regular")
     add_switch(run, "--dry_run", help="print tokens, memory and FLOPs of a step, with no weights made, and stop")
     run.add_argument("--resume_from_checkpoint", metavar="DIR", help="a checkpoint folder; last; auto: last, if any")
+    add_switch(run, "--json", help="one JSON document on standard output at the end; lines go to standard error")
     run.add_argument("--debug", type=int, default=0, metavar="N", help="0 warnings, 1 progress, 2 details (0)")
     run.add_argument("--config", metavar="FILE", help="YAML file of flags; the command line wins")
     run.add_argument("--help_all", action="store_true", help="also list the flags of TrainingArguments")
-    add_training_flags(parser)
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
@@ -134,9 +144,9 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     args, rest = parser.parse_known_args(arguments)
     args.given, args.resolved = given, list(arguments)
     args.training = _parse_training(parser, rest) if rest else {}
-    for name in ("model_name", "output_dir"):
-        if getattr(args, name) is None:
-            parser.error(f"--{name} is missing")
+    if missing := [f"--{name}" for name in ("model_name", "output_dir") if getattr(args, name) is None]:
+        verb = "is" if len(missing) == 1 else "are"
+        parser.error(f"{' and '.join(missing)} {verb} missing; {parser.prog} --help says more")
     follow_training_flags(args)
     return args
 
@@ -166,6 +176,9 @@ def _parse_training(parser: argparse.ArgumentParser, rest: Sequence[str]) -> dic
     # Only what was named is passed on, so that our defaults are not overwritten by those of TrainingArguments.
     for action in inner._actions:
         action.default = argparse.SUPPRESS
+        if action.dest == "report_to":
+            # transformers' own parser takes one name alone.
+            action.nargs = "+"
     inner.prog = parser.prog
     inner.error = lambda message: Parser.error(parser, message)  # type: ignore[arg-type]  # same one-line form
     known, unknown = inner.parse_known_args(rest)
@@ -173,6 +186,8 @@ def _parse_training(parser: argparse.ArgumentParser, rest: Sequence[str]) -> dic
     if unknown:
         refuse_unknown(parser, unknown, [f"--{name}" for name in fields])
     named = vars(known)
+    if len(named.get("report_to", ())) == 1:
+        named["report_to"] = named["report_to"][0]
     if "hub_token" in named:
         # Every user of the machine can read a command line, and the run folder keeps it.
         parser.error("--hub_token would be read by others; leave it out and set HF_TOKEN in the environment")
@@ -265,10 +280,36 @@ def _check_model(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check what can be checked cheaply, then train."""
     config = check(args)
+    from stepjepa.training.group import naming_lost_processes
     from stepjepa.training.run import train
 
-    train(args, config)
+    try:
+        with lines_to_stderr(args.json), naming_lost_processes(Path(args.output_dir)):
+            record = train(args, config)
+    except FinishedError as finished:
+        # To a job that is put back into the queue this is no error.
+        if str(args.resume_from_checkpoint).lower() != "auto":
+            raise
+        if is_main_process():
+            print(finished, file=sys.stderr)
+        return 0
+    if record is not None and is_main_process():
+        _close(args, record)
     return 0
+
+
+def _close(args: argparse.Namespace, record: dict[str, Any]) -> None:
+    """Say what came of the run, where it is, and what to do next."""
+    from stepjepa.training.closing import closing_json, closing_rows, next_command
+
+    if args.json:
+        print_json(record if args.dry_run else closing_json(args, record))
+        return
+    if args.dry_run:
+        return
+    print_rows(closing_rows(Path(args.output_dir), record))
+    # On a line of its own, so that it can be copied from a terminal of any width.
+    print(f"next: {shlex.join(next_command(args))}", flush=True)
 
 
 def _check_answers(args: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from stepjepa.arguments import (
     add_data_group,
@@ -13,6 +14,7 @@ from stepjepa.arguments import (
     jepa_config,
 )
 from stepjepa.errors import UserError, visible
+from stepjepa.terminal import lines_to_stderr, print_json
 
 SUMMARY = "check model, data, masks and losses against slow and obvious computations"
 
@@ -27,11 +29,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_loss_group(parser)
     group = parser.add_argument_group("verify")
     group.add_argument("--max_records", type=int, default=32, metavar="N", help="records looked at (32)")
+    group.add_argument(
+        "--json", action="store_true", help="the checks as JSON on standard output, lines on standard error"
+    )
     group.add_argument("--finetune_seed", "--seed", type=int, default=42, metavar="N", help="of random weights (42)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one line per check; 1 if any failed."""
+    with lines_to_stderr(args.json):
+        found = _verify(args)
+    if args.json:
+        print_json(found)
+    return 0 if found["passed"] else 1
+
+
+def _verify(args: argparse.Namespace) -> dict[str, Any]:
     config = jepa_config(args)
     if args.max_records < 1:
         raise UserError(f"--max_records: expected 1 or more, got {args.max_records}")
@@ -70,9 +83,11 @@ def run(args: argparse.Namespace) -> int:
         )
     except ValueError as error:
         raise UserError(str(error)) from None
-    failed = 0
+    checks = []
     for result in verify(subject):
-        failed += not result.passed
+        checks.append({"name": result.name, "passed": result.passed, "detail": str(result.detail)})
         print(f"{'PASS' if result.passed else 'FAIL'}  {result.name}: {visible(str(result.detail))}", flush=True)
+    failed = sum(not check["passed"] for check in checks)
     print("all checks passed" if not failed else f"{failed} check(s) failed")
-    return 1 if failed else 0
+    about = {"model": name, "data": args.train_file, "mode": config.mode, "layout": config.layout}
+    return {**about, "passed": not failed, "checks": checks}

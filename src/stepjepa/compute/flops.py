@@ -2,8 +2,10 @@
 
 Both say the same thing, the multiplications and additions of matrix products (a product of ``[m, k]`` and ``[k, n]`` is
 ``2 m k n``): projections, attention, head, and their backward passes. Attention is counted as a kernel without a mask
-runs it, every query against every key, causal or windowed or not, which is torch's convention too. Left out of the
-derivation, as the thousandth part that they are: rotary angles, the loss, convolutions and scans of recurrent models.
+runs it, every query against every key, causal or windowed or not, which is torch's convention too. What
+``models/pieces.py`` leaves out on long rows of a CPU is derived all the same, so that cost is no matter of the device;
+torch counts less there. Left out of the derivation, as the thousandth part that they are: rotary angles, the loss,
+convolutions and scans of recurrent models.
 """
 
 from __future__ import annotations

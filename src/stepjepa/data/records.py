@@ -14,6 +14,8 @@ from stepjepa.files import read_jsonl
 
 ROLES = ("system", "user", "assistant")
 _MOST_WORDS = 8
+# What people take for a training file, and 'stepjepa prepare' reads.
+_TABLES = (".csv", ".tsv", ".parquet")
 
 VIEW_ROLES = {"text": "user", "code": "assistant"}
 
@@ -97,12 +99,7 @@ def parse_record(value: dict[str, Any], path: str | os.PathLike[str] = "<memory>
     """
     messages = value.get("messages")
     if messages is None:
-        hint = (
-            "; this looks like a raw file: run 'stepjepa prepare gsm8k' or 'stepjepa prepare steps' first"
-            if "question" in value
-            else "; expected {'messages': [{'role': ..., 'content': ...}, ...]}"
-        )
-        raise _fail(f"no field 'messages'{hint}", path, line)
+        raise _fail(f"no field 'messages'; {_way_to_messages(value)}", path, line)
     if not isinstance(messages, list | tuple) or not messages:
         raise _fail("'messages' must be a list with at least one user and one assistant message", path, line)
     checked = tuple(_check_message(message, position, path, line) for position, message in enumerate(messages))
@@ -122,6 +119,15 @@ def parse_record(value: dict[str, Any], path: str | os.PathLike[str] = "<memory>
     return Record(checked, views["text"], views["code"], str(path), line, extra)
 
 
+def _way_to_messages(value: dict[str, Any]) -> str:
+    """What makes a record of an object without messages."""
+    if "question" in value:
+        return "this looks like a raw file: run 'stepjepa prepare gsm8k', 'steps' or 'chat' first"
+    if "prompt" in value or "instruction" in value:
+        return "this looks like questions and answers: run 'stepjepa prepare chat' first"
+    return "expected {'messages': [{'role': ..., 'content': ...}, ...]}"
+
+
 class BadRecords:
     """The lines of a file that are passed over because something is wrong with them.
 
@@ -139,9 +145,14 @@ class BadRecords:
         self.first: list[str] = []
         self._last = 0
 
-    def note(self, error: UserError) -> None:
-        """Pass over a line; the lines of a file come in their order."""
-        line = error.line or 0
+    def note(self, error: UserError, line: int | None = None) -> None:
+        """Pass over a line or a row; those of a file come in their order.
+
+        Args:
+            error: what is wrong with it.
+            line: its number, where the error does not have it.
+        """
+        line = line or error.line or 0
         if line <= self._last:
             return
         self._last = line
@@ -183,6 +194,11 @@ def iterate_records(path: str | os.PathLike[str], bad: BadRecords | None = None)
     Raises:
         UserError: the file is missing, no text, or one of its lines is wrong.
     """
+    if (kind := Path(path).suffix.lower()) in _TABLES and Path(path).is_file():
+        raise UserError(
+            f"is a table ({kind}), not JSON lines; make records of it with 'stepjepa prepare chat --input_file ...'",
+            path=path,
+        )
     lines = read_jsonl(path, "data file", finite=True, **({} if bad is None else {"wrong": bad.note}))
     for line, value in lines:
         try:

@@ -10,11 +10,12 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from stepjepa.data.records import BadRecords
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file, holds_half, read_jsonl, read_text
 
@@ -24,7 +25,13 @@ Rows = Iterator[tuple[int, dict[str, Any]]]
 _LONGEST_FIELD = 2**27
 
 
-def read_rows(source: str | os.PathLike[str], *, split: str | None = None, subset: str | None = None) -> Rows:
+def read_rows(
+    source: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    subset: str | None = None,
+    bad: BadRecords | None = None,
+) -> Rows:
     """The rows of a raw data set, each with its line or row number, counted from 1.
 
     Args:
@@ -32,10 +39,11 @@ def read_rows(source: str | os.PathLike[str], *, split: str | None = None, subse
             of a data set on the hub. What looks like a path is never asked for at the hub.
         split: of a hub data set or folder; may be left out where there is only one.
         subset: its configuration, where it has several.
+        bad: takes the rows that are wrong; None makes the first of them an error.
 
     Raises:
-        UserError: the source is missing or can't be read; a line is wrong; or a split or subset does not exist, or
-            was named for a file.
+        UserError: the source is missing or can't be read; a line is wrong, without ``bad``; or a split or subset does
+            not exist, or was named for a file.
     """
     path = Path(source).expanduser()
     if path.is_dir() or not (path.exists() or _looks_like_a_path(os.fspath(source))):
@@ -43,7 +51,7 @@ def read_rows(source: str | os.PathLike[str], *, split: str | None = None, subse
     for name, value in (("split", split), ("subset", subset)):
         if value is not None:
             raise UserError(f"--{name} does nothing with a file; leave it out", path=path)
-    return read_file(path)
+    return read_file(path, bad)
 
 
 def _looks_like_a_path(name: str) -> bool:
@@ -53,7 +61,7 @@ def _looks_like_a_path(name: str) -> bool:
     )
 
 
-def read_file(path: str | os.PathLike[str]) -> Rows:
+def read_file(path: str | os.PathLike[str], bad: BadRecords | None = None) -> Rows:
     """The rows of a local file; see :func:`read_rows`."""
     found = existing_file(path, "raw file")
     suffix = found.suffix.lower()
@@ -62,21 +70,29 @@ def read_file(path: str | os.PathLike[str]) -> Rows:
             "unpack it first" if suffix in (".gz", ".zip", ".bz2", ".xz", ".zst", ".tar") else "rename or convert it"
         )
         raise UserError(f"a name that ends in {', '.join(FORMATS)} is expected; {remedy}", path=found)
-    return FORMATS[suffix](found)
+    return FORMATS[suffix](found, _raise if bad is None else bad.note)
 
 
-def _read_json_lines(path: Path) -> Rows:
-    return read_jsonl(path, "raw file")
+Wrong = Callable[[UserError, int], None]
+"""Takes what is wrong with a row, and its number."""
 
 
-def _read_json(path: Path) -> Rows:
+def _raise(error: UserError, line: int) -> None:
+    raise error
+
+
+def _read_json_lines(path: Path, wrong: Wrong) -> Rows:
+    return read_jsonl(path, "raw file", wrong=lambda error: wrong(error, error.line or 0))
+
+
+def _read_json(path: Path, wrong: Wrong) -> Rows:
     """A list of objects; an object of columns, each a list or, as pandas writes it, an object; or JSON lines."""
     try:
         value = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":
             # One object after another: JSON lines by another name.
-            yield from read_jsonl(path, "raw file")
+            yield from _read_json_lines(path, wrong)
             return
         raise UserError(f"not valid JSON ({error.msg} at column {error.colno})", path=path, line=error.lineno) from None
     except (ValueError, RecursionError) as error:
@@ -85,11 +101,13 @@ def _read_json(path: Path) -> Rows:
     rows = value if isinstance(value, list) else _from_columns(value, path)
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
-            raise UserError(f"element {number} is a JSON {type(row).__name__}, expected an object", path=path)
-        if holds_half(row):
+            told = f"element {number} is a JSON {type(row).__name__}, expected an object"
+            wrong(UserError(told, path=path), number)
+        elif holds_half(row):
             told = f"element {number} holds half of a character (a lone surrogate); remove it"
-            raise UserError(told, path=path)
-        yield number, row
+            wrong(UserError(told, path=path), number)
+        else:
+            yield number, row
 
 
 def _not_utf8(path: Path) -> UserError:
@@ -124,18 +142,18 @@ def _from_columns(value: Any, path: Path) -> Iterable[dict[str, Any]]:
     return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
 
 
-def _read_csv(path: Path) -> Rows:
-    return _read_table(path, {"delimiter": ",", "strict": True})
+def _read_csv(path: Path, wrong: Wrong) -> Rows:
+    return _read_table(path, wrong, {"delimiter": ",", "strict": True})
 
 
-def _read_tsv(path: Path) -> Rows:
+def _read_tsv(path: Path, wrong: Wrong) -> Rows:
     """Tab-separated values come in two kinds: quoted like CSV, or plain, a line a row, quotation marks being text."""
     with path.open("rb") as lines:
         tabs = {line.count(b"\t") for line in lines if line.strip()}
     if len(tabs) > 1:
         # Some row must go over several lines, or hold a tab, in quotation marks.
-        return _read_table(path, {"delimiter": "\t", "strict": True})
-    return _read_table(path, {"delimiter": "\t", "quoting": csv.QUOTE_NONE}, unquote=True)
+        return _read_table(path, wrong, {"delimiter": "\t", "strict": True})
+    return _read_table(path, wrong, {"delimiter": "\t", "quoting": csv.QUOTE_NONE}, unquote=True)
 
 
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
@@ -145,7 +163,7 @@ def _unquoted(field: str) -> str:
     return field[1:-1].replace('""', '"') if _QUOTED.fullmatch(field) else field
 
 
-def _read_table(path: Path, dialect: dict[str, Any], *, unquote: bool = False) -> Rows:
+def _read_table(path: Path, wrong: Wrong, dialect: dict[str, Any], *, unquote: bool = False) -> Rows:
     names: list[str] | None = None
     before = csv.field_size_limit(_LONGEST_FIELD)
     line = 1
@@ -160,7 +178,8 @@ def _read_table(path: Path, dialect: dict[str, Any], *, unquote: bool = False) -
                         names = _header(row, path)
                     elif len(row) != len(names):
                         counts = f"{len(row)} fields where the header has {len(names)}"
-                        raise UserError(f"{counts}; quote a field that holds a separator", path=path, line=line)
+                        told = f"{counts}; quote a field that holds a separator"
+                        wrong(UserError(told, path=path, line=line), line)
                     else:
                         yield line, dict(zip(names, row, strict=True))
                 line = table.line_num + 1
@@ -180,7 +199,7 @@ def _header(names: list[str], path: Path) -> list[str]:
     return names
 
 
-def _read_parquet(path: Path) -> Rows:
+def _read_parquet(path: Path, wrong: Wrong) -> Rows:
     arrow, parquet = (_library(name, "a Parquet file") for name in ("pyarrow", "pyarrow.parquet"))
     number = 0
     try:
@@ -189,8 +208,9 @@ def _read_parquet(path: Path) -> Rows:
                 for row in batch.to_pylist():
                     number += 1
                     yield number, row
-    except (arrow.ArrowException, OSError) as error:
-        raise UserError(f"no readable Parquet file ({_first_line(error)})", path=path) from None
+    # Text that is none, and dates that Python does not have, are found out row by row.
+    except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise UserError(f"no readable Parquet file ({_first_line(error)}); write it again", path=path) from None
 
 
 # By the end of a file's name.

@@ -6,9 +6,10 @@ import re
 from typing import NamedTuple
 
 SEPARATORS = {
-    # A blank line may hold spaces; several blank lines in a row are one separator.
-    "blank": r"(?:[ \t]*\r?\n){2,}",
-    "line": r"(?:[ \t]*\r?\n)+",
+    # A blank line may hold spaces; several blank lines in a row are one separator. It begins with the first of its
+    # spaces: to try each of them would take a time that is quadratic in how many there are.
+    "blank": r"(?<![ \t])(?:[ \t]*\r?\n){2,}",
+    "line": r"(?<![ \t])(?:[ \t]*\r?\n)+",
 }
 
 
@@ -58,15 +59,17 @@ def find_steps(text: str, separator: str = "blank") -> list[Step]:
     """
     pattern = separator_pattern(separator)
     steps: list[Step] = []
-    start = 0
+    # Where the next step begins, and where what has not been looked at does: white space may stand between them.
+    start = seen = 0
     for match in pattern.finditer(text):
-        if text[start : match.start()].strip():
+        if text[seen : match.start()].strip():
             steps.append(Step(start, match.start(), match.end()))
             start = match.end()
         elif steps:
             steps[-1] = steps[-1]._replace(end=match.end())
             start = match.end()
-    if text[start:].strip():
+        seen = match.end()
+    if text[seen:].strip():
         steps.append(Step(start, len(text), len(text)))
     elif steps:
         steps[-1] = steps[-1]._replace(end=len(text))

@@ -124,7 +124,15 @@ def compare(
         UserError: a folder is no evaluated run, the runs can't be compared, an arm has a seed twice, there is only one
             arm, or none or several of them may be the baseline.
     """
-    runs = [read_evaluated_run(folder, evaluation) for folder in folders]
+    return compare_runs(
+        [read_evaluated_run(folder, evaluation) for folder in folders], names=names, baseline=baseline, tails=tails
+    )
+
+
+def compare_runs(
+    runs: Sequence[EvaluatedRun], *, names: Sequence[str] = (), baseline: str | None = None, tails: str = "one"
+) -> Comparison:
+    """Compare runs that are read already; see :func:`compare`."""
     refuse_different(runs)
     arms = _arms(runs, names)
     first = _baseline(arms, baseline)

@@ -1,4 +1,7 @@
-"""A run folder with an evaluation in it, as a comparison needs it; and whether several can be compared."""
+"""A run folder with an evaluation in it, every field checked; and whether several can be compared.
+
+``report``, ``compare`` and ``sweep`` read runs here and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from typing import Any
 
 from stepjepa.arguments import NEEDS_VIEWS, PUBLISHED_WITH_REGULAR
 from stepjepa.config import JepaConfig
-from stepjepa.errors import UserError
+from stepjepa.errors import UserError, shown
 from stepjepa.evaluation.output import model_fingerprint
+from stepjepa.fields import Fields, checked_fields, read_fields
 from stepjepa.files import read_jsonl
 from stepjepa.run_folder import RUN_FILE, read_run
 
@@ -53,6 +57,9 @@ _NO_PROTOCOL = frozenset(
 )
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
+
+_TRAIN_AGAIN = "restore the file, or train again into another folder"
+_EVALUATE_AGAIN = "evaluate the run again, with --overwrite"
 
 
 @dataclass(frozen=True)
@@ -119,55 +126,45 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
             read.
     """
     path = Path(folder)
-    run = read_run(path)
-    if run.get("status") != "finished":
+    run = checked_fields(read_run(path), path / RUN_FILE, _TRAIN_AGAIN)
+    if run.text("status") != "finished":
         raise UserError(
-            f"the run is not finished (status {run.get('status')}); go on with --resume_from_checkpoint last, or leave "
-            "it out",
+            f"the run is not finished (status {shown(run.text('status'))}); go on with --resume_from_checkpoint last, "
+            "or leave it out",
             path=path,
         )
-    summary_file = _summary_file(path, evaluation)
-    try:
-        summary = json.loads(summary_file.read_text(encoding="utf-8"))
-        _refuse_another_model(summary_file, summary)
-        indices, examples = _examples(summary_file, summary)
-        similarity = summary.get("similarity") or {}
-        return EvaluatedRun(
-            path,
-            summary_file.name.removesuffix(SUMMARY),
-            _seed(run["training"]),
-            _settings(run),
-            _protocol(run, summary),
-            run.get("versions", {}),
-            run["results"]["steps"],
-            indices,
-            examples,
-            _figures(
-                gold_loss=summary["gold_loss"],
-                matched=similarity.get("matched_similarity"),
-                shuffled=similarity.get("shuffled_similarity"),
-                tokens=run["results"]["tokens"],
-                seconds=run["results"]["train_seconds"],
-                # Runs of an earlier version did not count them.
-                flops=run["results"].get("flops"),
-            ),
-            summary.get("settings", {}).get("model"),
-            summary.get("settings", {}).get("similarity"),
-            dict(run.get("loaded") or {}),
-        )
-    except UserError:
-        raise
-    except KeyError as error:
-        raise UserError(
-            f"{RUN_FILE} or {summary_file.name} lacks {error}; train and evaluate again", path=path
-        ) from None
-    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
-        raise UserError(f"can't be read as an evaluation ({error}); evaluate again", path=summary_file) from None
-
-
-def _figures(**values: float | None) -> dict[str, float | None]:
-    # A model that has diverged has a loss that is no number.
-    return {name: value if value is not None and math.isfinite(value) else None for name, value in values.items()}
+    file = _summary_file(path, evaluation)
+    summary = read_fields(file, "summary of an evaluation", _EVALUATE_AGAIN)
+    _refuse_another_model(file, summary)
+    settings, protocol = _settings(run), _protocol(run, summary)
+    indices, examples = _examples(file, summary)
+    results, similarity = run.inner("results"), summary.inner_or_none("similarity")
+    evaluated, loaded, versions = (
+        fields.inner_or_none(name) for fields, name in ((summary, "settings"), (run, "loaded"), (run, "versions"))
+    )
+    return EvaluatedRun(
+        path,
+        file.name.removesuffix(SUMMARY),
+        _seed(run.inner("training")),
+        settings,
+        protocol,
+        {} if versions is None else {name: versions.text(name) for name in versions},
+        results.whole("steps", 0),
+        indices,
+        examples,
+        {
+            "gold_loss": summary.number_or_none("gold_loss"),
+            "matched": None if similarity is None else similarity.number_or_none("matched_similarity"),
+            "shuffled": None if similarity is None else similarity.number_or_none("shuffled_similarity"),
+            "tokens": results.amount_or_none("tokens"),
+            "seconds": results.amount_or_none("train_seconds"),
+            # Runs of an earlier version did not count them.
+            "flops": results.amount_or_none("flops"),
+        },
+        None if evaluated is None else evaluated.text_or_none("model"),
+        None if evaluated is None else evaluated.text_or_none("similarity"),
+        {} if loaded is None else dict(loaded.values),
+    )
 
 
 def _summary_file(folder: Path, evaluation: str | None) -> Path:
@@ -176,7 +173,11 @@ def _summary_file(folder: Path, evaluation: str | None) -> Path:
         if len(names) == 1:
             return folder / f"{names[0]}{SUMMARY}"
         if names:
-            raise UserError(f"holds several evaluations; pass --evaluation with one of {', '.join(names)}", path=folder)
+            raise UserError(
+                f"holds several evaluations ({', '.join(names)}); leave one in it, or name one where the command takes "
+                "--evaluation",
+                path=folder,
+            )
         raise UserError(
             "holds no finished evaluation; run 'stepjepa evaluate' with an --output_file in the run folder", path=folder
         )
@@ -187,88 +188,111 @@ def _summary_file(folder: Path, evaluation: str | None) -> Path:
     return folder / f"{wanted}{SUMMARY}"
 
 
-def _seed(training: dict[str, Any]) -> str:
-    seed, of_data = training["seed"], training.get("data_seed")
+def _seed(training: Fields) -> str:
+    seed, of_data = training.whole("seed"), training.whole_or_none("data_seed")
     return f"{seed}" if of_data in (None, seed) else f"{seed}/{of_data}"
 
 
-def _settings(run: dict[str, Any]) -> dict[str, Any]:
+def _settings(run: Fields) -> dict[str, Any]:
     """Flat; what does not apply is left out, so that it never tells two arms apart."""
+    own = run.inner("jepa")
+    own.text("mode")
     # A run of an earlier version did what the default of a newer option does.
-    jepa = {each.name: each.default for each in fields(JepaConfig)} | run["jepa"]
+    jepa = {each.name: each.default for each in fields(JepaConfig)} | dict(own.values)
     idle = _OF_VIEWS if jepa["mode"] == "regular" else ()
     settings = {name: value for name, value in jepa.items() if name not in idle}
     if jepa["jepa_loss_type"] != "infonce":
         settings.pop("infonce_temperature", None)
-    lora = run.get("lora")
-    settings |= {"model": run["model"], "lora": lora is not None}
-    settings |= {f"lora_{name}": value for name, value in (lora or {}).items()}
-    if lora is not None and lora["alpha"] is None:
-        settings["lora_alpha"] = 2 * lora["rank"]
-    settings |= {name: (run.get("loaded") or {}).get(name) or False for name in _LOADED}
-    training = run["training"]
-    kept = _WITH_BEST if training.get("load_best_model_at_end") else ()
-    for name, value in training.items():
+    lora = run.inner_or_none("lora")
+    settings |= {"model": run.text("model"), "lora": lora is not None}
+    if lora is not None:
+        settings |= {f"lora_{name}": value for name, value in lora.values.items()}
+        if lora.number_or_none("alpha") is None:
+            settings["lora_alpha"] = 2 * lora.whole("rank", 1)
+    loaded = run.inner_or_none("loaded")
+    settings |= {name: (loaded.values.get(name) if loaded is not None else None) or False for name in _LOADED}
+    training = run.inner("training")
+    kept = _WITH_BEST if training.values.get("load_best_model_at_end") else ()
+    for name, value in training.values.items():
         if name in kept or not (name in _NO_SETTING or name.startswith(_NO_SETTING_BEGINS)):
             settings[_RENAMED.get(name, name)] = value
-    if "order" in run:
-        settings["batch_size"] = run["order"]["records_per_micro_step"]
-    settings["same_flop"] = bool(run.get("same_flop"))
+    order = run.inner_or_none("order")
+    if order is not None:
+        settings["batch_size"] = order.whole("records_per_micro_step", 1)
+    settings["same_flop"] = bool(run.values.get("same_flop"))
     if settings["same_flop"]:
         # Worked out from the compute of these epochs, with the order of the data, and so with the seed.
         settings.pop("max_steps", None)
-    elif settings.get("max_steps", -1) > 0:
+    elif (training.whole_or_none("max_steps") or 0) > 0:
         settings.pop("num_train_epochs", None)
     return settings
 
 
-def _protocol(run: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
+def _protocol(run: Fields, summary: Fields) -> dict[str, Any]:
     protocol: dict[str, Any] = {}
+    data = run.inner("data")
     for part in ("train", "data"):
-        if part in run["data"]:
-            found = run["data"][part]
-            protocol |= {"training data (sha256)": found["sha256"]}
-            protocol |= {name: found[name] for name in ("eval_split", "split_seed") if name in found}
-    protocol["system prompts of training"] = run.get("system_prompts")
-    protocol["test file (sha256)"] = summary["test_fingerprint"]
-    protocol["number of examples"] = summary["n"]
-    protocol |= {name: summary[name] for name in ("task", "headline", "lenient")}
-    settings = summary.get("settings", {})
-    return protocol | {name: value for name, value in settings.items() if name not in _NO_PROTOCOL}
+        found = data.inner_or_none(part)
+        if found is not None:
+            protocol |= {"training data (sha256)": _identity(found)}
+            protocol |= {name: found.values[name] for name in ("eval_split", "split_seed") if name in found}
+    protocol["system prompts of training"] = run.values.get("system_prompts")
+    protocol["test file (sha256)"] = summary.text("test_fingerprint")
+    protocol["number of examples"] = summary.whole("n", 1)
+    protocol |= {name: summary.text(name) for name in ("task", "headline", "lenient")}
+    settings = summary.inner_or_none("settings")
+    known = {} if settings is None else settings.values
+    return protocol | {name: value for name, value in known.items() if name not in _NO_PROTOCOL}
 
 
-def _refuse_another_model(summary_file: Path, summary: dict[str, Any]) -> None:
+def _identity(data: Fields) -> str:
+    """What tells a file of training data apart; one that was streamed was not read to its end for that."""
+    if "sha256" in data:
+        return data.text("sha256")
+    return f"{data.text('sha256_of_first_mib')} of the first MiB, {data.whole('bytes', 0)} bytes"
+
+
+def _refuse_another_model(file: Path, summary: Fields) -> None:
     """Refuse an evaluation of a checkpoint, or of what the folder held before; weights may have been removed since."""
-    folder, evaluated = summary_file.parent, summary.get("settings", {}).get("model")
+    folder, settings = file.parent, summary.inner_or_none("settings")
+    # Answers of another program name no model.
+    evaluated = None if settings is None else settings.text_or_none("model")
     if evaluated is None or not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
         return
     if evaluated != model_fingerprint(folder):
         raise UserError(
-            "is of another model than the one that is in the folder now; evaluate that one, with --overwrite",
-            path=summary_file,
+            "is of another model than the one that is in the folder now; evaluate that one, with --overwrite", path=file
         )
 
 
-def _examples(summary_file: Path, summary: dict[str, Any]) -> tuple[list[int], dict[str, list[float] | None]]:
+def _examples(file: Path, summary: Fields) -> tuple[list[int], dict[str, list[float] | None]]:
     """The examples and their scores, checked against the means of the summary."""
-    path = summary_file.with_name(summary_file.name.removesuffix(SUMMARY) + ".jsonl")
-    lines = [line for _, line in read_jsonl(path, "file of an evaluation")]
-    indices: list[int] = [line.get("index", -1) for line in lines]
-    if len(lines) != summary["n"] or indices != sorted(set(indices)):
+    path = file.with_name(file.name.removesuffix(SUMMARY) + ".jsonl")
+    lines = [
+        checked_fields(value, path, _EVALUATE_AGAIN, line=number)
+        for number, value in read_jsonl(path, "file of answers")
+    ]
+    indices = [line.whole("index", 0) for line in lines]
+    count = summary.whole("n", 1)
+    if len(lines) != count or indices != sorted(set(indices)):
         raise UserError(
-            f"its {len(lines)} lines are not the {summary['n']} examples of {summary_file.name}; evaluate again",
-            path=path,
+            f"its {len(lines)} lines are not the {count} examples of {file.name}; {_EVALUATE_AGAIN}", path=path
         )
-    stopped = [line["stopped"] for line in lines]
+    stopped = [line.number_or_none("stopped") for line in lines]
+    ended = [value for value in stopped if value is not None]
     found: dict[str, list[float] | None] = {
-        name: [float(line["scores"][summary[name]]) for line in lines] for name in ("headline", "lenient")
+        name: [line.inner("scores").number(summary.text(name)) for line in lines] for name in ("headline", "lenient")
     }
-    found["stopped"] = None if None in stopped else [float(value) for value in stopped]
+    found["stopped"] = ended if len(ended) == len(stopped) else None
+    scores = summary.inner("scores")
+    means = {name: scores.inner(name).number("mean") for name in scores}
     for name, values in found.items():
         if values is not None:
-            mean = summary["scores"][summary.get(name, name)]["mean"]
-            if not math.isclose(math.fsum(values) / len(values), mean, abs_tol=1e-9):
-                raise UserError(f"its lines don't give the mean of {summary_file.name}; evaluate again", path=path)
+            score = "stopped" if name == "stopped" else summary.text(name)
+            if score not in means:
+                raise scores.wrong(score, "the mean of a score")
+            if not math.isclose(math.fsum(values) / len(values), means[score], abs_tol=1e-9):
+                raise UserError(f"its lines don't give the mean of {file.name}; {_EVALUATE_AGAIN}", path=path)
     return indices, found
 
 

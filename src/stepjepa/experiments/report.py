@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from stepjepa.errors import UserError
-from stepjepa.evaluation.output import model_fingerprint
-from stepjepa.run_folder import read_run
+from stepjepa.experiments.evaluated_run import EvaluatedRun, read_evaluated_run
 
 COLUMNS = (
     "run",
@@ -31,90 +29,55 @@ COLUMNS = (
 _GENERATION = ("max_new_tokens", "temperature", "top_p", "top_k", "num_samples")
 
 
-def run_row(folder: str | os.PathLike[str]) -> dict[str, Any]:
+def run_row(run: EvaluatedRun) -> dict[str, Any]:
     """What a run and its evaluation came to.
 
     Args:
-        folder: a run folder in which ``stepjepa evaluate`` has left a summary.
+        run: from ``read_evaluated_run``.
 
     Returns:
         A value for each of ``COLUMNS``; None where it was not measured. ``score`` names the headline and, in brackets,
         the lenient score, whose means follow. Shares are between 0 and 1, tokens those of
         the whole training, seconds those of training.
-
-    Raises:
-        UserError: no run folder, an unfinished run, no evaluation, or several, or one of another model.
     """
-    return _row(Path(folder), *_read(Path(folder)))
-
-
-def _row(path: Path, run: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
-    scores, similarity = summary["scores"], summary.get("similarity") or {}
     return {
-        "run": path.name,
-        "mode": run["jepa"]["mode"],
-        "K": run["jepa"]["predictors"],
-        "score": f"{summary['headline']} ({summary['lenient']})",
-        "accuracy": scores[summary["headline"]]["mean"],
-        "lenient": scores[summary["lenient"]]["mean"],
+        "run": run.folder.name,
+        "mode": run.settings["mode"],
+        # Regular runs have no views, and so none.
+        "K": run.settings.get("predictors", 0),
+        "score": f"{run.protocol['headline']} ({run.protocol['lenient']})",
+        "accuracy": run.mean("headline"),
+        "lenient": run.mean("lenient"),
         # Nobody knows whether another program's model stopped by itself.
-        "stop rate": scores["stopped"]["mean"] if "stopped" in scores else None,
-        "LM loss": summary["gold_loss"],
-        "matched": similarity.get("matched_similarity"),
-        "shuffled": similarity.get("shuffled_similarity"),
-        "tokens": run["results"]["tokens"],
-        "seconds": run["results"]["train_seconds"],
+        "stop rate": run.mean("stopped"),
+        "LM loss": run.figures["gold_loss"],
+        "matched": run.figures["matched"],
+        "shuffled": run.figures["shuffled"],
+        "tokens": run.figures["tokens"],
+        "seconds": run.figures["seconds"],
     }
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a run folder says of its run and of the one evaluation in it."""
-    run = read_run(path)
-    if run["status"] != "finished":
-        raise UserError("the run is not finished; go on with --resume_from_checkpoint last", path=path)
-    summaries = sorted(path.glob("*.summary.json"))
-    if len(summaries) != 1:
-        raise UserError(
-            f"holds {len(summaries)} evaluations (*.summary.json), expected one; run 'stepjepa evaluate' with an "
-            "--output_file in the run folder",
-            path=path,
-        )
-    try:
-        summary: dict[str, Any] = json.loads(summaries[0].read_text(encoding="utf-8"))
-    except ValueError:
-        raise UserError("is no summary of an evaluation; remove it and evaluate again", path=summaries[0]) from None
-    evaluated = summary.get("settings", {}).get("model")
-    # Trained on since then, say. Answers of another program name no model, and weights may have been thrown away.
-    if evaluated is not None and any(path.glob("*.safetensors")) and evaluated != model_fingerprint(path):
-        raise UserError(
-            "is the evaluation of another model than the folder holds now; evaluate again with --overwrite",
-            path=summaries[0],
-        )
-    return run, summary
 
 
 def report(folders: Sequence[str | os.PathLike[str]]) -> list[dict[str, Any]]:
     """One row for each run folder, in the order given.
 
     Raises:
-        UserError: see :func:`run_row`; or the runs were evaluated on different files or in different ways.
+        UserError: see ``read_evaluated_run``; or the runs were evaluated on different files or in different ways.
     """
-    paths = [Path(folder) for folder in folders]
-    found = [_read(path) for path in paths]
-    rows, summaries = [_row(path, *each) for path, each in zip(paths, found, strict=True)], [each[1] for each in found]
-    if len({(summary["test_fingerprint"], summary["n"]) for summary in summaries}) > 1:
+    runs = [read_evaluated_run(folder) for folder in folders]
+    if len({(run.protocol["test file (sha256)"], tuple(run.indices)) for run in runs}) > 1:
         raise UserError("the runs were evaluated on different test files, so their numbers can't stand in one table")
-    if len({(summary["task"], row["score"]) for summary, row in zip(summaries, rows, strict=True)}) > 1:
+    if len({tuple(run.protocol[name] for name in ("task", "headline", "lenient")) for run in runs}) > 1:
         raise UserError("the runs were scored by different tasks, so their numbers can't stand in one table")
     for name in _GENERATION:
         # Of another program's answers nobody knows.
-        values = {summary.get("settings", {}).get(name) for summary in summaries} - {None}
+        values = {json.dumps(run.protocol.get(name)) for run in runs} - {"null"}
         if len(values) > 1:
             raise UserError(
-                f"the runs were evaluated with --{name} {' and '.join(sorted(map(str, values)))}, so their numbers "
-                "can't stand in one table"
+                f"the runs were evaluated with --{name} {' and '.join(sorted(values))}, so their numbers can't stand "
+                "in one table"
             )
-    return rows
+    return [run_row(run) for run in runs]
 
 
 def _cell(name: str, value: Any) -> str:

@@ -256,10 +256,11 @@ def _note_jobs(folder: SweepFolder, jobs: dict[str, str]) -> None:
 
 def _noted_jobs(folder: SweepFolder) -> dict[str, str]:
     try:
-        found: dict[str, str] = json.loads((folder.jobs_folder / "jobs.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads((folder.jobs_folder / "jobs.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
-    return found
+    jobs = found if isinstance(found, dict) else {}
+    return {token: job for token, job in jobs.items() if isinstance(job, str)}
 
 
 def jobs_of(folder: SweepFolder, trials: Sequence[Trial]) -> dict[str, str]:

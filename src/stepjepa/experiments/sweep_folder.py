@@ -18,9 +18,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stepjepa.errors import UserError
+from stepjepa.errors import UserError, visible
+from stepjepa.experiments.evaluated_run import SUMMARY
 from stepjepa.experiments.grid import Trial
 from stepjepa.experiments.report import as_markdown, report
+from stepjepa.fields import Fields
 from stepjepa.files import write_json
 from stepjepa.run_folder import RUN_FILE, last_checkpoint, versions
 
@@ -79,7 +81,7 @@ class SweepFolder:
         return self.run_folder(trial) / "test.jsonl"
 
     def _summary(self, trial: Trial) -> dict[str, Any] | None:
-        return _read(self._output(trial).with_suffix(".summary.json"))
+        return _read(self._output(trial).with_suffix(SUMMARY))
 
     def command(self, trial: Trial, stage: str, *more: str) -> list[str]:
         """The command line of a stage.
@@ -151,8 +153,20 @@ class SweepFolder:
         write_json(self.path / "sweep.json", {"grid": self.grid, "trials": trials, "versions": versions()})
 
     def read_record(self, trial: Trial) -> dict[str, Any]:
-        """What was written down of a trial; empty where nothing was."""
-        return _read(self._beside(trial, ".trial.json")) or {}
+        """What was written down of a trial; empty where nothing was.
+
+        Raises:
+            UserError: it is damaged.
+        """
+        path = self._beside(trial, ".trial.json")
+        record = Fields(_read(path) or {}, path, f"restore it, or move it and {self.run_folder(trial)} elsewhere")
+        for stage in ("train", "evaluate"):
+            flags = record.values.get(stage, [])
+            if not isinstance(flags, list) or not all(isinstance(flag, str) for flag in flags):
+                raise record.wrong(stage, "a list of texts")
+        for name in ("status", "reason", "token", "job"):
+            record.text_or_none(name)
+        return dict(record.values)
 
     def record(self, trial: Trial, status: str, **more: Any) -> None:
         """Write down what became of a trial.
@@ -175,13 +189,17 @@ class SweepFolder:
 
     def reason(self, trial: Trial) -> str:
         """Why a trial failed."""
-        return str(self.read_record(trial).get("reason", "unknown"))
+        return visible(self.read_record(trial).get("reason") or "unknown")
 
     def score(self, trial: Trial) -> str:
-        """The headline of a finished trial."""
-        summary = self._summary(trial) or {}
-        name = summary.get("headline")
-        return f"{name} {summary['scores'][name]['mean']:.1%}" if name else "no score"
+        """The headline of a finished trial; what is wrong with its summary, the table of all trials will tell."""
+        path = self._output(trial).with_suffix(SUMMARY)
+        summary = Fields(self._summary(trial) or {}, path, "evaluate again")
+        try:
+            name = summary.text("headline")
+            return f"{visible(name)} {summary.inner('scores').inner(name).number('mean'):.1%}"
+        except UserError:
+            return "no score"
 
     def table(self, trials: Sequence[Trial]) -> str:
         """Finished trials side by side, as ``stepjepa report`` would put them, under their names.
@@ -209,14 +227,14 @@ class SweepFolder:
         # What was said before the last command is not about it.
         start = max((number for number, line in enumerate(lines) if line.startswith("$ ")), default=0)
         said = [" ".join(line.split()) for line in lines[start:] if line.strip() and not line.startswith("$ ")]
-        return said[-1][:300] if said else "it said nothing"
+        return visible(said[-1][:300]) if said else "it said nothing"
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     """A JSON object, or None where there is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

@@ -130,19 +130,27 @@ def seen_lengths(segments: tuple[Segment, ...]) -> NDArray[np.int32]:
 
 def key_ranges(forest: Forest) -> list[list[tuple[int, int]]]:
     """For each token the row ranges ``[start, end)`` it sees, in row order, neighbours joined."""
-    seen = seen_lengths(forest.segments)
+    # What stands above each segment, were it not isolated. There may be too many segments for a table of them by them.
+    above: list[list[tuple[int, int]]] = []
     result: list[list[tuple[int, int]]] = []
-    for index, segment in enumerate(forest.segments):
-        others = [(s.start, s.start + int(seen[index, j])) for j, s in enumerate(forest.segments) if seen[index, j]]
-        for token in range(segment.start, segment.end):
-            ranges: list[tuple[int, int]] = []
-            for start, end in sorted([*others, (segment.start, token + 1)]):
-                if ranges and ranges[-1][1] == start:
-                    ranges[-1] = (ranges[-1][0], end)
-                else:
-                    ranges.append((start, end))
-            result.append(ranges)
+    for segment in forest.segments:
+        if segment.parent < 0:
+            above.append([])
+        else:
+            parent = forest.segments[segment.parent]
+            above.append(_with_range(above[segment.parent], parent.start, parent.start + segment.attachment))
+        seen = [] if segment.isolated else above[-1]
+        result += (_with_range(seen, segment.start, token + 1) for token in range(segment.start, segment.end))
     return result
+
+
+def _with_range(ranges: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """Ranges and one behind them, joined where it begins as the last of them ends."""
+    if start == end:
+        return ranges
+    if ranges and ranges[-1][1] == start:
+        return [*ranges[:-1], (ranges[-1][0], end)]
+    return [*ranges, (start, end)]
 
 
 def path(forest: Forest, index: int) -> NDArray[np.int32]:

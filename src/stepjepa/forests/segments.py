@@ -140,7 +140,10 @@ class ForestBuilder:
         for message, (start, _), end in zip(record.messages, whole.spans, whole.turn_ends, strict=True):
             if message["role"] == "assistant":
                 noted.taught.append((main, start, end))
-        for first, second in find_pairs(record, self.config):
+        pairs = find_pairs(record, self.config)
+        inside = [view for pair in pairs for view in pair if isinstance(view, SpanView)]
+        places = iter(characters(inside, record, whole))
+        for first, second in pairs:
             noted.owners.append(number)
             for view, is_source in ((first, not self._reverse), (second, self._reverse)):
                 if isinstance(view, MessageView):
@@ -151,7 +154,7 @@ class ForestBuilder:
                     noted.texts.append(alone.text)
                     noted.contents.append([self._without_predictors(start, end) if is_source else (start, end)])
                 else:
-                    start, end = characters(view, record, whole)
+                    start, end = next(places)
                     noted.views.append(_Noted(main, start, view.start == 0, end, True, 0))
 
     def _render_alone(self, view: MessageView, is_source: bool) -> Rendered:
@@ -285,31 +288,39 @@ def _columns(rows: Sequence[tuple[int, ...]], width: int) -> Numbers:
     return np.ascontiguousarray(values.reshape(-1, width).T)
 
 
-def characters(view: SpanView, record: Record, whole: Rendered) -> tuple[int, int]:
-    """First and one past the last character of a part of a message, where it stands in the chat.
+def characters(views: Sequence[SpanView], record: Record, whole: Rendered) -> list[tuple[int, int]]:
+    """First and one past the last character of parts of messages, where they stand in the chat.
 
     Args:
-        view: the part.
-        record: whose message it is part of.
+        views: the parts; a message is looked for once, however many parts it has.
+        record: whose messages they are parts of.
         whole: the record as the template renders it.
     """
-    start, end = whole.spans[view.message]
-    # Templates that trim a content also trim it in front: then its characters stand earlier than the record says.
-    trimmed = max(record.messages[view.message]["content"].find(whole.text[start:end]), 0)
-    return min(max(start + view.start - trimmed, start), end), min(max(start + view.end - trimmed, start), end)
+    trimmed: dict[int, int] = {}
+    found = []
+    for message, first, last in views:
+        start, end = whole.spans[message]
+        if message not in trimmed:
+            # Templates that trim a content also trim it in front: its characters stand earlier than the record says.
+            trimmed[message] = max(record.messages[message]["content"].find(whole.text[start:end]), 0)
+        shift = start - trimmed[message]
+        found.append((min(max(shift + first, start), end), min(max(shift + last, start), end)))
+    return found
 
 
-def token_span(view: SpanView, record: Record, whole: Rendered, tokens: Tokens) -> tuple[int, int]:
-    """First and one past the last token of a part of a message, where it stands in the chat.
+def token_spans(views: Sequence[SpanView], record: Record, whole: Rendered, tokens: Tokens) -> list[tuple[int, int]]:
+    """First and one past the last token of parts of messages, where they stand in the chat.
 
     Args:
-        view: the part.
-        record: whose message it is part of.
+        views: the parts.
+        record: whose messages they are parts of.
         whole: the record as the template renders it.
         tokens: that text as tokens.
     """
-    first, last = characters(view, record, whole)
+    # All at once, and as numbers of their kind: each search would make a copy of the tokens otherwise.
+    firsts, lasts = np.asarray(characters(views, record, whole), np.int32).reshape(-1, 2).T
     # A token belongs to the step in which it begins, so that a full stop fused with a blank line closes its step;
     # the first step takes the token that reaches into the content from outside.
-    begin = tokens.first_overlapping(first) if view.start == 0 else tokens.first_from(first)
-    return begin, tokens.first_from(last)
+    inclusive = np.fromiter((view.start == 0 for view in views), bool, len(views))
+    begins = np.where(inclusive, tokens.ends.searchsorted(firsts, "right"), tokens.starts.searchsorted(firsts, "left"))
+    return list(zip(begins.tolist(), tokens.starts.searchsorted(lasts, "left").tolist(), strict=True))

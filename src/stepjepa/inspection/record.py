@@ -18,7 +18,7 @@ from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.forests.forest import IGNORE, Forest, Kind, key_ranges
 from stepjepa.forests.preparation import BLOCK, COUNTS
-from stepjepa.forests.segments import ForestBuilder, token_span
+from stepjepa.forests.segments import ForestBuilder, token_spans
 from stepjepa.forests.views import step_views
 
 if TYPE_CHECKING:
@@ -352,8 +352,10 @@ def _parts(record: Record, builder: ForestBuilder, forest: Forest) -> tuple[tupl
         part(message["role"], message["content"], tokens.first_overlapping(start), tokens.first_from(end))
         for message, (start, end) in zip(record.messages, whole.spans, strict=True)
     )
-    steps = []
-    for number, step in enumerate(step_views(record, builder.config.step_separator), start=1):
-        start, end = token_span(step, record, whole, tokens)
-        steps.append(part(f"step {number}", record.answer[step.start : step.end], start, end))
-    return messages, tuple(steps)
+    views = step_views(record, builder.config.step_separator)
+    spans = zip(views, token_spans(views, record, whole, tokens), strict=True)
+    steps = tuple(
+        part(f"step {number}", record.answer[step.start : step.end], *span)
+        for number, (step, span) in enumerate(spans, start=1)
+    )
+    return messages, steps

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_ma
 from stepjepa.forests.masks import Visibility, visible
 from stepjepa.models.architecture import why_no_forest
 from stepjepa.models.flex import block_mask, flex_forward, uses_flex
+from stepjepa.models.pieces import Pieces, attend, cut
 
 SDPA, EAGER = "forest_sdpa", "forest_eager"
 FLEX, FLEX_UNFUSED = "forest_flex", "forest_flex_unfused"
@@ -36,6 +38,11 @@ class _Current:
     def __init__(self, visibility: Visibility) -> None:
         self.visibility = visibility
         self._visible: Tensor | None = None
+
+    @cached_property
+    def pieces(self) -> Pieces | None:
+        """The batch in pieces where attention without a mask is cheaper, see ``pieces.cut``."""
+        return cut(self.visibility)
 
     def mask(self, rule: Callable[..., Tensor]) -> Tensor:
         """``[B, 1, T, T]`` bool: the forest's visibility and the model's own rule."""
@@ -76,14 +83,19 @@ def _forest_sdpa_mask(
     current = _current.get()
     if current is None:
         return sdpa_mask(*args, mask_function=mask_function, dtype=dtype, **kwargs)
+    # Whatever a forest shows is at an earlier position, so this rule takes nothing away.
+    if mask_function is causal_mask_function and current.pieces is not None:
+        return current.pieces
     # Torch would turn a boolean mask into such numbers in every layer, and keep them for each until the backward pass.
     allowed = current.mask(mask_function)
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, -torch.inf)
 
 
 def _forest_sdpa_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | Pieces | None, **kwargs: Any
 ) -> Any:
+    if isinstance(attention_mask, Pieces):
+        return attend(module, query, key, value, attention_mask, **kwargs)
     if attention_mask is not None and attention_mask.is_floating_point():
         # Numbers must have the dtype of what they are added to, which need not be the model's.
         attention_mask = attention_mask.to(query.dtype)

@@ -351,7 +351,7 @@ def load_for_inference(
         if adapter.is_file():
             model = _merge(model, name, len(tokenizer))
     if device is None:
-        device = torch.accelerator.current_accelerator() or "cpu"
+        device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     # Quantized weights are where they belong already.
     return (model if options else model.to(device)).eval(), tokenizer
 

@@ -90,7 +90,7 @@ def compute_dtype(dtype: str, *, bf16: bool, fp16: bool) -> torch.dtype:
 
 
 def _own_device() -> torch.device:
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return torch.device("cpu")
     return torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from stepjepa.data.records import parse_record
+from stepjepa.data.records import BadRecords, parse_record
 from stepjepa.errors import UserError
 from stepjepa.tasks.base import Unusable
 
@@ -43,7 +43,12 @@ class Counts:
 
 
 def convert_rows(
-    rows: Rows, convert: Convert, *, limit: int | None = None, path: object = "<memory>"
+    rows: Rows,
+    convert: Convert,
+    *,
+    limit: int | None = None,
+    path: object = "<memory>",
+    bad: BadRecords | None = None,
 ) -> tuple[list[dict[str, Any]], Counts]:
     """Make a record of every row that can be one.
 
@@ -52,24 +57,31 @@ def convert_rows(
         convert: makes a record of one.
         limit: stop when there are so many records.
         path: for error messages.
+        bad: takes the rows that are wrong; None makes the first of them an error.
 
     Raises:
-        UserError: ``convert`` gives something that is no record.
+        UserError: a row is wrong, or ``convert`` gives something that is no record; both only without ``bad``.
     """
     counts = Counts()
     # Lazily, so that nothing behind the last record is read.
-    return list(islice(_converted(rows, convert, counts, path), limit)), counts
+    return list(islice(_converted(rows, convert, counts, path, bad), limit)), counts
 
 
-def _converted(rows: Rows, convert: Convert, counts: Counts, path: object) -> Iterable[dict[str, Any]]:
+def _converted(
+    rows: Rows, convert: Convert, counts: Counts, path: object, bad: BadRecords | None
+) -> Iterable[dict[str, Any]]:
     for line, row in counts.watch(rows):
         try:
             record = convert(line, row)
+            parse_record(record, str(path), line)
         except Unusable as reason:
             counts.dropped[str(reason)] += 1
-            continue
-        parse_record(record, str(path), line)
-        yield record
+        except UserError as error:
+            if bad is None:
+                raise
+            bad.note(error, line)
+        else:
+            yield record
 
 
 @dataclass(frozen=True)
@@ -92,16 +104,27 @@ class Conversion:
     whole: bool = False
 
     def records(
-        self, rows: Rows, *, limit: int | None = None, path: object = "<memory>", **options: Any
+        self,
+        rows: Rows,
+        *,
+        limit: int | None = None,
+        path: object = "<memory>",
+        bad: BadRecords | None = None,
+        **options: Any,
     ) -> tuple[list[dict[str, Any]], Counts]:
         """As :func:`convert_rows`; ``options`` go to the function."""
         module, _, name = self.function.partition(":")
         function = partial(getattr(importlib.import_module(module), name), **options)
         if not self.whole:
-            return convert_rows(rows, lambda line, row: function(row), limit=limit, path=path)
+            return convert_rows(rows, lambda line, row: function(row), limit=limit, path=path, bad=bad)
         counts = Counts()
+
+        def wrong(line: int, error: UserError) -> None:
+            assert bad is not None
+            bad.note(UserError(str(error), path=path), line)
+
         try:
-            records, counts.dropped = function(counts.watch(rows))
+            records, counts.dropped = function(counts.watch(rows), **({} if bad is None else {"wrong": wrong}))
         except UserError as error:
             raise UserError(str(error), path=path) from None
         for number, record in enumerate(records, start=1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 import sys
 from collections import Counter
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from stepjepa.answers.scoring import marked_answers, parse_number, same_answer
+from stepjepa.data.records import BadRecords
 from stepjepa.errors import UserError
 from stepjepa.preparing.conversion import convert_rows
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, tidy_step
@@ -109,6 +111,8 @@ def _text_field(value: Mapping[str, Any], name: str, path: object, line: int) ->
 def _ground_truth(value: Mapping[str, Any], path: object, line: int) -> str | None:
     truth, answer = value.get("ground_truth"), value.get("answer")
     for name, given in (("ground_truth", truth), ("answer", answer)):
+        if isinstance(given, float) and not math.isfinite(given):
+            raise UserError(f"'{name}' is {given}, expected a number or nothing", path=path, line=line)
         if given is not None and (isinstance(given, bool) or not isinstance(given, str | int | float)):
             raise UserError(f"'{name}' is {type(given).__name__}, expected a string or a number", path=path, line=line)
     if truth is not None and str(truth).strip():
@@ -170,6 +174,7 @@ def prepare_records(
     options: StepOptions,
     path: object = "<memory>",
     limit: int | None = None,
+    bad: BadRecords | None = None,
 ) -> tuple[list[dict[str, Any]], StepCounts]:
     """Make training records of raw ones.
 
@@ -180,15 +185,16 @@ def prepare_records(
         options: what to read and what to keep.
         path: for error messages.
         limit: stop when there are so many records.
+        bad: takes the rows that are wrong; None makes the first of them an error.
 
     Returns:
         The records, each with ``question``, ``total_steps``, ``messages`` and, where known, ``answer`` and
         ``ground_truth``; and the counts of kept and skipped ones.
 
     Raises:
-        UserError: a field, or what the splitter gave, has the wrong type.
+        UserError: a field, or what the splitter gave, has the wrong type; only without ``bad``.
     """
     records, counts = convert_rows(
-        values, lambda line, value: _prepare(value, options, path, line), limit=limit, path=path
+        values, lambda line, value: _prepare(value, options, path, line), limit=limit, path=path, bad=bad
     )
     return records, StepCounts(len(records), sum(record["total_steps"] for record in records), counts.dropped)

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable
 
+from stepjepa.preparing.text_blocks import find_blocks, is_block
+
 _BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
-_THINKING = re.compile(r"<think>.*?</think>", re.S)
-_BLOCK = re.compile(
-    # What a blank line must not cut: code fences, display mathematics, LaTeX environments.
-    r"^[ \t]*(?P<fence>```|~~~).*?^[ \t]*(?P=fence)[ \t]*$"
-    r"|^[ \t]*\$\$(?:(?!\$\$).)*\$\$[ \t.,]*$"
-    r"|^[ \t]*\\\[(?:(?!\\\]).)*\\\][ \t.,]*$"
-    r"|^[ \t]*\\begin\{(?P<name>[a-z]+\*?)\}.*?\\end\{(?P=name)\}[ \t.,]*$",
-    re.M | re.S,
-)
 _STEP_MARKER = re.compile(
     # A decorated marker may run on ("### Step 2 Add them"); a plain one needs a mark behind the number, because
     # "Step 1 gives 12" is a sentence.
-    r"^(?P<indent>[ \t]*)(?:(?:#{1,6}[ \t]*\**|\*\*)[ \t]*step[ \t]*(?P<decorated>\d+)\b"
-    r"|step[ \t]*(?P<plain>\d+)[ \t]*(?:[:.)–—-]|$))",
+    r"^(?P<indent>[ \t]*)(?:(?:#{1,6}[ \t]*\**|\*\*)[ \t]*step[ \t]*(?P<decorated>\d{1,9})\b"
+    r"|step[ \t]*(?P<plain>\d{1,9})[ \t]*(?:[:.)–—-]|$))",
     re.M | re.I,
 )
 _NUMBER_MARKER = re.compile(r"^(?P<indent>[ \t]*)(?:#{1,6}[ \t]+)?\**(?P<plain>\d{1,2})[.)]\**[ \t]+(?=\S)", re.M)
 _ITEM_NUMBER = re.compile(r"^\s*\d{1,2}[.)]\s+")
 _RULE = re.compile(r"[ \t]*(?:-{3,}|\*{3,}|_{3,})[ \t]*")
-# With an equation in it a line has content, however it is set.
-_HEADING = re.compile(r"\s*(?:#{1,6}\s+[^\s=][^=]*|\*\*[^*=]+\*\*:?)\s*")
-_BARE_ANSWER = re.compile(r"\s*(?:####\s*[-$\d].*|[$*\s]*\\boxed\{.*\}[$*.\s]*|\**\$?-?\d[\d,.]*\**)\s*")
+# Of pieces without white space around them. With an equation in it a line has content, however it is set.
+_HEADING = re.compile(r"#{1,6}\s+[^\s=][^=]*|\*\*[^*=]+\*\*:?")
+_BARE_ANSWER = re.compile(r"####\s*[-$\d].*|[$*\s]*\\boxed\{.*\}[$*.\s]*|\**\$?-?\d[\d,.]*\**")
 _CLOSING = re.compile(
     r"[\s#*>$]*(?:so,?\s+)?(?:therefore|thus|hence|in conclusion|in summary|(?:the\s+)?(?:final\s+)?answer\b"
     r"|####|\\boxed)",
@@ -41,8 +35,11 @@ def drop_thinking(text: str) -> str:
     A closing tag alone ends thinking that began in the prompt; an opening tag alone begins thinking that never
     ended, so nothing behind it is an answer.
     """
-    text = _THINKING.sub("", text)
-    text = text.rpartition("</think>")[2]
+    kept, position = [], 0
+    while (start := text.find("<think>", position)) >= 0 and (end := text.find("</think>", start)) >= 0:
+        kept.append(text[position:start])
+        position = end + len("</think>")
+    text = "".join([*kept, text[position:]]).rpartition("</think>")[2]
     return _trim(text.partition("<think>")[0])
 
 
@@ -66,7 +63,8 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _is_heading(piece: str) -> bool:
-    return "\n" not in piece.strip() and bool(_HEADING.fullmatch(piece)) and not _BARE_ANSWER.fullmatch(piece)
+    piece = piece.strip()
+    return "\n" not in piece and bool(_HEADING.fullmatch(piece)) and not _BARE_ANSWER.fullmatch(piece)
 
 
 def _leads_in(piece: str) -> bool:
@@ -80,12 +78,13 @@ def _leads_in(piece: str) -> bool:
 def _continues(piece: str) -> bool:
     """Whether a piece only completes what stands before it: a formula, the next line of an equation, "#### 18"."""
     stripped = piece.strip()
-    return stripped.startswith(("=", "where ")) or bool(_BARE_ANSWER.fullmatch(stripped) or _BLOCK.fullmatch(stripped))
+    return stripped.startswith(("=", "where ")) or bool(_BARE_ANSWER.fullmatch(stripped)) or is_block(stripped)
 
 
 def _join_trivial(pieces: Iterable[str], marked: bool) -> list[str]:
     """Steps from pieces: those without content of their own go to a neighbour, horizontal rules go away."""
-    steps: list[str] = []
+    # Each step in parts: of a hundred thousand formulas in a row, each would be copied with all before it.
+    steps: list[list[str]] = []
     waiting = ""
     for piece in pieces:
         # A rule kept under a line of text would make a heading of that line in Markdown.
@@ -94,29 +93,31 @@ def _join_trivial(pieces: Iterable[str], marked: bool) -> list[str]:
             continue
         if _continues(text) and not waiting:
             if steps:
-                steps[-1] += "\n" + text
+                steps[-1].append(text)
             else:
                 waiting = text + "\n"
         # A marked step of several lines has content, though its last line may announce the next one.
         elif _leads_in(text) and not (marked and "\n" in text):
             waiting += text + "\n"
         else:
-            steps.append(waiting + text)
+            steps.append([waiting + text])
             waiting = ""
     if waiting and steps:
-        steps[-1] += "\n" + waiting
+        steps[-1].append(waiting)
     elif waiting:
-        steps.append(waiting)
-    return steps
+        steps.append([waiting])
+    return ["\n".join(parts) for parts in steps]
 
 
 def _markers(text: str, pattern: re.Pattern[str]) -> list[tuple[int, int]]:
     """Numbers and positions of the markers, where they count steps; none where they do not run n, n + 1, ..."""
-    blocks = [match.span() for match in _BLOCK.finditer(text)]
+    blocks = find_blocks(text)
+    starts = [start for start, _ in blocks]
     markers: list[tuple[int, int]] = []
     indent = ""
     for match in pattern.finditer(text):
-        if any(start <= match.start() < end for start, end in blocks):
+        before = bisect_right(starts, match.start()) - 1
+        if before >= 0 and match.start() < blocks[before][1]:
             continue
         groups = match.groupdict()
         number = int(groups["plain"] or groups["decorated"])
@@ -189,6 +190,11 @@ def split_response(text: str) -> list[str]:
     Returns:
         Steps without blank lines in them; none for an empty text.
     """
-    text = _BLOCK.sub(lambda match: _BLANK_LINES.sub("\n", match[0]), _trim(_unix_lines(text)))
+    text = _trim(_unix_lines(text))
+    parts, position = [], 0
+    for start, end in find_blocks(text):
+        parts += [text[position:start], _BLANK_LINES.sub("\n", text[start:end])]
+        position = end
+    text = "".join([*parts, text[position:]])
     marked = _marked_pieces(text, _STEP_MARKER) or _marked_pieces(text, _NUMBER_MARKER)
     return [tidy_step(step) for step in _join_trivial(marked or _paragraphs(text), bool(marked))]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -39,7 +39,9 @@ SINGLE = "single sentence"
 REPEATED = "pair seen before"
 
 
-def records_of(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> tuple[list[dict[str, Any]], Counter[str]]:
+def records_of(
+    rows: Iterable[tuple[int, Mapping[str, Any]]], wrong: Callable[[int, UserError], None] | None = None
+) -> tuple[list[dict[str, Any]], Counter[str]]:
     """Pretraining records from sentence pairs or groups: in a group of n, n - 1 times a sentence and its successor.
 
     Args:
@@ -48,6 +50,7 @@ def records_of(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> tuple[list[dict
             only 1 is kept; a list of sentences (``set``, ``sentences``, ``paraphrases``), perhaps with a first one
             beside it (``text``); or sentences with the ``group`` that they belong to, one in a row or several, the
             rows of a group in order but not necessarily together.
+        wrong: takes number and fault of a row that has none of these forms, which is passed over then.
 
     Returns:
         The records, with ``group`` (the row's own, or else its line number) and ``position`` (of the user's sentence
@@ -55,7 +58,7 @@ def records_of(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> tuple[list[dict
         dropped.
 
     Raises:
-        UserError: a row has none of these forms, or another one than the first row.
+        UserError: a row has none of these forms, or another one than the first row, and ``wrong`` is not given.
     """
     dropped: Counter[str] = Counter()
     groups: dict[Hashable, list[Any]] = {}
@@ -63,21 +66,33 @@ def records_of(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> tuple[list[dict
     for line, row in rows:
         columns = {str(key).strip().lower(): value for key, value in row.items()}
         group = next((columns[name] for name in _GROUPS if columns.get(name) not in (None, "")), None)
-        if grouped not in (None, group is not None):
-            raise UserError(f"row {line} {'has no' if grouped else 'has a'} group, the first row is different")
-        grouped = group is not None
         try:
-            _check_label(columns)
-            sentences = _sentences(columns, line)
-            if sentences is None and grouped:
-                sentences = _sentence_of_group(columns)
-            if sentences is None:
-                raise _unknown(columns, line)
+            if grouped not in (None, group is not None):
+                raise UserError(f"row {line} {'has no' if grouped else 'has a'} group, the first row is different")
+            key = line if group is None else _hashable(group, line)
+            sentences = _sentences_of(columns, line, grouped=group is not None)
         except Unusable as reason:
             dropped[str(reason)] += 1
+        except UserError as error:
+            if wrong is None:
+                raise
+            wrong(line, error)
             continue
-        groups.setdefault(line if group is None else _hashable(group, line), []).extend(sentences)
+        else:
+            groups.setdefault(key, []).extend(sentences)
+        grouped = group is not None
     return _chain(groups, dropped), dropped
+
+
+def _sentences_of(columns: Mapping[str, Any], line: int, *, grouped: bool) -> list[Any]:
+    """The sentences of a row that may be kept."""
+    _check_label(columns)
+    sentences = _sentences(columns, line)
+    if sentences is None and grouped:
+        sentences = _sentence_of_group(columns)
+    if sentences is None:
+        raise _unknown(columns, line)
+    return sentences
 
 
 def _chain(groups: Mapping[Hashable, Sequence[Any]], dropped: Counter[str]) -> list[dict[str, Any]]:

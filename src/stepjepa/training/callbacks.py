@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tqdm.auto import tqdm
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from stepjepa.files import atomic_write
 from stepjepa.objectives.monitors import COLLAPSE_PAIRS, COLLAPSE_RANK, COLLAPSE_SIMILARITY, REMEDIES
+from stepjepa.terminal import duration
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -58,8 +62,19 @@ def console_line(logs: dict[str, float]) -> str | None:
     return ("eval  " if prefix else "") + ", ".join(parts)
 
 
-class ConsoleCallback(ProgressCallback):
-    """transformers' progress bar, with our line of losses instead of a printed dict."""
+MEASURED = 4
+"""Steps behind the first one by which the time of a run is told; the first pays for what is made once."""
+
+
+class ConsoleCallback(TrainerCallback):
+    """A line of losses for every line of logs; on a terminal a bar with rate and time left, else that in the lines.
+
+    Once the first steps are measured, a line tells how long the run will take, evaluations left out.
+
+    Args:
+        bars: draw a bar, on standard error.
+        clock: seconds since some moment.
+    """
 
     @classmethod
     def install(cls, trainer: Trainer) -> None:
@@ -68,33 +83,72 @@ class ConsoleCallback(ProgressCallback):
             trainer.remove_callback(standard)
         trainer.add_callback(cls(bars=not trainer.args.disable_tqdm))
 
-    def __init__(self, bars: bool) -> None:
-        super().__init__()
+    def __init__(self, bars: bool, clock: Callable[[], float] = time.perf_counter) -> None:
         self._bars = bars
+        self._clock = clock
+        self._bar: tqdm[Any] | None = None
+        self._first = 0
+        self._seconds = 0.0
+        self._begun = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start the bar, on a terminal."""
-        if self._bars:
-            super().on_train_begin(args, state, control, **kwargs)
+        """Start the bar."""
+        self._first, self._seconds, self._begun = state.global_step, 0.0, self._clock()
+        if self._bars and state.is_world_process_zero:
+            self._bar = tqdm(
+                total=state.max_steps, initial=state.global_step, desc="train", unit="step", dynamic_ncols=True
+            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Advance the bar."""
-        if self._bars:
-            super().on_step_end(args, state, control, **kwargs)
+        """Advance the bar; tell the time of the run once it is known."""
+        done, now = state.global_step - self._first, self._clock()
+        if done > 1:
+            self._seconds += now - self._begun
+        self._begun = now
+        if not state.is_world_process_zero:
+            return
+        if self._bar is not None:
+            self._bar.update(state.global_step - self._bar.n)
+        left = self._left(state)
+        if done == 1 + MEASURED and left is not None:
+            steps = state.max_steps - state.global_step
+            rest = "" if args.eval_strategy == "no" else ", and evaluations"
+            self._write(
+                f"time: about {duration(left)} for the {steps:,} steps left, {duration(left / steps)} each{rest}"
+            )
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave the time since the last step out of that of the next."""
+        self._begun = self._clock()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The same."""
+        self._begun = self._clock()
+
+    def _left(self, state: Any) -> float | None:
+        """Seconds that the steps to come will take; None while that is not known, and at the end."""
+        measured = state.global_step - self._first - 1
+        steps = state.max_steps - state.global_step
+        return self._seconds / measured * steps if measured >= 1 and steps > 0 else None
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the bar."""
-        if self._bars:
-            super().on_train_end(args, state, control, **kwargs)
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         """Print the line."""
         line = console_line(logs or {})
-        if line is None or not state.is_local_process_zero:
+        if line is None or not state.is_world_process_zero:
             return
-        line = f"step {state.global_step}/{state.max_steps}  {line}"
-        if self._bars and self.training_bar is not None:
-            self.training_bar.write(line)
+        left = None if self._bar is not None or "loss" not in (logs or {}) else self._left(state)
+        self._write(f"step {state.global_step}/{state.max_steps}  {line}{f', {duration(left)} left' if left else ''}")
+
+    def _write(self, line: str) -> None:
+        # Above the bar, where there is one.
+        if self._bar is not None:
+            self._bar.write(line)
         else:
             print(line, flush=True)
 

@@ -22,7 +22,7 @@ from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.run_folder import is_main_process
 from stepjepa.training.estimate import Estimate, estimate
-from stepjepa.training.estimate_table import describe
+from stepjepa.training.estimate_table import as_dict, describe
 
 # What torchrun tells a process of the others; a dry run needs their number alone.
 _LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -34,7 +34,7 @@ def dry_run(
     records: Sequence[Record],
     eval_records: Sequence[Record],
     make_arguments: Callable[[argparse.Namespace], TrainingArguments],
-) -> None:
+) -> dict[str, Any] | None:
     """Print the estimate of a run, from the first of its processes.
 
     The number of processes is that of torchrun; ``WORLD_SIZE=8 stepjepa train ... --dry_run`` stands in for it where
@@ -47,16 +47,20 @@ def dry_run(
         eval_records: held out; prepared for their errors' sake.
         make_arguments: makes the TrainingArguments of ``args``.
 
+    Returns:
+        The same for programs, see ``estimate_table.as_dict``; None from the other processes.
+
     Raises:
         UserError: what the run itself would raise before its first step.
     """
     if not is_main_process():
-        return
+        return None
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     found = foretell(args, config, records, eval_records, make_arguments, processes=processes)
     lines = ["dry run: no weights are read or made, and nothing is written", *describe(found)]
     lines.append("time       not estimated: it takes a measured speed of your device; see 'stepjepa estimate'")
     print("\n".join(lines))
+    return as_dict(found)
 
 
 def foretell(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import random
 import sys
 from collections import Counter
@@ -13,18 +14,25 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
 
 from stepjepa.data.records import BadRecords, Record, bad_records, read_records, tell_bad_records
 from stepjepa.data.streams import RecordFile, RecordStream
 from stepjepa.errors import UserError
 from stepjepa.files import fingerprint
 from stepjepa.run_folder import is_main_process
+from stepjepa.training.group import open_group
+from stepjepa.training.hub import refuse_offline
+from stepjepa.training.tensorboard import has_tensorboard
 
 # More than this many are no system prompts but parts of the records.
 _MOST_PROMPTS = 10
 
 SHUFFLE_BUFFER = 1000
 """Records of a stream to draw the next one from, where nothing is said (as in ``datasets``)."""
+
+TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
+"""Values of ``--report_to`` that are packages of the same name."""
 
 FIRST = 1000
 """Records of a stream that are looked at before it is trained on, or as many as its buffer holds."""
@@ -123,7 +131,9 @@ def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArgu
         "num_train_epochs": args.num_epochs,
         "seed": args.finetune_seed,
         "logging_steps": 10,
-        "report_to": "none",
+        "report_to": ["tensorboard"] if has_tensorboard() else "none",
+        # All processes say as much as the first.
+        "log_level_replica": "passive",
         "disable_tqdm": not sys.stderr.isatty(),
         # A process that only the CPU serves has nothing to pin.
         "dataloader_pin_memory": torch.accelerator.is_available(),
@@ -134,10 +144,46 @@ def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArgu
     elif args.eval_steps is not None:
         raise UserError("--eval_steps does nothing without --eval_file or --data_file; add one or leave it out")
     values.update(args.training)
+    _check_hub(args.training)
     if str(values.get("fsdp")).lower() == "true":
         # A configuration file says 'fsdp: true'; as a word it would be taken for one of the old options.
         values["fsdp"] = True
+    open_group(cpu=bool(values.get("use_cpu")), seconds=values.get("ddp_timeout", TrainingArguments.ddp_timeout))
     try:
-        return TrainingArguments(**values)
-    except (ValueError, ImportError, TypeError) as error:
+        made = TrainingArguments(**values)
+        # An unknown name would end the run only after data and model are prepared.
+        get_reporting_integration_callbacks(made.report_to)
+    except (ValueError, ImportError, TypeError, RuntimeError) as error:
         raise UserError(" ".join(str(error).split())) from None
+    _check_reports(args, made)
+    return made
+
+
+def _check_reports(args: argparse.Namespace, made: TrainingArguments) -> None:
+    """Refuse a tracker whose package is missing; say it where the default one is."""
+    missing = [name for name in made.report_to if name in TRACKERS and importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"--report_to {missing[0]} requires {missing[0]}, which is not installed: pip install {missing[0]}"
+        )
+    if "report_to" not in args.training and not has_tensorboard() and is_main_process():
+        print(
+            "note: no TensorBoard files, since it is not installed (pip install tensorboard); metrics.jsonl has all "
+            "curves; --report_to none leaves this line out",
+            file=sys.stderr,
+        )
+
+
+def _check_hub(named: dict[str, Any]) -> None:
+    """Refuse flags of uploads that have nothing to act on, and an upload that can't be."""
+    if named.get("push_to_hub"):
+        refuse_offline()
+        if str(named.get("hub_strategy", "every_save")) not in ("end", "every_save"):
+            raise UserError(
+                f"--hub_strategy {named['hub_strategy']}: only models are uploaded, not what a run needs to go on; "
+                "choose end or every_save"
+            )
+        return
+    unused = sorted(name for name in named if name.startswith("hub_"))
+    if unused:
+        raise UserError(f"--{unused[0]} does nothing without --push_to_hub; add it or leave it out")

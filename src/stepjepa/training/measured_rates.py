@@ -83,7 +83,7 @@ def measure(dtype: str = "float32", *, clock: str | None = None) -> Rates:
         dtype: of products and of the small model, see ``config.DTYPES``; ``auto`` is float32.
         clock: see :func:`now_of`; None takes ``cpu`` for one thread of a CPU, else ``wall``.
     """
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     kind = torch.float32 if dtype == "auto" else getattr(torch, dtype)
     threads = torch.get_num_threads()
     if clock is None:

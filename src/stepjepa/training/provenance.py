@@ -12,7 +12,7 @@ import torch
 from stepjepa.arguments import without_flags
 from stepjepa.evaluation.output import model_fingerprint
 
-OF_ONE_START = {"config": True, "resume_from_checkpoint": True, "output_dir": True, "offline": False}
+OF_ONE_START = {"config": True, "resume_from_checkpoint": True, "output_dir": True, "json": True, "offline": False}
 """Flags that say where and how a run was started, not what it is; and whether they have a value."""
 
 
@@ -42,7 +42,7 @@ def provenance(args: argparse.Namespace, model: Any) -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """What of a machine the last digits of its sums depend on."""
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     return {
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "threads": torch.get_num_threads(),

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from transformers import TrainingArguments
 from transformers.trainer_utils import SaveStrategy
@@ -46,11 +45,14 @@ from stepjepa.run_folder import (
 from stepjepa.signals import OneRequest, Stopped
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep
+from stepjepa.terminal import print_rows
 from stepjepa.text.predictors import all_predictor_ids
 from stepjepa.text.system_prompts import common_system_prompt, with_system_prompt
 from stepjepa.training.dry_run import dry_run
+from stepjepa.training.group import is_lost, leave_group, refuse_disagreement
 from stepjepa.training.inputs import open_stream, read_data, system_prompts, training_arguments
 from stepjepa.training.provenance import provenance
+from stepjepa.training.start_up import start_up_rows
 from stepjepa.training.stopping import StopCallback
 from stepjepa.training.trainer import JepaTrainer
 
@@ -59,12 +61,15 @@ logger = logging.getLogger(__name__)
 LOG_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
-def train(args: argparse.Namespace, config: JepaConfig) -> None:
+def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None:
     """Run ``stepjepa train``.
 
     Args:
         args: of ``commands.train``.
         config: made of them.
+
+    Returns:
+        What ``run.json`` says of the finished run; after ``--dry_run`` the estimate, from the first process alone.
 
     Raises:
         UserError: something that the user can put right; nothing has been written then.
@@ -79,16 +84,22 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
     folder, checkpoint = open_run_folder(args.output_dir, args.resume_from_checkpoint, _say)
     train_records, eval_records, files = read_data(args)
     if args.dry_run:
-        dry_run(args, config, train_records, eval_records, lambda args: training_arguments(args, bool(eval_records)))
-        return
-    trainer = _build(args, config, train_records, eval_records)
+        return dry_run(
+            args, config, train_records, eval_records, lambda args: training_arguments(args, bool(eval_records))
+        )
+    trainer, told = _build(args, config, train_records, eval_records)
+    # Weights are read by now; a bar whenever they are written would tear that of the training.
+    transformers.logging.disable_progress_bar()
     equal = _equal_compute(trainer, args) if args.same_flop else None
+    if is_main_process():
+        print_rows(start_up_rows(args, trainer, equal=equal, checkpoint=checkpoint, **told))
     record = {
         **_describe(args, trainer),
         "data": files,
         "system_prompts": system_prompts(train_records),
         "same_flop": asdict(equal) if equal else None,
     }
+    refuse_disagreement(_agreed(record, checkpoint))
     if checkpoint is not None:
         parts = ("model", "jepa", "lora", "loaded", "data", "order")
         record["launches"] = earlier_launches(folder, {name: record[name] for name in parts}, record["training"])
@@ -97,7 +108,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
     with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
         metrics = _run(trainer, folder, checkpoint, record)
         if trainer.prepared_eval is not None:
-            metrics |= trainer.evaluate()
+            metrics |= _evaluated_last(trainer) or trainer.evaluate()
     save_whole(folder, partial(_save, trainer))
     record |= {
         **trainer.found(),
@@ -114,20 +125,34 @@ def train(args: argparse.Namespace, config: JepaConfig) -> None:
         },
     }
     write_run(folder, record)
-    _say(f"run folder: {folder}")
-    _leave_group()
+    leave_group()
+    # The other processes need not wait for it.
+    address = trainer.upload_run(folder)
+    if address is not None:
+        _say(f"uploaded: {address}")
+    return record
+
+
+def _evaluated_last(trainer: JepaTrainer) -> dict[str, float] | None:
+    """What the trained weights were evaluated to after the last step; None where they were not, or are others now."""
+    if trainer.args.load_best_model_at_end:
+        return None
+    at_end = [line for line in trainer.state.log_history if line.get("step") == trainer.state.global_step]
+    found: dict[str, float] = next((line for line in reversed(at_end) if "eval_lm_loss" in line), {})
+    return {name: value for name, value in found.items() if name.startswith("eval_")} or None
 
 
 def _save(trainer: JepaTrainer, folder: str) -> None:
-    trainer.save_model(folder)
+    # What --push_to_hub uploads is the run folder, once all of it is there.
+    trainer.save_model(folder, _internal_call=True)
     if trainer.is_world_process_zero():
         trainer.state.save_to_json(str(Path(folder) / "trainer_state.json"))
 
 
 def _build(
     args: argparse.Namespace, config: JepaConfig, train_records: list[Record], eval_records: list[Record]
-) -> JepaTrainer:
-    """Everything up to the trainer; prints what was found."""
+) -> tuple[JepaTrainer, dict[str, str]]:
+    """Everything up to the trainer, and what ``start_up_rows`` is to say of stream and answers."""
     training = training_arguments(args, bool(eval_records))
     lora = _lora_settings(args)
     assert config.predictors is not None
@@ -148,23 +173,22 @@ def _build(
     )
     cache = None if args.no_cache else ForestCache(args.cache_dir, writes=is_main_process(), say=_say)
     data: Prepared | RecordStream
+    told: dict[str, str] = {}
     if args.streaming:
         data = open_stream(args)
-        _say(_describe_stream(data, args, len(train_records)))
+        told["stream"] = _describe_stream(data, args, len(train_records))
     else:
         data = prepare(train_records, tokenizer, config, cache=cache)
-        _say(f"data: {data.describe()}")
     held_out = None
     if eval_records:
         held_out = prepare(eval_records, tokenizer, config, what="evaluation data", cache=cache)
-        _say(f"evaluation data: {held_out.describe()}")
     if lora is not None:
         model = add_lora(model, lora, adapter_ids(tokenizer, plain=config.plain))
     # Generation must never produce a token that only training knows.
     model.generation_config.suppress_tokens = all_predictor_ids(tokenizer) or None
     scores = None
     if args.eval_generate is not None:
-        scores = _answer_scores(args, eval_records, system_prompts(train_records), model, tokenizer)
+        scores, told["answers"] = _answer_scores(args, eval_records, system_prompts(train_records), model, tokenizer)
     try:
         if args.selective_checkpointing:
             refuse_full(training)
@@ -183,8 +207,7 @@ def _build(
         trainer.selective = args.selective_checkpointing
     except (ValueError, RuntimeError, ImportError) as error:
         raise UserError(str(error)) from None
-    _say(f"encoding: {trainer.encoding} ({trainer.encoding_reason})")
-    return trainer
+    return trainer, told
 
 
 def _describe_stream(stream: RecordStream, args: argparse.Namespace, looked_at: int) -> str:
@@ -192,7 +215,7 @@ def _describe_stream(stream: RecordStream, args: argparse.Namespace, looked_at: 
     order = f"shuffled in a buffer of {size:,} records" if size else "in the order of the file"
     made = args.model_name.startswith("preset:") or args.train_tokenizer is not None
     trained = f"; the tokenizer was trained on the first {looked_at:,} records" if made else ""
-    return f"data: streamed, {order}{trained}"
+    return f"streamed, {order}{trained}"
 
 
 def _lora_settings(args: argparse.Namespace) -> LoraSettings | None:
@@ -205,7 +228,6 @@ def _lora_settings(args: argparse.Namespace) -> LoraSettings | None:
 def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
     """What ``run.json`` says of a run that begins."""
     trainable, total = parameter_counts(trainer.model)
-    _say(f"model: {trainable:,} of {total:,} parameters trained")
     lora = _lora_settings(args)
     return {
         "status": "running",
@@ -240,21 +262,13 @@ def _equal_compute(trainer: JepaTrainer, args: argparse.Namespace) -> EqualCompu
     if "save_strategy" not in args.training:
         trainer.args.save_strategy = SaveStrategy.EPOCH
     trainer.add_callback(EqualComputeCallback(equal))
-    _say(f"same FLOPs as {trainer.args.num_train_epochs:g} regular epochs: {equal.describe()}")
     return equal
-
-
-def _leave_group() -> None:
-    """End the group of processes: left to the interpreter's end, its threads now and then abort the process."""
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
 
 
 def _answer_scores(
     args: argparse.Namespace, records: list[Record], prompts: list[str | None], model: Any, tokenizer: Any
-) -> AnswerScores:
-    """What answers and scores during training, checked on the model as it is before."""
+) -> tuple[AnswerScores, str]:
+    """What answers and scores during training, checked on the model as it is before; and what to say of it."""
     options = TaskOptions(spider_path=args.spider_path, missing_databases=args.missing_databases)
     try:
         task = choose_task(args.eval_task, records, options)
@@ -274,8 +288,7 @@ def _answer_scores(
     except UserError as error:
         # Worded for that command, whose flags have other names here.
         raise UserError(re.sub(r"--(task|max_new_tokens)\b", r"--eval_\1", str(error))) from None
-    _say(f"answers during training: {len(asked)} records, task {task.name}")
-    return scores
+    return scores, f"to {len(asked):,} records at every evaluation, task {task.name}"
 
 
 def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dict[str, Any]) -> dict[str, float]:
@@ -295,7 +308,7 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
         trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
         launched()
         write_run(folder, {**record, "status": "interrupted"})
-        _leave_group()
+        leave_group()
         saved = folder / f"checkpoint-{trainer.state.global_step}"
         raise Stopped(stop.number, f"stopped; {saved} is saved; go on with --resume_from_checkpoint last") from None
     except OSError as error:
@@ -303,7 +316,7 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
             write_run(folder, {**record, "status": "failed", "error": str(error)})
         raise _disk_error(error, folder) from None
     except (ValueError, RuntimeError, ImportError) as error:
-        if trainer.state.global_step == 0:
+        if trainer.state.global_step == 0 and not is_lost(error):
             # A stream's first record that is wrong; an optimizer or a schedule that can't be made. The folder stays
             # free for the next try.
             if is_main_process() and checkpoint is None:
@@ -333,6 +346,23 @@ def _disk_error(error: OSError, folder: Path) -> OSError | UserError:
         else f"{last.name} is whole: once it can be written to, go on with --resume_from_checkpoint last"
     )
     return UserError(f"{error.strerror}; {way}", path=error.filename or folder)
+
+
+# Settings on which depends what the processes do together, and when.
+_TOGETHER = (
+    *("max_steps", "num_train_epochs", "learning_rate", "optim", "weight_decay", "max_grad_norm", "bf16", "fp16"),
+    *("save_strategy", "save_steps", "eval_strategy", "eval_steps", "logging_strategy", "logging_steps"),
+)
+
+
+def _agreed(record: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
+    """What every process of a run must have been given."""
+    return {
+        "data": record["data"],
+        "objectives": record["jepa"],
+        "settings": record["order"] | {name: record["training"].get(name) for name in _TOGETHER},
+        "checkpoints": None if checkpoint is None else Path(checkpoint).name,
+    }
 
 
 def _order(training: TrainingArguments, stream: RecordStream | None) -> dict[str, Any]:

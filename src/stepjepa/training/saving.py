@@ -7,27 +7,38 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import Trainer
 from transformers.trainer_utils import rotate_checkpoints
 
+from stepjepa.config import JepaConfig
 from stepjepa.disk import naming_disk_errors
 from stepjepa.models.ema import EmaEncoder
 from stepjepa.models.loading import refuse_pickled
 from stepjepa.models.predictor_head import load_head, save_head, split_state, without_head
-from stepjepa.run_folder import PART
+from stepjepa.models.setup import base_model
+from stepjepa.run_folder import PART, RUN_FILE, read_run, versions
+from stepjepa.text.predictors import all_predictor_ids
+from stepjepa.training.card import model_card, write_card
+from stepjepa.training.tensorboard import RunTensorBoard
+from stepjepa.training.uploading import UploadingTrainer
 
 
-class SavingTrainer(Trainer):
+class SavingTrainer(UploadingTrainer):
     """transformers' Trainer, whose model may have a predictor head that is no part of what is saved as the model.
 
     Attributes:
+        jepa: the objective.
         ema: the averaged weights, saved with checkpoints alone, since only training needs them; None for none.
     """
 
+    jepa: JepaConfig
     ema: EmaEncoder | None = None
 
     # Where a checkpoint is being written, before it has its name.
     _part: Path | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        RunTensorBoard.install(self, self.jepa.to_dict())
 
     def _get_output_dir(self, trial: Any) -> str:
         return super()._get_output_dir(trial) if self._part is None else str(self._part)
@@ -38,10 +49,6 @@ class SavingTrainer(Trainer):
         Raises:
             OSError: the disk is full or can't be written to; nothing is left of the checkpoint then.
         """
-        if self.args.push_to_hub:
-            # The hub's library goes on reading the folder while training goes on.
-            super()._save_checkpoint(model, trial)
-            return
         run = Path(self._get_output_dir(trial))
         final = run / f"checkpoint-{self.state.global_step}"
         part = run / PART / final.name
@@ -64,6 +71,7 @@ class SavingTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             _give_name(part, final)
+            self._upload_checkpoint(final)
             rotate_checkpoints(
                 output_dir=str(run),
                 save_total_limit=self.args.save_total_limit,
@@ -83,7 +91,7 @@ class SavingTrainer(Trainer):
         super()._run_epoch(*args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """As in Trainer, with the predictor head in a file of its own."""
+        """As in Trainer, with the predictor head in a file of its own, and a model card."""
         rest, own = (None, {}) if state_dict is None else split_state(state_dict)
         # Trainer pickles its arguments beside the model, and a token is nothing to be kept there.
         token, self.args.hub_token = self.args.hub_token, None
@@ -95,6 +103,26 @@ class SavingTrainer(Trainer):
         # Trainer calls this on every process, and saves on one.
         if head is not None and self.args.should_save:
             save_head(own or head.state_dict(), output_dir or str(self.args.output_dir))
+        if self.args.should_save:
+            write_card(output_dir or str(self.args.output_dir), self._card())
+
+    def _card(self) -> Any:
+        """The model card, from ``run.json`` where there is one."""
+        folder, model = Path(self.args.output_dir), self.accelerator.unwrap_model(self.model)
+        if (folder / RUN_FILE).is_file():
+            run = read_run(folder)
+        else:
+            run = {"model": base_model(model).config._name_or_path, "jepa": self.jepa.to_dict(), "versions": versions()}
+        logs: dict[str, Any] = {}
+        for line in self.state.log_history:
+            logs |= line
+        return model_card(
+            run,
+            str(self.hub_model_id or folder.absolute().name),
+            results={**logs, "steps": self.state.global_step, "tokens": logs.get("num_tokens")},
+            adapter=hasattr(model, "peft_config"),
+            predictors=bool(all_predictor_ids(self.processing_class)),
+        )
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         refuse_pickled(resume_from_checkpoint)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stepjepa.errors import UserError
+from stepjepa.fields import read_fields
 from stepjepa.files import write_json
 from stepjepa.forests.preparation import COUNTS
 from stepjepa.forests.shares import Met, Share
@@ -73,13 +73,18 @@ class Tally:
         """Read it back.
 
         Raises:
+            UserError: it is damaged.
             ValueError: the checkpoint has none.
         """
         path = Path(folder) / STREAM_FILE
         if not path.is_file():
             raise ValueError(f"expected {STREAM_FILE} in {folder}, got none; the checkpoint was made without a stream")
-        state = json.loads(path.read_text(encoding="utf-8"))
+        state = read_fields(path, "count of a stream", "resume from another checkpoint")
+        totals, over = state.inner("totals"), state.values.get("ends_epoch")
+        if not isinstance(over, bool):
+            raise state.wrong("ends_epoch", "true or false")
         tally = cls()
-        tally.totals.update(state["totals"])
-        tally.share = Share([], epoch=state["epoch"], ends_epoch=state["ends_epoch"], digest=state["digest"])
+        # Where nothing has been met of a kind there is no such count.
+        tally.totals.update({name: totals.whole(name, 0) for name in totals})
+        tally.share = Share([], epoch=state.whole("epoch", 0), ends_epoch=over, digest=state.whole("digest", 0))
         return tally

@@ -41,6 +41,7 @@ from stepjepa.training.held_out import measure
 from stepjepa.training.logged import LoggedTrainer
 from stepjepa.training.nonfinite import OnNonfinite
 from stepjepa.training.out_of_memory import naming_the_batch
+from stepjepa.training.resuming import ResumingTrainer
 from stepjepa.training.saving import SavingTrainer
 from stepjepa.training.streaming import Data, StreamingTrainer
 
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 
-class JepaTrainer(LoggedTrainer, SavingTrainer, GuardedTrainer, StreamingTrainer):
+class JepaTrainer(ResumingTrainer, LoggedTrainer, SavingTrainer, GuardedTrainer, StreamingTrainer):
     """Trains a causal language model with ``gamma * LM loss + lbd * alignment loss``.
 
     Everything else is transformers' Trainer: schedules, accumulation, checkpoints, resume, reporting, DDP, FSDP.

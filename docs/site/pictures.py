@@ -1,0 +1,168 @@
+"""Draw the pictures of docs/idea.md, with the functions that training itself uses; `make pictures` runs it.
+
+``pictures.json`` beside them keeps what was drawn, so that a test can tell when the code draws something else by now.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepjepa.cli import main
+from stepjepa.config import JepaConfig
+from stepjepa.data.records import Record, parse_record
+from stepjepa.inspection.palette import MEANING, STRONG, hues
+from stepjepa.inspection.picture import write_png
+from stepjepa.inspection.record import Inspection, inspect_record, visible_matrix
+from stepjepa.models.presets import preset_tokenizer
+from stepjepa.tasks.stepmath import generate
+from stepjepa.text.predictors import add_predictor_tokens
+
+FOLDER = Path(__file__).resolve().parents[1] / "assets"
+
+MESSAGES = [
+    {"role": "user", "content": "How many are 2 and 3, twice?"},
+    {"role": "assistant", "content": "2 + 3 = 5.\n\n5 * 2 = 10.\n\nThe answer is 10."},
+]
+
+LAYOUTS = {
+    "step-branched": JepaConfig(mode="step-jepa", predictors=2),
+    "step-inplace": JepaConfig(mode="step-jepa", layout="inplace", predictors=2),
+    "llm-separate": JepaConfig(mode="llm-jepa", predictors=1),
+    "llm-branched": JepaConfig(mode="llm-jepa", layout="branched", predictors=1),
+}
+
+COLLAPSE = {"cosine": "--jepa_loss_type cosine --lbd 0.5", "infonce": "--jepa_loss_type infonce --lbd 0.1"}
+TRAINING = (
+    "--model_name preset:tiny --step_jepa --predictors 2 --max_steps 120 --batch_size 8 --grad_accum 1 "
+    "--learning_rate 3e-3 --finetune_seed 82 --save_strategy no"
+)
+
+
+def inspections() -> dict[str, Inspection]:
+    """The record of the pictures in every layout."""
+    texts = [message["content"] for record in generate(400, 1) for message in record["messages"]]
+    record: Record = parse_record({"messages": MESSAGES}, "record.jsonl", 1)
+    found = {}
+    for name, config in LAYOUTS.items():
+        _, tokenizer = preset_tokenizer("preset:tiny", [*texts, *(m["content"] for m in MESSAGES)])
+        add_predictor_tokens(tokenizer, config.predictors or 0)
+        found[name] = inspect_record([record], 0, tokenizer, config)
+    return found
+
+
+def fingerprint(inspection: Inspection) -> str:
+    """Of all that a picture shows: tokens, segments, who sees whom, readouts."""
+    shown = [[token.text, token.segment, token.position, *token.readouts] for token in inspection.tokens]
+    mask = np.packbits(visible_matrix(inspection)).tobytes()
+    return hashlib.sha256(json.dumps(shown).encode() + mask).hexdigest()
+
+
+def draw_forest(inspection: Inspection, path: Path) -> None:
+    """The segments of a record, each below what it hangs on, at the place that position ids give it."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    figure = Figure(figsize=(11, 2.6), dpi=130, layout="constrained")
+    axes = figure.add_subplot()
+    last = max(token.position for token in inspection.tokens)
+    for segment, hue in zip(inspection.segments, hues(inspection.segments), strict=True):
+        level = -1.5 * segment.index
+        tokens = inspection.tokens[segment.start : segment.end]
+        for token in tokens:
+            box = Rectangle((token.position, level), 1, 0.8, facecolor=STRONG[segment.kind][hue], edgecolor="white")
+            axes.add_patch(box)
+            if token.readouts:
+                axes.text(
+                    token.position + 1.3, level + 0.4, f"{token.readouts[0]} is read here", va="center", fontsize=9
+                )
+        name = f"{MEANING[segment.kind]}, {'root' if segment.parent is None else 'branch'}"
+        axes.text(-0.5, level + 0.4, name, ha="right", va="center", fontsize=10)
+        if segment.parent is not None:
+            start = tokens[0].position
+            axes.plot([start, start], [level + 0.8, -1.5 * segment.parent], color="#555555", linewidth=1.5)
+    axes.set(xlim=(-7, last + 2), ylim=(-1.5 * len(inspection.segments) + 0.5, 1.2))
+    axes.set_xlabel("position")
+    axes.set_yticks([])
+    axes.spines[["left", "right", "top"]].set_visible(False)
+    figure.savefig(path)
+
+
+def _run(line: str) -> None:
+    if main(line.split()) != 0:
+        raise SystemExit(f"stepjepa {line} failed")
+
+
+def held_out_views(folder: Path, flags: str, name: str) -> tuple[Any, Any]:
+    """Train one model; its embeddings of held-out views, scaled to length 1."""
+    from stepjepa.analysis.representations import embed_views
+    from stepjepa.analysis.similarity import unit_rows
+    from stepjepa.data.records import read_records
+    from stepjepa.models.loading import load_for_inference
+
+    _run(f"train --train_file {folder}/data/train.jsonl --output_dir {folder}/{name} {TRAINING} {flags}")
+    model, tokenizer = load_for_inference(f"{folder}/{name}")
+    config = JepaConfig(mode="step-jepa", predictors=2)
+    views = embed_views(model, tokenizer, read_records(folder / "data" / "test.jsonl"), config)
+    return unit_rows(views.source), unit_rows(views.target)
+
+
+def draw_collapse(path: Path) -> dict[str, dict[str, float]]:
+    """Train one model that collapses and one that does not, and draw their views; returns the cosines."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 5), dpi=130, layout="constrained")
+    panels = figure.subplots(1, 2, sharex=True, sharey=True)
+    said = {}
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        _run(f"prepare stepmath --output_dir {folder}/data --train_size 960 --test_size 200 --max_steps 2")
+        for axes, (name, flags) in zip(panels, COLLAPSE.items(), strict=True):
+            source, target = held_out_views(folder, flags, name)
+            cosines = source @ target.T
+            matched = float(np.diag(cosines).mean())
+            shuffled = float((cosines.sum() - np.trace(cosines)) / (cosines.size - len(cosines)))
+            both = np.concatenate([source, target])
+            # Not scaled: a model whose views all lie in one place must look like it.
+            _, _, directions = np.linalg.svd(both - both.mean(0), full_matrices=False)
+            plane = (both - both.mean(0)) @ directions[:2].T
+            for values, kind in ((plane[: len(source)], "source"), (plane[len(source) :], "target")):
+                axes.scatter(*values.T, s=9, color=STRONG[kind][0], label=f"{kind} views", alpha=0.6)
+            axes.set_title(
+                f"{flags.removeprefix('--jepa_loss_type ').replace('--', '')}\n"
+                f"cosine of matched pairs {matched:.3f}, of shuffled pairs {shuffled:.3f}",
+                fontsize=10,
+            )
+            axes.set_aspect("equal")
+            said[name] = {"matched": round(matched, 3), "shuffled": round(shuffled, 3)}
+    panels[0].legend(frameon=False, fontsize=9)
+    figure.savefig(path, bbox_inches="tight", pad_inches=0.15)
+    return said
+
+
+def draw() -> int:
+    """All of them."""
+    found = inspections()
+    for name, inspection in found.items():
+        layout = inspection.config.layout
+        write_png(
+            inspection,
+            FOLDER / f"{name}.png",
+            f"{inspection.config.mode}, {layout}, K = {inspection.config.predictors}",
+        )
+    draw_forest(found["step-branched"], FOLDER / "forest.png")
+    collapse = draw_collapse(FOLDER / "collapse.png")
+    shown = {"layouts": {name: fingerprint(each) for name, each in found.items()}, "collapse": collapse}
+    (FOLDER / "pictures.json").write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
+    print(f"drawn in {FOLDER}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(draw())

@@ -1,0 +1,83 @@
+"""From the run folders of a sweep to a small file of figures that can be committed.
+
+    python examples/experiment/collect.py runs/experiment/synth      # adds to examples/experiment/figures/synth.json
+    python examples/experiment/collect.py runs/experiment/synth --missing
+
+Trials that are in the file already stay as they are, so that an experiment may be run on several machines, some trials
+on each. ``--missing`` names those that are neither finished nor in the file, for ``stepjepa sweep --only``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from stepjepa.errors import UserError
+from stepjepa.experiments.figures import Figures, from_folder, read_figures, write_figures
+from stepjepa.files import read_json_object
+
+FIGURES = Path(__file__).resolve().parent / "figures"
+
+
+def trials(sweep: Path) -> list[tuple[str, str, str]]:
+    """Name, label and seed of every trial of a sweep.
+
+    Raises:
+        UserError: the folder is none of a sweep.
+    """
+    content = read_json_object(sweep / "sweep.json", "sweep", "name a folder that 'stepjepa sweep' has made")
+    return [(each["name"], each["label"], str(each["seed"])) for each in content["trials"]]
+
+
+def finished(sweep: Path, name: str) -> bool:
+    """Whether a trial is trained and evaluated."""
+    record = sweep / f"{name}.trial.json"
+    return record.exists() and read_json_object(record, "trial", "run it again").get("status") == "finished"
+
+
+def collect(sweep: Path, file: Path) -> tuple[list[Figures], list[str]]:
+    """What is known of a sweep.
+
+    Args:
+        sweep: its folder.
+        file: of figures; may be missing.
+
+    Returns:
+        Figures of all trials, those of the file first, and the names of the trials that are missing.
+    """
+    known = read_figures(file) if file.exists() else []
+    keys = {each.key for each in known}
+    missing = []
+    for name, label, seed in trials(sweep):
+        if (label, seed) in keys:
+            continue
+        if finished(sweep, name):
+            known.append(from_folder(sweep / name, label))
+        else:
+            missing.append(name)
+    return known, missing
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Collect, or say what is missing; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweeps", nargs="+", type=Path, metavar="SWEEP", help="folders of sweeps")
+    parser.add_argument("--figures", type=Path, default=FIGURES, metavar="DIR", help="where the files are")
+    parser.add_argument("--missing", action="store_true", help="print what is missing, and write nothing")
+    args = parser.parse_args(argv)
+    try:
+        for sweep in args.sweeps:
+            file = args.figures / f"{sweep.resolve().name}.json"
+            known, missing = collect(sweep, file)
+            if args.missing:
+                print(",".join(missing))
+            elif known:
+                write_figures(file, known)
+                print(f"{file}: {len(known)} runs, {len(missing)} missing")
+    except UserError as error:
+        parser.error(str(error))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

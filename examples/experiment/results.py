@@ -1,0 +1,168 @@
+"""From the figures of the experiment to the tables and pictures of ``docs/results.md``.
+
+    python examples/experiment/results.py            # rewrites what stands between the markers of the page
+    python examples/experiment/results.py --check    # exit code 1 where the page is not what the figures give
+
+A marker names a file of figures, or a part of one: ``<!-- synth: begin -->`` to ``<!-- synth: end -->``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from collect import FIGURES
+
+from stepjepa.experiments.comparison import SAME_FLOPS, compare_runs
+from stepjepa.experiments.comparison_plot import write_picture
+from stepjepa.experiments.comparison_table import Table, tables
+from stepjepa.experiments.figures import Figures, read_figures
+from stepjepa.experiments.statistics import spread
+from stepjepa.files import atomic_write, read_text
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "results.md"
+PLOTS = ROOT / "docs" / "plots"
+MARKERS = re.compile(r"(<!-- (\S+): begin -->\n).*?(<!-- \2: end -->)", re.DOTALL)
+NOTHING = "–"
+
+# Head of a column, where its number is, how it is written.
+SCORES = (("equivalent", "equivalent"), ("exact", "exact"), ("prefix", "prefix"), ("stop rate", "stopped"))
+SIMILARITY = (
+    ("matched", "matched_similarity", "{:.3f}"),
+    ("shuffled", "shuffled_similarity", "{:.3f}"),
+    ("rank of source", "source_rank", "{:.1f}"),
+    ("rank of target", "target_rank", "{:.1f}"),
+    ("partner found", "retrieval_top1", "{:.1%}"),
+)
+
+
+def cell(values: Iterable[float | None], form: str) -> str:
+    """Mean, and standard deviation where there are several values; a dash where one is unknown."""
+    known = list(values)
+    if not known or None in known:
+        return NOTHING
+    found = spread([value for value in known if value is not None])
+    text = form.format(found.mean)
+    return text if found.std is None else f"{text} ± {form.format(found.std).removesuffix('%')}"
+
+
+def arms_of(figures: Sequence[Figures]) -> dict[str, list[Figures]]:
+    """The runs of every arm, the baseline's first."""
+    arms: dict[str, list[Figures]] = {}
+    for each in sorted(figures, key=lambda one: (not one.label.startswith("regular"), one.label)):
+        arms.setdefault(each.label, []).append(each)
+    return arms
+
+
+def arms_table(figures: Sequence[Figures], baseline: str | None) -> str:
+    """All that was measured of every arm, its cost over the baseline's; with one seed each, the best arm first."""
+    arms = arms_of(figures)
+    scores = [(head, name) for head, name in SCORES if all(name in each.scores for each in figures)]
+    if all(len(runs) == 1 for runs in arms.values()):
+        arms = dict(sorted(arms.items(), key=lambda item: -item[1][0].scores[SCORES[0][1]]))
+    heads = ["arm", "seeds", *(head for head, _ in scores), "LM loss, gold", *(head for head, *_ in SIMILARITY)]
+    rows = []
+    for label, runs in arms.items():
+        line = [label, str(len(runs))]
+        line += [cell([each.scores[name] for each in runs], "{:.1%}") for _, name in scores]
+        line.append(cell([each.run.figures["gold_loss"] for each in runs], "{:.3f}"))
+        line += [cell([each.similarity.get(name) for each in runs], form) for _, name, form in SIMILARITY]
+        if baseline is not None:
+            line += [ratio(runs, arms[baseline], name) for name in ("tokens", "flops")]
+        rows.append(line)
+    if baseline is not None:
+        heads += [f"{what}, {baseline} = 1" for what in ("tokens", "FLOPs")]
+    return markdown(heads, rows)
+
+
+def ratio(runs: Sequence[Figures], baseline: Sequence[Figures], name: str) -> str:
+    """Tokens or FLOPs of training over those of the baseline."""
+    sums = [[each.run.figures[name] for each in side] for side in (runs, baseline)]
+    if any(value is None for side in sums for value in side):
+        return NOTHING
+    ours, theirs = (spread([value for value in side if value is not None]).mean for side in sums)
+    return f"{ours / theirs:.2f}"
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table, numbers to the right."""
+    rule = "|---|" + "---:|" * (len(heads) - 1)
+    return "\n".join(["| " + " | ".join(heads) + " |", rule, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def differences(figures: Sequence[Figures], baseline: str, picture: Path | None) -> list[str]:
+    """The tests of every arm against a baseline, as ``stepjepa compare`` makes them; draws the picture."""
+    arms = arms_of(figures)
+    ordered = [each for runs in arms.values() for each in runs]
+    comparison = compare_runs([each.run for each in ordered], names=list(arms), baseline=baseline, tails="two")
+    if picture is not None:
+        write_picture(comparison, picture)
+    # The first table is told by arms_table, the last names every run.
+    middle = tables(comparison)[1:-1]
+    return [block(each) for each in middle]
+
+
+def block(table: Table) -> str:
+    """A table of a comparison with its title."""
+    return f"{table.title}:\n\n{markdown(table.columns, table.rows)}"
+
+
+def equal_flops(figures: Sequence[Figures], baseline: str) -> list[Figures]:
+    """The baseline, and the arms that train for as many FLOPs."""
+    arms = arms_of(figures)
+    of_arm = {label: spread([each.run.figures["flops"] or 0.0 for each in runs]).mean for label, runs in arms.items()}
+    near = {label for label, flops in of_arm.items() if abs(flops / of_arm[baseline] - 1) <= SAME_FLOPS}
+    return [each for each in figures if each.label in near]
+
+
+def part(name: str, figures: Sequence[Figures], plots: Path) -> str:
+    """What a file of figures gives: arms, tests, picture, and the same at equal FLOPs for every longer baseline."""
+    arms = arms_of(figures)
+    baseline = "regular" if "regular" in arms else None
+    common = figures[0].run
+    head = f"{len(figures)} runs, each evaluated on {len(common.indices):,} examples (`figures/{name}.json`)."
+    parts = [head, arms_table(figures, baseline)]
+    if baseline is not None and any(len(runs) > 1 for runs in arms.values()):
+        picture = plots / f"results-{name}.png"
+        parts += differences(figures, baseline, picture)
+        parts.append(f"![every arm of {name} with its seeds](plots/{picture.name})")
+        for label in arms:
+            if label.startswith("regular-") and len(same := equal_flops(figures, label)) > len(arms[label]):
+                parts += differences(same, label, None)
+    return "\n\n".join(parts)
+
+
+def rewrite(page: str, directory: Path, plots: Path) -> str:
+    """The page with all that stands between markers made anew."""
+
+    def made(match: re.Match[str]) -> str:
+        file = directory / f"{match[2]}.json"
+        text = part(match[2], read_figures(file), plots) if file.exists() else "Not run yet."
+        return f"{match[1]}\n{text}\n\n{match[3]}"
+
+    return MARKERS.sub(made, page)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Rewrite or check the page; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--figures", type=Path, default=FIGURES, metavar="DIR", help="files of figures")
+    parser.add_argument("--page", type=Path, default=PAGE, help="(docs/results.md)")
+    parser.add_argument("--plots", type=Path, default=PLOTS, help="folder of pictures (docs/plots)")
+    parser.add_argument("--check", action="store_true", help="write no page; exit code 1 where it is out of date")
+    args = parser.parse_args(argv)
+    before = read_text(args.page)
+    after = rewrite(before, args.figures, args.plots)
+    if args.check:
+        return int(before != after)
+    with atomic_write(args.page) as file:
+        file.write(after)
+    print(f"rewritten: {args.page}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,114 @@
+"""``stepjepa completion``: a script by which a shell completes commands, flags, choices and file names."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from stepjepa.commands import COMMANDS
+from stepjepa.errors import UserError
+from stepjepa.parser import add_offline
+
+SUMMARY = "print a script for the completion of commands, flags and files: bash, zsh, fish"
+
+EPILOG = """\
+bash    stepjepa completion bash > ~/.local/share/bash-completion/completions/stepjepa
+zsh     stepjepa completion zsh > ~/.zfunc/_stepjepa    (with fpath+=~/.zfunc before compinit in ~/.zshrc)
+fish    stepjepa completion fish > ~/.config/fish/completions/stepjepa.fish
+
+For this shell alone: eval "$(stepjepa completion bash)". The script holds all names, so that completing starts no
+Python; print it again after an update."""
+
+SHELLS = ("bash", "zsh", "fish")
+
+FILES, FOLDERS = ("FILE", "FILE.html"), ("DIR", "FOLDER", "PATH", "RUN")
+"""Metavars of flags whose values are files, and folders."""
+
+MODEL_FLAGS = ("model_name", "model_path")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The shell."""
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the script.
+
+    Raises:
+        UserError: the package that writes it is not installed.
+    """
+    try:
+        import shtab
+    except ImportError:
+        raise UserError("needs the package shtab; run: pip install 'stepjepa[completion]'") from None
+    print(shtab.complete(whole_parser(), shell=args.shell))
+    return 0
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """One parser of all commands, for their names; it parses nothing. Takes no import of torch or transformers."""
+    import shtab
+
+    parser = argparse.ArgumentParser(prog="stepjepa", description="Train language models with JEPA objectives.")
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command")
+    for name in COMMANDS:
+        module = importlib.import_module(f"stepjepa.commands.{name}")
+        inner = commands.add_parser(name, help=module.SUMMARY, description=module.SUMMARY)
+        module.add_arguments(inner)
+        add_offline(inner)
+        if name in ("train", "estimate"):
+            _add_training_fields(inner)
+        _complete(inner, {"file": shtab.FILE, "folder": shtab.DIRECTORY})
+    return parser
+
+
+def _complete(parser: argparse.ArgumentParser, kinds: dict[str, Any]) -> None:
+    """Say which values are files, which folders, and which tasks there are."""
+    from stepjepa.tasks.registry import AUTO, TASKS
+
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                _complete(inner, kinds)
+        elif action.metavar in FILES:
+            action.complete = kinds["file"]  # type: ignore[attr-defined]  # where shtab looks for it
+        elif action.metavar in FOLDERS or action.dest in MODEL_FLAGS:
+            action.complete = kinds["folder"]  # type: ignore[attr-defined]
+        elif action.dest in ("task", "eval_task"):
+            action.choices = [AUTO, *TASKS]
+
+
+def _add_training_fields(parser: argparse.ArgumentParser) -> None:
+    """Flags of transformers.TrainingArguments beside ours, by their names."""
+    group = parser.add_argument_group("TrainingArguments")
+    there = set(parser._option_string_actions)
+    for name in training_fields():
+        if f"--{name}" not in there:
+            group.add_argument(f"--{name}", help="of transformers.TrainingArguments")
+
+
+def training_fields() -> list[str]:
+    """Names of the fields of transformers.TrainingArguments, read from its source: to import it takes seconds.
+
+    None at all where transformers is not found or is built in another way.
+    """
+    from stepjepa.commands.train import OURS
+
+    found = importlib.util.find_spec("transformers")
+    for folder in (found.submodule_search_locations or []) if found else []:
+        path = Path(folder) / "training_args.py"
+        if not path.is_file():
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments":
+                fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
+                return [each.id for each in fields if isinstance(each, ast.Name) and each.id not in OURS]
+    return []

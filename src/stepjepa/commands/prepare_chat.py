@@ -1,0 +1,99 @@
+"""``stepjepa prepare chat``: training records of any table with a column of questions and one of answers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from stepjepa.commands.preparation import Preparation, add_source_and_target, open_job, write_records
+from stepjepa.errors import UserError
+from stepjepa.preparing.conversion import convert_rows
+
+USER = ("prompt", "question", "instruction", "input", "text")
+ASSISTANT = ("completion", "answer", "response", "output", "code")
+"""Columns as data sets and other tools call them, the first one that is there is taken."""
+
+_MOST_NAMES = 12
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_source_and_target(parser, "rows with a column of questions and one of answers")
+    columns = parser.add_argument_group("columns")
+    columns.add_argument("--user", metavar="NAME", help=f"of what is asked (the first of {', '.join(USER)})")
+    columns.add_argument("--assistant", metavar="NAME", help=f"of the answers (the first of {', '.join(ASSISTANT)})")
+    columns.add_argument("--system", metavar="NAME", help="of a system prompt for each row (none)")
+    columns.add_argument("--system_prompt", metavar="TEXT", help="one system prompt for all rows (none)")
+
+
+def _chosen(row: Mapping[str, Any], named: str | None, usual: tuple[str, ...], flag: str) -> str:
+    """The name of a column.
+
+    Raises:
+        UserError: there is none.
+    """
+    there = list(map(str, row))
+    for name in usual if named is None else (named,):
+        if name in there:
+            return name
+    listed = ", ".join(there[:_MOST_NAMES])
+    missing = "none of the columns " + ", ".join(usual) if named is None else f"no column '{named}'"
+    raise UserError(f"{missing}; name one with --{flag} (there is {listed})")
+
+
+def _content(row: Mapping[str, Any], name: str) -> str:
+    value = row[name]
+    # A table of numbers is read as numbers, where a file of texts would have held their digits.
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise UserError(
+            f"column '{name}' holds {'nothing' if value is None else type(value).__name__}; expected a text"
+        )
+    if not value.strip():
+        raise UserError(f"column '{name}' is empty; fill it in, or leave such rows out with --bad_records skip")
+    return value
+
+
+def make_record(
+    row: Mapping[str, Any], *, user: str | None, assistant: str | None, system: str | None, system_prompt: str | None
+) -> dict[str, Any]:
+    """A training record of one row.
+
+    Args:
+        row: by the names of its columns.
+        user: column of the user's message; None takes the first of ``USER`` that is there.
+        assistant: column of the assistant's message; None takes the first of ``ASSISTANT``.
+        system: column of the system prompt; None for none.
+        system_prompt: the same for all rows.
+
+    Raises:
+        UserError: a column is missing, or holds no text.
+    """
+    turns = [("user", _content(row, _chosen(row, user, USER, "user")))]
+    turns.append(("assistant", _content(row, _chosen(row, assistant, ASSISTANT, "assistant"))))
+    if system is not None:
+        system_prompt = _content(row, _chosen(row, system, (), "system"))
+    if system_prompt is not None:
+        turns.insert(0, ("system", system_prompt))
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.system is not None and args.system_prompt is not None:
+        raise UserError("--system and --system_prompt both say what the system prompt is; leave one out")
+    job = open_job(args)
+    chosen = {name: getattr(args, name) for name in ("user", "assistant", "system", "system_prompt")}
+
+    def convert(line: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return make_record(row, **chosen)
+        except UserError as error:
+            raise UserError(str(error), path=job.source, line=line) from None
+
+    records, counts = convert_rows(job.rows, convert, limit=job.limit, path=job.source, bad=job.bad)
+    write_records(job, records, counts.read, counts.dropped)
+    return 0
+
+
+CHAT = Preparation("training records of any table with a column of questions and one of answers", _add_arguments, _run)

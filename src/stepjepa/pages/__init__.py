@@ -1,0 +1,1 @@
+"""Pages to look at: what runs came to, as one HTML file."""

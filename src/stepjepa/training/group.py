@@ -1,0 +1,115 @@
+"""The processes that train together: how long one waits for another, what they must agree on, and when one is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stepjepa.errors import UserError
+from stepjepa.run_folder import last_checkpoint
+
+# How the errors begin that gloo has for a process that is gone or does not answer; they are plain RuntimeErrors.
+_GLOO = ("gloo/transport", "[gloo]", "Gloo ")
+
+
+def open_group(*, cpu: bool, seconds: float, environment: Mapping[str, str] = os.environ) -> None:
+    """Begin the group of processes on CPUs, where transformers' Trainer would leave ``--ddp_timeout`` out.
+
+    Args:
+        cpu: the run is to use no GPU, though there may be one.
+        seconds: that a process waits for another before it gives up.
+        environment: says how many processes there are.
+    """
+    together = int(environment.get("WORLD_SIZE", "1")) > 1 and "RANK" in environment
+    if not cpu or not together or torch.distributed.is_initialized():
+        return
+    timeout = datetime.timedelta(seconds=seconds)
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        torch.distributed.init_process_group("gloo", timeout=timeout)
+        return
+    # After a restart torchrun's store still holds the addresses of the processes before, which would be waited for.
+    host, port, world = environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), int(environment["WORLD_SIZE"])
+    store = torch.distributed.TCPStore(host, port, world, is_master=False, timeout=timeout)
+    own = torch.distributed.PrefixStore(f"launch_{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    torch.distributed.init_process_group(
+        "gloo", timeout=timeout, store=own, rank=int(environment["RANK"]), world_size=world
+    )
+
+
+def leave_group() -> None:
+    """End the group of processes: left to the interpreter's end, its threads now and then abort the process."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+def refuse_disagreement(parts: Mapping[str, Any]) -> None:
+    """Have all processes end with the same error where they were not given the same.
+
+    Without it they would wait for each other in vain, or train on gradients that do not belong together.
+
+    Args:
+        parts: what must be the same on every process, by what it is called; values that JSON can hold.
+
+    Raises:
+        UserError: a part differs.
+    """
+    if not torch.distributed.is_initialized():
+        return
+    told: list[dict[str, str]] = [{}] * torch.distributed.get_world_size()
+    mine = {name: json.dumps(value, sort_keys=True, default=str) for name, value in parts.items()}
+    torch.distributed.all_gather_object(told, mine)
+    for name in parts:
+        for rank, other in enumerate(told):
+            if other[name] != told[0][name]:
+                first, second = _difference(json.loads(told[0][name]), json.loads(other[name]))
+                raise UserError(
+                    f"processes 0 and {rank} were given different {name} ({first} and {second}); start all with the "
+                    "same command, files and checkpoints"
+                )
+
+
+def _difference(one: Any, other: Any) -> tuple[str, str]:
+    """Where two values differ, as short as it can be said."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        key = next(key for key in {**one, **other} if one.get(key) != other.get(key))
+        first, second = _difference(one.get(key), other.get(key))
+        return (first, second) if isinstance(one.get(key), dict) else (f"{key} {first}", second)
+    return tuple(text if len(text) <= 24 else f"{text[:16]}..." for text in (str(one), str(other)))  # type: ignore[return-value]
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error says that another process is gone or does not answer."""
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _GLOO)
+
+
+@contextlib.contextmanager
+def naming_lost_processes(folder: Path) -> Iterator[None]:
+    """Say in one line that another process of the run is gone.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        UserError: instead of what the library for communication says.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_lost(error):
+            raise
+        last = last_checkpoint(folder)
+        way = "start the run again" if last is None else f"{last.name} is whole: start again"
+        raise UserError(
+            "another process of this run has ended or does not answer; what it said itself tells why, and "
+            f"{way} with --resume_from_checkpoint auto"
+        ) from error

@@ -1,0 +1,168 @@
+"""Upload a model folder to a hub: what a model needs, and nothing of the machine that made it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import HfApi, constants
+from huggingface_hub.utils import disable_progress_bars
+
+from stepjepa.errors import UserError, one_line
+from stepjepa.files import read_json_object
+from stepjepa.offline import STAYS_OFFLINE
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+UPLOADED = (
+    *("README.md", "config.json", "generation_config.json", "adapter_config.json", "*.py"),
+    *("model*.safetensors", "model*.safetensors.index.json", "adapter_model*.safetensors"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
+    *("vocab.json", "vocab.txt", "*.model", "chat_template.jinja", "additional_chat_templates/*.jinja"),
+)
+"""What is uploaded of a folder. The rest of a run folder names files of this machine (``run.json``,
+``training_args.bin``), holds test data (evaluations), or serves to go on with a run (optimizer states)."""
+
+_UNAUTHORISED = (401, 403)
+
+# How errors of the library that speaks HTTP end, whichever it is.
+_NO_CONNECTION = ("ConnectError", "ConnectionError", "Timeout", "TimeoutError")
+
+
+def refuse_offline() -> None:
+    """Refuse an upload where no connection is allowed.
+
+    Raises:
+        UserError: ``--offline`` was named, or the environment says the same.
+    """
+    if os.environ.get(STAYS_OFFLINE) == "1" or constants.is_offline_mode():
+        raise UserError(
+            "--push_to_hub needs a connection, and --offline (or HF_HUB_OFFLINE) allows none; leave one out"
+        )
+
+
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """Turn what the hub's library raises into one line that names the remedy.
+
+    Args:
+        what: what could not be done.
+
+    Raises:
+        UserError: in the place of any error of the network, the hub or the library.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    # Of a connection that breaks, an answer that is none, a name that is none: each has an error of its own.
+    except Exception as raised:
+        error = raised.__cause__ if isinstance(raised, RuntimeError) and raised.__cause__ else raised
+        response = getattr(error, "response", None)
+        status = getattr(response, "status_code", None)
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = one_line(getattr(error, "server_message", None) or first)
+        remedy = ""
+        if status in _UNAUTHORISED:
+            remedy = "; set HF_TOKEN in the environment to a token that may write there"
+        elif status is None and (isinstance(error, ConnectionError) or type(error).__name__.endswith(_NO_CONNECTION)):
+            remedy = "; is there a connection?"
+        number = "" if status is None or str(status) in reason else f"{status} "
+        raise UserError(f"{what}: {number}{reason.rstrip(' .')}{remedy}") from None
+
+
+def create_repository(name: str, *, private: bool | None = None, token: str | None = None) -> str:
+    """Make a model repository where there is none.
+
+    Args:
+        name: ``owner/name``, or ``name`` for one of whoever the token belongs to.
+        private: only its owners see it; has no effect on one that exists.
+        token: instead of HF_TOKEN or the saved login.
+
+    Returns:
+        ``owner/name``.
+
+    Raises:
+        UserError: the hub refuses, or can't be reached.
+    """
+    refuse_offline()
+    with told(f"can't make the repository '{name}' on the hub"):
+        made: str = HfApi().create_repo(name, token=token, private=private, exist_ok=True).repo_id
+    return made
+
+
+def refuse_lone_adapter(folder: str | os.PathLike[str]) -> None:
+    """Refuse to upload an adapter that nobody else could load.
+
+    Args:
+        folder: of an adapter, or of anything else, which passes.
+
+    Raises:
+        UserError: its base model is a folder of this machine.
+    """
+    described = Path(folder) / "adapter_config.json"
+    if described.is_file():
+        adapter = read_json_object(described, "file of an adapter", "restore it, or train again")
+        refuse_local_base(adapter.get("base_model_name_or_path"))
+
+
+def refuse_local_base(base: Any) -> None:
+    """The same, by the name of the base model."""
+    if not base or Path(str(base)).is_dir():
+        raise UserError(
+            "the adapter's base model is a folder of this machine, so that nobody could load the adapter from a hub; "
+            "leave --push_to_hub out, and upload it merged: stepjepa export --model_path RUN --output_dir DIR "
+            "--push_to_hub ID"
+        )
+
+
+def upload(
+    folder: str | os.PathLike[str],
+    name: str,
+    *,
+    message: str,
+    revision: str | None = None,
+    token: str | None = None,
+) -> str:
+    """Upload a model folder, in one commit unless it is large; wait for it.
+
+    Args:
+        folder: of a whole model or an adapter; see :data:`UPLOADED`.
+        name: of a repository that is there.
+        message: of the commit.
+        revision: branch; main if None.
+        token: instead of HF_TOKEN or the saved login.
+
+    Returns:
+        The address of the repository.
+
+    Raises:
+        UserError: the hub refuses, or can't be reached, or ``refuse_lone_adapter``. Nothing local is changed.
+    """
+    refuse_offline()
+    refuse_lone_adapter(folder)
+    api = HfApi()
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    with told(f"can't upload to '{name}'"):
+        api.upload_folder(
+            repo_id=name,
+            folder_path=Path(folder),
+            commit_message=message,
+            token=token,
+            allow_patterns=list(UPLOADED),
+            revision=revision,
+        )
+    return f"{api.endpoint}/{name}"
+
+
+def upload_later(
+    folder: str | os.PathLike[str], name: str, *, message: str, revision: str | None = None, token: str | None = None
+) -> Future[Any]:
+    """As :func:`upload`, in the background; the folder must stay as it is until that is done."""
+    return HfApi().run_as_future(upload, folder, name, message=message, revision=revision, token=token)

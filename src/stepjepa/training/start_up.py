@@ -1,0 +1,232 @@
+"""What a training run says when it begins, on one screen: model, objective, data, cost, length, and where it goes."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from stepjepa.compute.equal_compute import EqualCompute, Plan
+from stepjepa.models.quantization import parameter_counts
+from stepjepa.models.setup import base_model
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+    from stepjepa.config import JepaConfig
+    from stepjepa.forests.preparation import Prepared
+    from stepjepa.training.trainer import JepaTrainer
+
+SAMPLED = 512
+"""Records whose cost is worked out before a run starts: enough for two digits, and a fraction of a second."""
+
+Row = tuple[str, str]
+
+
+class Cost(NamedTuple):
+    """What a step costs on the average.
+
+    Attributes:
+        tokens: of it, padding not counted.
+        regular_tokens: of the same records in regular training.
+        flops: of it, padding counted.
+        regular_flops: of the same records in regular training.
+    """
+
+    tokens: float
+    regular_tokens: float
+    flops: float
+    regular_flops: float
+
+
+def step_cost(trainer: JepaTrainer) -> Cost:
+    """What a step of a run costs on the average, loss dropout included.
+
+    Tokens are those of all records; FLOPs are worked out for every k-th record, ``SAMPLED`` or a few steps full.
+
+    Args:
+        trainer: with prepared records.
+    """
+    assert trainer.prepared is not None
+    ratio = trainer.jepa.jepa_ratio if trainer.jepa.uses_views else 1.0
+    forests = trainer.prepared.dataset.forests
+    places = trainer.args.train_batch_size * trainer.args.gradient_accumulation_steps * trainer.args.world_size
+    stride = max(1, len(forests) // max(SAMPLED, 4 * places))
+    plan = Plan.of(
+        trainer.flops,
+        [forests[index] for index in range(0, len(forests), stride)],
+        encoding=trainer.encoding,
+        args=trainer.args,
+        jepa=trainer.jepa,
+        pass_cost=trainer.data_collator.pass_cost,
+    )
+    # Which steps drop their views is drawn: a sample of them would say less than both kinds, weighted.
+    whole, plain = (sum(replace(plan, jepa_ratio=share).epoch_costs(0)) for share in (1.0, 0.0))
+    steps = len(plan.shapes.whole) / min(places, len(plan.shapes.whole))
+    records = min(places, len(forests))
+    tokens = trainer.prepared.tokens
+    return Cost(
+        (ratio * tokens["all"] + (1 - ratio) * tokens["main"]) * records / len(forests),
+        tokens["main"] * records / len(forests),
+        (ratio * whole + (1 - ratio) * plain) / steps,
+        sum(plan.regular_costs(0)) / steps,
+    )
+
+
+def run_length(trainer: JepaTrainer) -> tuple[int, int | None]:
+    """Steps of a run and of an epoch, as the Trainer will work them out; None for the epoch of a stream."""
+    if trainer.prepared is None:
+        return trainer.args.max_steps, None
+    places = trainer.args.train_batch_size * trainer.args.gradient_accumulation_steps * trainer.args.world_size
+    epoch = math.ceil(len(trainer.prepared.dataset) / places)
+    given = trainer.args.max_steps
+    return (given if given > 0 else math.ceil(trainer.args.num_train_epochs * epoch)), epoch
+
+
+def start_up_rows(
+    args: argparse.Namespace,
+    trainer: JepaTrainer,
+    *,
+    stream: str | None = None,
+    answers: str | None = None,
+    equal: EqualCompute | None = None,
+    checkpoint: str | None = None,
+) -> list[Row]:
+    """The rows to print before the first step.
+
+    Args:
+        args: of ``commands.train``.
+        trainer: ready to train.
+        stream: what there is to say of streamed records.
+        answers: what there is to say of answers during training.
+        equal: of a run that is as long as its compute allows.
+        checkpoint: from which the run goes on.
+    """
+    rows = [("model", _model(args, trainer)), ("mode", _mode(trainer.jepa))]
+    rows.append(("loss", _loss(trainer.jepa)))
+    if trainer.jepa.uses_views:
+        rows.append(("encoding", f"{trainer.encoding} ({trainer.encoding_reason})"))
+    if stream is not None:
+        rows.append(("data", stream))
+    if trainer.prepared is not None:
+        rows.append(("data", f"{Path(trainer.prepared.source).name}: {_counts(trainer.prepared, trainer.jepa)}"))
+    if trainer.prepared_eval is not None:
+        rows.append(("held out", _counts(trainer.prepared_eval, trainer.jepa)))
+    if answers is not None:
+        rows.append(("answers", answers))
+    rows += _step(trainer)
+    rows.append(("steps", _steps(trainer, equal)))
+    going_on = "" if checkpoint is None else f", going on from {Path(checkpoint).name}"
+    rows.append(("output", f"{args.output_dir}{going_on}"))
+    return rows
+
+
+def _model(args: argparse.Namespace, trainer: JepaTrainer) -> str:
+    trainable, total = parameter_counts(trainer.model)
+    trained = "all trained" if trainable == total else f"{trainable:,} of them ({trainable / total:.2%}) trained"
+    if args.lora:
+        trained += f", LoRA of rank {args.lora_rank}"
+    weights = "4 bits" if args.load_in_4bit else "8 bits" if args.load_in_8bit else args.dtype
+    mixed = " with bf16" if trainer.args.bf16 else " with fp16" if trainer.args.fp16 else ""
+    world = trainer.args.world_size
+    where = f"{trainer.args.device.type}{f', {world} processes' if world > 1 else ''}"
+    kind = type(base_model(trainer.model)).__name__
+    return f"{args.model_name} ({kind}), {total:,} parameters, {trained}; {weights}{mixed} on {where}"
+
+
+def _mode(config: JepaConfig) -> str:
+    if not config.uses_views:
+        return f"{config.mode}: plain fine-tuning, no views"
+    which = "the first pair" if config.pairs == "first" else "all pairs"
+    more = [
+        *(["predictors in front"] if config.front_pred else []),
+        *(["target predicts source"] if config.reverse_pred else []),
+        *([f"pair distance {config.pair_distance}"] if config.pair_distance != 1 else []),
+        *([f"{config.pooling} pooling"] if config.pooling != "last" else []),
+    ]
+    return ", ".join(
+        [f"{config.mode}, layout {config.layout}", f"K = {config.predictors}", f"{which} of a record", *more]
+    )
+
+
+def _loss(config: JepaConfig) -> str:
+    parts = [f"{config.gamma:g} LM"]
+    if config.uses_views:
+        schedule = "" if config.lbd_schedule == "constant" else f" ({config.lbd_schedule})"
+        parts.append(f"{config.lbd:g} {config.jepa_loss_type}{schedule}")
+    parts += [
+        f"{getattr(config, name):g} {name}"
+        for name in ("sigreg", "variance", "covariance", "stp")
+        if getattr(config, name)
+    ]
+    text = " + ".join(parts)
+    if config.uses_views and config.jepa_ratio < 1:
+        text += f"; views in {config.jepa_ratio:.0%} of the steps"
+    if config.target_grad != "on":
+        text += f"; target {'stopped' if config.target_grad == 'stop' else 'of averaged weights'}"
+    return text
+
+
+def _counts(prepared: Prepared, config: JepaConfig) -> str:
+    """Counts that people look for, zero or not, and the others where they are not."""
+    looked_for = (
+        ("records", "over length") if not config.uses_views else ("records", "pairs", "without a pair", "over length")
+    )
+    return ", ".join(f"{n:,} {name}" for name, n in prepared.counts.items() if n or name in looked_for)
+
+
+def _step(trainer: JepaTrainer) -> list[Row]:
+    training = trainer.args
+    sizes = [f"{training.train_batch_size} a batch"]
+    if training.gradient_accumulation_steps > 1:
+        sizes.append(f"{training.gradient_accumulation_steps} accumulated")
+    if training.world_size > 1:
+        sizes.append(f"{training.world_size} processes")
+    places = training.train_batch_size * training.gradient_accumulation_steps * training.world_size
+    step = f"{places} records ({' x '.join(sizes)})" if len(sizes) > 1 else f"{places} records"
+    if trainer.prepared is None:
+        return [("each step", step)]
+    cost = step_cost(trainer)
+    rows = [("each step", f"{step}, {cost.tokens:,.0f} tokens, {_flops(trainer, cost.flops)} FLOPs")]
+    if trainer.jepa.uses_views:
+        tokens, flops = cost.tokens / cost.regular_tokens, cost.flops / cost.regular_flops
+        over = f"{tokens:.2f} of the tokens and {flops:.2f} of the FLOPs of regular training on the same records"
+        rows.append(("cost", over))
+    return rows
+
+
+def _flops(trainer: JepaTrainer, flops: float) -> str:
+    return f"{'about' if trainer.flops.exact else 'at most'} {flops:.2g}"
+
+
+def _steps(trainer: JepaTrainer, equal: EqualCompute | None) -> str:
+    training = trainer.args
+    if equal is not None:
+        length = f"same FLOPs as {training.num_train_epochs:g} regular epochs: {equal.describe()}"
+    else:
+        total, epoch = run_length(trainer)
+        length = f"{total:,}"
+        if epoch is not None:
+            length += f", one epoch of {epoch:,}" if total == epoch else f", {total / epoch:.3g} epochs of {epoch:,}"
+    evaluated = _often(training, "eval") if trainer.prepared_eval is not None else None
+    parts = [
+        length,
+        *([f"evaluated {evaluated}"] if evaluated else []),
+        f"saved {_often(training, 'save') or 'at the end'}",
+    ]
+    schedule = str(getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type))
+    return "; ".join([*parts, f"learning rate {training.learning_rate:g} ({schedule}); seed {training.seed}"])
+
+
+def _often(training: TrainingArguments, what: str) -> str | None:
+    """How often the Trainer does something; None for never."""
+    strategy = getattr(training, f"{what}_strategy")
+    strategy = str(getattr(strategy, "value", strategy))
+    if strategy == "no":
+        return None
+    if strategy != "steps":
+        return f"every {strategy}" if strategy == "epoch" else f"by {strategy}"
+    every = getattr(training, f"{what}_steps")
+    return f"every {every:g} steps" if every >= 1 else f"every {every:.0%} of the run"

@@ -1,0 +1,105 @@
+"""Completion scripts: written without torch, understood by their shells."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepjepa.cli import main
+from stepjepa.commands import COMMANDS
+from stepjepa.commands.completion import SHELLS, training_fields, whole_parser
+from stepjepa.commands.train import _training_fields
+
+pytest.importorskip("shtab")
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a script for each shell, made by processes of their own."""
+    folder = tmp_path_factory.mktemp("scripts")
+    for shell in SHELLS:
+        code = (
+            f"import sys; from stepjepa.cli import main; main(['completion', '{shell}']); "
+            "assert not {'torch', 'transformers'} & set(sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+        (folder / shell).write_text(done.stdout, encoding="utf-8")
+    for name in ("data.jsonl", "other.txt"):
+        (folder / name).touch()
+    (folder / "datasets").mkdir()
+    return folder
+
+
+# Asks as an interactive bash does: the words, which one, and the function that 'complete' names.
+ASK = """
+source ./bash
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}
+found=$(complete -p stepjepa)
+function=${found#*-F }; function=${function%% *}
+"$function" stepjepa "${@: -1}" "${@: -2:1}"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def ask(scripts: Path, *words: str) -> set[str]:
+    done = subprocess.run(
+        ["bash", "--norc", "-c", ASK, "bash", "stepjepa", *words],
+        capture_output=True,
+        text=True,
+        cwd=scripts,
+        timeout=60,
+        check=True,
+    )
+    assert not done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["tr"], {"train"}),
+        ([""], set(COMMANDS)),
+        (["train", "--layou"], {"--layout"}),
+        (["train", "--layout", ""], {"separate", "branched", "inplace"}),
+        (["train", "--step_jepa", "--logging_st"], {"--logging_steps", "--logging_strategy"}),
+        (["train", "--train_file", "d"], {"data.jsonl", "datasets"}),
+        (["train", "--output_dir", "d"], {"datasets"}),
+        (["evaluate", "--task", "s"], {"sentiment", "spider", "stepmath"}),
+        (["estimate", "--devi"], {"--device"}),
+        (["prepare", "nl"], {"nl-rx", "nl_rx"}),
+        (["prepare", "nl-rx", "--siz"], {"--size"}),
+        (["report", "d"], {"datasets"}),
+        (["completion", "b"], {"bash"}),
+    ],
+)
+def test_bash_completes(scripts: Path, words: list[str], expected: set[str]) -> None:
+    assert ask(scripts, *words) == expected
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_shell_reads_its_script(shell: str, scripts: Path) -> None:
+    text = (scripts / shell).read_text(encoding="utf-8")
+    assert all(name in text for name in (*COMMANDS, "step_jepa", "torch_empty_cache_steps"))
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} here to read it")
+    subprocess.run([shell, "-n", scripts / shell], check=True, timeout=60)
+
+
+def test_fields_read_from_the_source_are_those_that_training_takes() -> None:
+    assert set(training_fields()) == set(_training_fields())
+
+
+def test_every_flag_is_there_once() -> None:
+    (commands,) = (action for action in whole_parser()._actions if action.dest == "command")
+    assert list(commands.choices or ()) == list(COMMANDS)
+
+
+def test_without_the_library_the_remedy_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 2
+    assert "pip install 'stepjepa[completion]'" in capsys.readouterr().err

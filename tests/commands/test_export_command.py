@@ -1,0 +1,185 @@
+"""``stepjepa export``: plain folders, without predictor tokens if asked for, on a hub if asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+import tiny
+from fake_hub import FakeHub
+from stepjepa.cli import main
+from stepjepa.files import write_jsonl
+
+# The hub's library sends large files in an old way of its HTTP client.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+
+# What vLLM, llama.cpp's converter and others read; a second file of weights would confuse them.
+PLAIN = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+PLAIN |= {"chat_template.jinja", "README.md"}
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory, plain_tokenizer: Any) -> Path:
+    """``base`` without spare rows, ``run`` with a predictor head, ``adapter``, and data."""
+    folder = tmp_path_factory.mktemp("export")
+    write_jsonl(folder / "data.jsonl", [{"messages": list(record.messages)} for record in tiny.records()])
+    tiny.make_model("qwen3", vocab_size=len(plain_tokenizer)).save_pretrained(folder / "base")
+    plain_tokenizer.save_pretrained(folder / "base")
+    fixed = ["--model_name", str(folder / "base"), "--train_file", str(folder / "data.jsonl"), "--use_cpu"]
+    fixed += ["--max_steps", "2", "--learning_rate", "0.01", "--save_strategy", "no", "--predictors", "2"]
+    for name, flags in (("run", ["--predictor_head", "linear"]), ("adapter", ["--lora", "--lora_rank", "3"])):
+        assert main(["train", *fixed, "--output_dir", str(folder / name), *flags]) == 0
+    test = ["--test_file", str(folder / "data.jsonl"), "--output_file", str(folder / "run" / "test.jsonl")]
+    assert main(["evaluate", "--model_path", str(folder / "run"), *test, "--max_new_tokens", "3"]) == 0
+    return folder
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with FakeHub() as hub:
+        hub.serve(monkeypatch)
+        yield hub
+
+
+def export(*flags: object) -> int:
+    return main(["export", *map(str, flags)])
+
+
+@pytest.mark.parametrize("name", ["run", "adapter"])
+@pytest.mark.parametrize("strip", [True, False], ids=["stripped", "as trained"])
+def test_a_plain_folder(
+    name: str, strip: bool, material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--strip_predictors"] if strip else []
+    assert export("--model_path", material / name, "--output_dir", tmp_path / "plain", *flags) == 0
+    assert {path.name for path in (tmp_path / "plain").iterdir()} == PLAIN | {"run.json"}
+    base = AutoConfig.from_pretrained(material / "base")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain").eval()
+    assert plain.config.vocab_size == base.vocab_size + (0 if strip else 2)
+    tokenizer, first = (AutoTokenizer.from_pretrained(folder) for folder in (tmp_path / "plain", material / "base"))
+    assert len(tokenizer) == len(first) + (0 if strip else 2)
+    ids = tokenizer("3+4=7.\n\nSo it is", return_tensors="pt").input_ids
+    assert torch.equal(ids, first("3+4=7.\n\nSo it is", return_tensors="pt").input_ids)
+    if strip:
+        told = f"stripped: 2 predictor tokens; 2 rows of the embedding with them; the vocabulary has {base.vocab_size}"
+        assert told in capsys.readouterr().out
+        assert plain.generation_config.suppress_tokens is None
+        assert export("--model_path", material / name, "--output_dir", tmp_path / "whole") == 0
+        whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole").eval()
+        with torch.no_grad():
+            assert torch.equal(plain(ids).logits, whole(ids).logits[..., : base.vocab_size])
+            assert plain.generate(ids, max_new_tokens=3).shape[1] <= ids.shape[1] + 3
+    assert ("predictor_1" in (tmp_path / "plain" / "README.md").read_text(encoding="utf-8")) is not strip
+
+
+def test_its_card_has_the_scores_of_the_run(material: Path, tmp_path: Path) -> None:
+    assert export("--model_path", material / "run", "--output_dir", tmp_path / "plain") == 0
+    card = (tmp_path / "plain" / "README.md").read_text(encoding="utf-8")
+    assert "3 examples of `data.jsonl`, task `generic`, greedy, at most 3 new tokens:" in card
+    assert yaml.safe_load(card.split("---\n")[1])["library_name"] == "transformers"
+    for folder in (material, tmp_path):
+        assert str(folder) not in card
+
+
+def test_an_export_is_evaluated_as_its_run_is(material: Path, tmp_path: Path) -> None:
+    assert export("--model_path", material / "run", "--output_dir", tmp_path / "plain", "--strip_predictors") == 0
+    answers = []
+    for folder, file in ((material / "run", "a.jsonl"), (tmp_path / "plain", "b.jsonl")):
+        test = ["--test_file", str(material / "data.jsonl"), "--output_file", str(tmp_path / file)]
+        assert main(["evaluate", "--model_path", str(folder), *test, "--max_new_tokens", "5"]) == 0
+        answers.append([json.loads(line)["generated"] for line in (tmp_path / file).read_text().splitlines()])
+    assert answers[0] == answers[1]
+
+
+def test_the_views_of_a_stripped_model_can_not_be_read(
+    material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export("--model_path", material / "run", "--output_dir", tmp_path / "plain", "--strip_predictors") == 0
+    test = ["--test_file", str(material / "data.jsonl")]
+    similarity = ["evaluate", "--model_path", str(tmp_path / "plain"), *test, "--similarity"]
+    assert main([*similarity, "--output_file", str(tmp_path / "a.jsonl")]) == 2
+    assert "was exported without the predictor tokens at which its views are read" in capsys.readouterr().err
+    analyze = ["analyze", "--model_path", str(tmp_path / "plain"), *test, "--output_dir", str(tmp_path / "look")]
+    assert main(analyze) == 2
+    assert "was exported without the predictor tokens at which its views are read" in capsys.readouterr().err
+
+
+def test_a_model_without_predictors_has_none_to_strip(
+    material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export("--model_path", material / "base", "--output_dir", tmp_path / "plain", "--strip_predictors") == 2
+    assert "--strip_predictors: the tokenizer has no predictor tokens; leave it out" in capsys.readouterr().err
+    assert not (tmp_path / "plain").exists()
+
+
+def test_to_a_hub(material: Path, hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["--push_to_hub", "me/mine", "--hub_private_repo", "--strip_predictors"]
+    assert export("--model_path", material / "adapter", "--output_dir", tmp_path / "plain", *more) == 0
+    assert capsys.readouterr().out.endswith(f"uploaded: {hub.endpoint}/me/mine\n")
+    # run.json names folders of this machine, and is for 'stepjepa evaluate' here.
+    assert hub.names("me/mine") == PLAIN
+    assert hub.made["me/mine"]["visibility"] == "private"
+    for name in PLAIN:
+        assert hub.files["me/mine", "main", name] == (tmp_path / "plain" / name).read_bytes()
+    card = hub.files["me/mine", "main", "README.md"].decode()
+    assert "name = 'me/mine'" in card
+    assert "A causal language model, trained from the local model `base` (fingerprint `" in card
+
+
+@pytest.mark.parametrize("step", ["create", "preupload", "put", "commit"])
+def test_a_hub_that_refuses_costs_nothing(
+    step: str, material: Path, hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.refuse = step
+    assert export("--model_path", material / "run", "--output_dir", tmp_path / "plain", "--push_to_hub", "me/mine") == 2
+    (error,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("stepjepa"))
+    assert "403" in error
+    assert hub.commits == []
+    if step == "create":
+        # Told before a model is loaded, and nothing stands in the way of the next try.
+        assert "can't make the repository 'me/mine'" in error
+        assert not (tmp_path / "plain").exists()
+        return
+    again = f"stepjepa export --model_path {tmp_path / 'plain'} --push_to_hub me/mine"
+    assert error.endswith(f"{tmp_path / 'plain'} is whole; to try again: {again}")
+    AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    hub.refuse = None
+    assert main(again.split()[1:]) == 0
+    assert hub.names("me/mine") == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "--output_dir is missing"),
+        (["--hub_revision", "dev", "--output_dir", "x"], "--hub_revision does nothing without --push_to_hub"),
+        (["--push_to_hub", "me/mine", "--strip_predictors"], "--strip_predictors needs --output_dir"),
+        (["--push_to_hub", "me/mine"], "the adapter's base model is a folder of this machine"),
+        (["--push_to_hub", "me/mi ne", "--output_dir", "x"], "can't make the repository 'me/mi ne' on the hub"),
+    ],
+)
+def test_flags_that_can_not_be(
+    flags: list[str], words: str, material: Path, hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export("--model_path", material / "adapter", *flags) == 2
+    assert words in capsys.readouterr().err
+    assert hub.requests == []
+
+
+def test_offline_means_no_upload(
+    material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeHub() as hub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+        more = ["--output_dir", tmp_path / "plain", "--push_to_hub", "me/mine"]
+        assert export("--model_path", material / "run", *more) == 2
+        assert "--push_to_hub needs a connection, and --offline (or HF_HUB_OFFLINE) allows" in capsys.readouterr().err
+        assert hub.requests == []
+    assert not (tmp_path / "plain").exists()

@@ -1,0 +1,109 @@
+"""The blocks of code in documents: where they stand, what marks them, the commands in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SHELL = ("bash", "sh", "shell", "console")
+LANGUAGES = (*SHELL, "python", "json", "yaml", "text", "math", "diff")
+
+PROGRAMS = re.compile(
+    r"stepjepa|python3?|pip|make|torchrun|accelerate|sbatch|srun|git|cd|ls|cat|head|tail|pytest|export|\.|source|axolotl|"
+    r"llamafactory-cli|lm[_-]eval|trl|vllm|tensorboard|docker|curl|wget|ollama|llama-cli|mlflow|wandb"
+)
+"""What a line of an indented block starts with if it is a command; indented blocks without one are no commands."""
+
+_MARK = re.compile(r"<!-- (not run|slow): (.+?) -->")
+_FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of code.
+
+    Attributes:
+        page: file name within the checkout.
+        line: its first line, counted from 1.
+        language: of the fence; empty if it is indented or the fence names none.
+        fenced: whether it stands between fences.
+        title: file that it is the text of.
+        text: what is in it.
+        mark: ``not run``, ``slow`` or nothing.
+        reason: of the mark.
+    """
+
+    page: str
+    line: int
+    language: str
+    fenced: bool
+    title: str
+    text: str
+    mark: str
+    reason: str
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for messages."""
+        return f"{self.page}:{self.line}"
+
+    def commands(self) -> list[list[str]]:
+        """Its commands as lists of words, without comments and prompts; none if it is something else."""
+        if self.title or (self.fenced and self.language not in SHELL):
+            return []
+        lines = re.sub(r"\\\n\s*", "", self.text).splitlines()
+        found = []
+        for line in (line.strip().removeprefix("$ ") for line in lines):
+            # A sentence in brackets, or an alternative to the line before.
+            if line.startswith(("(", "#")) or not line:
+                continue
+            try:
+                words = shlex.split(line, comments=True)
+            except ValueError:  # a quotation mark alone: text, not a command
+                continue
+            while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+                words = words[1:]
+            if words and (self.fenced or PROGRAMS.fullmatch(words[0])):
+                found.append(words)
+        return found
+
+
+def documents() -> list[str]:
+    """Every document with commands, by file name."""
+    roots = ["README.md", "CONTRIBUTING.md", "SECURITY.md"]
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
+    return [*roots, *sorted(path.relative_to(ROOT).as_posix() for path in pages)]
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """All blocks of code of one document, in their order."""
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    mark, number = ("", ""), 0
+    while number < len(lines):
+        line = lines[number]
+        fence = _FENCE.match(line)
+        indented = line.startswith("    ") and number > 0 and (not lines[number - 1].strip() or mark[0])
+        if fence or indented:
+            start = number + 1 if fence else number
+            end = start
+            while end < len(lines) and (
+                not lines[end].startswith("```") if fence else lines[end].startswith("    ") or not lines[end].strip()
+            ):
+                end += 1
+            text = "\n".join(line[0 if fence else 4 :] for line in lines[start:end])
+            language, title = (fence[1], fence[2] or "") if fence else ("", "")
+            yield Block(page, start + 1, language, bool(fence), title, text, *mark)
+            number, mark = end + bool(fence), ("", "")
+            continue
+        if line.startswith("```"):
+            raise ValueError(f"{page}:{number + 1}: expected a fence like ```bash, got '{line}'")
+        if said := _MARK.search(line):
+            mark = (said[1], said[2])
+        elif line.strip():
+            mark = ("", "")
+        number += 1

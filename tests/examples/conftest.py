@@ -1,0 +1,44 @@
+"""What tests of the examples share: their commands run in this process, which has all libraries loaded."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from in_process import InProcess
+from stepjepa.cli import main
+from stepjepa.experiments import trial_run
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """``load(name)``: an example as a module, whose commands run in this process."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    shown = importlib.import_module("shown")
+
+    def run(words: Sequence[str], path: Path | None) -> int:
+        if path is not None:
+            assert path.resolve() == EXAMPLES
+        return main(list(words))
+
+    monkeypatch.setattr(shown, "stepjepa", run)
+    monkeypatch.setattr(trial_run, "Child", InProcess)
+    return importlib.import_module
+
+
+@pytest.fixture
+def summaries() -> Callable[[Path], dict[str, Any]]:
+    """``summaries(folder)``: what evaluations below a folder found, by the name of their run."""
+
+    def read(folder: Path) -> dict[str, Any]:
+        return {path.parent.name: json.loads(path.read_text()) for path in folder.rglob("*.summary.json")}
+
+    return read

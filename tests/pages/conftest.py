@@ -1,0 +1,55 @@
+"""What the tests of pages share: runs to show, and a browser to show them in."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from made_up_logs import STEP_JEPA, log
+from made_up_runs import make_run
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium without a window, whose console is kept: ``browser.get_log("browser")``."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("needs chromium and chromedriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--window-size=1280,3000",
+    ):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    # A machine that is busy with other things takes its time.
+    driver.command_executor.client_config.timeout = 600
+    driver.set_page_load_timeout(600)
+    driver.set_script_timeout(600)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def arms(tmp_path: Path) -> list[Path]:
+    """Regular training and Step-JEPA with three seeds each: 1, 2 and 1 against 2, 2 and 3 of four examples right."""
+    folders = []
+    for name, jepa, right in (
+        ("regular", None, ("1000", "1100", "0100")),
+        ("step", STEP_JEPA, ("1100", "1100", "1110")),
+    ):
+        for seed, each in zip((2, 3, 5), right, strict=True):
+            folder = tmp_path / name / f"seed{seed}"
+            make_run(folder, each, seed=seed, jepa=jepa, lenient="1110")
+            log(folder, views=jepa is not None)
+            folders.append(folder)
+    return folders

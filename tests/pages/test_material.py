@@ -1,0 +1,138 @@
+"""What a report is made of: runs, sweeps, and what is missing or damaged in them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from made_up_logs import log
+from made_up_runs import change, evaluate, make_run
+from stepjepa.errors import UserError
+from stepjepa.files import write_json
+from stepjepa.pages.material import read_runs, run_names
+
+
+def test_a_run_is_read_with_all_that_is_in_it(tmp_path):
+    folder = make_run(tmp_path / "a", "110")
+    evaluate(folder, "100", name="dev")
+    log(folder, 3)
+    (run,) = read_runs([folder])
+    assert run.name == "a"
+    assert [line["step"] for line in run.metrics] == [7, 14, 21]
+    assert list(run.evaluations) == ["dev", "test"]
+    assert run.evaluations["test"].answers == folder / "test.jsonl"
+    assert run.get("jepa", "mode") == "regular"
+    assert run.get("jepa", "mode", "further") is None
+    assert run.notes == []
+
+
+def test_names_are_as_long_as_they_must_be():
+    assert run_names([Path("/x/a"), Path("/y/b")]) == ["a", "b"]
+    assert run_names([Path("/x/a"), Path("/y/a")]) == ["x/a", "y/a"]
+    assert run_names([Path("/x/seed3")]) == ["x/seed3"]
+    assert run_names([Path("/p/x/a"), Path("/q/x/a")]) == ["p/x/a", "q/x/a"]
+    assert run_names([]) == []
+
+
+def test_a_run_without_evaluation_and_logs_has_notes(tmp_path):
+    folder = make_run(tmp_path / "a", "1", status="interrupted")
+    for file in ("test.jsonl", "test.summary.json"):
+        (folder / file).unlink()
+    (run,) = read_runs([folder])
+    assert run.metrics == [] and run.evaluations == {}
+    assert run.notes == [
+        "The run is not finished (status interrupted); what is shown is what there was of it.",
+        "There is no metrics.jsonl, so nothing is shown over steps.",
+    ]
+
+
+def test_what_is_damaged_is_noted_and_left_out(tmp_path):
+    folder = make_run(tmp_path / "a", "110")
+    log(folder, 3)
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write('{"step": "four", "loss": 1.0}\n[1]\n{"step": 28, "lo')
+    evaluate(folder, "100", name="dev")
+    (folder / "dev.summary.json").write_text('{"n": 3', encoding="utf-8")
+    evaluate(folder, "100", name="gone")
+    (folder / "gone.jsonl").unlink()
+    (run,) = read_runs([folder])
+    assert len(run.metrics) == 3
+    assert list(run.evaluations) == ["gone", "test"]
+    assert run.evaluations["gone"].answers is None
+    first, second, third = run.notes
+    assert first == "3 lines of metrics.jsonl can't be read and are left out."
+    assert second.startswith("An evaluation is left out: ") and "dev.summary.json" in second
+    assert third == "The answers of the evaluation gone (gone.jsonl) are gone; its summary is shown."
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("scores",), None, "it has no scores"),
+        (("scores", "exact"), 3, "it has no scores"),
+        (("scores", "exact", "mean"), "much", "its score exact is no number"),
+        (("scores", "exact", "low"), "low", "its score exact is no number"),
+        (("scores", "exact", "mean"), float("nan"), "its score exact is no number"),
+        (("headline",), ["exact"], "it does not say which score is the headline"),
+        (("lenient",), "other", "it does not say which score is the lenient"),
+        (("n",), 0, "it does not say of how many examples"),
+    ],
+)
+def test_a_summary_that_cannot_be_shown_says_why(path, value, said, tmp_path):
+    folder = make_run(tmp_path / "a", "110")
+    log(folder)
+    change(folder / "test.summary.json", *path, to=value)
+    (run,) = read_runs([folder])
+    assert run.evaluations == {}
+    assert run.notes == [f"The evaluation test.summary.json is left out: {said}; evaluate again."]
+
+
+def test_an_evaluation_of_another_model_is_noted(tmp_path):
+    folder = make_run(tmp_path / "a", "110")
+    log(folder)
+    (folder / "model.safetensors").write_text("trained on", encoding="utf-8")
+    (run,) = read_runs([folder])
+    assert run.notes == ["The evaluation test is of another model than the folder holds now; evaluate again."]
+
+
+def sweep(folder: Path, *names: str, baseline: str = "regular") -> None:
+    trials = [{"name": name, "arm": name.partition("/")[0], "label": name.partition("/")[0]} for name in names]
+    write_json(folder / "sweep.json", {"grid": {"baseline": baseline}, "trials": trials})
+
+
+def test_a_sweep_stands_for_its_finished_trials(tmp_path, arms):
+    names = ["step/seed2", "regular/seed2", "step/seed3", "never/seed2"]
+    sweep(tmp_path, *names)
+    change(tmp_path / "step" / "seed3" / "run.json", "status", to="running")
+    runs = read_runs([tmp_path])
+    assert [(run.name, run.arm, run.is_baseline) for run in runs] == [
+        ("step/seed2", "step", False),
+        ("regular/seed2", "regular", True),
+    ]
+
+
+def test_a_sweep_does_not_reach_outside_its_folder(tmp_path):
+    make_run(tmp_path / "other", "1")
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    sweep(folder, "../other", str(tmp_path / "other"))
+    with pytest.raises(UserError, match="none of the trials of this sweep is finished"):
+        read_runs([folder])
+
+
+@pytest.mark.parametrize("text", ['{"trials": 3}', '{"trials": [3, {"name": 5}, {"name": null}]}', "[]", "{"])
+def test_a_damaged_sweep_is_one_line(text, tmp_path):
+    (tmp_path / "sweep.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError):
+        read_runs([tmp_path])
+
+
+def test_folders_that_are_no_runs_and_runs_named_twice_are_refused(tmp_path):
+    with pytest.raises(UserError, match="is no run folder"):
+        read_runs([tmp_path])
+    folder = make_run(tmp_path / "a", "1")
+    with pytest.raises(UserError, match="is named twice"):
+        read_runs([folder, tmp_path / "." / "a"])
+    (folder / "run.json").write_text(json.dumps([1]), encoding="utf-8")
+    with pytest.raises(UserError, match=r"run\.json: is damaged"):
+        read_runs([folder])

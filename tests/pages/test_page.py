@@ -1,0 +1,259 @@
+"""The whole page: one file, nothing from elsewhere, no script but its own, whatever runs are called and models say."""
+
+import base64
+import hashlib
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from bad_runs import DAMAGED, damage
+from made_up_logs import STEP_JEPA, log
+from made_up_runs import change, evaluate, make_run
+from stepjepa.cli import main
+from stepjepa.errors import UserError
+from stepjepa.files import write_jsonl
+from stepjepa.pages.material import read_runs
+from stepjepa.pages.page import default_title, make_page
+
+HOSTILE = (
+    "<img src=x onerror=\"document.title='caught'\"><script>document.title='caught'</script>{{ 7 * 7 }}&amp;\u202e"
+)
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """Two arms in whose every text somebody has put markup."""
+    folders = []
+    for place, jepa in enumerate((None, STEP_JEPA)):
+        folder = make_run(
+            tmp_path / f"{place}<img src=x onerror=document.title='caught'>",
+            "110",
+            jepa=jepa,
+            command=["train", HOSTILE],
+            encoding={"used": HOSTILE, "because": HOSTILE},
+            counts={HOSTILE: 7},
+            versions={HOSTILE: HOSTILE},
+            order=None,
+        )
+        log(folder, views=True, **{f"eval_answer_{HOSTILE}": 0.5})
+        change(folder / "run.json", "training", "lr_scheduler_type", to=HOSTILE if place else "linear")
+        summary = folder / "test.summary.json"
+        change(summary, "errors", to={HOSTILE: 1})
+        change(summary, "test_file", to=HOSTILE)
+        change(summary, "details", to={HOSTILE: HOSTILE})
+        change(summary, "task", to=HOSTILE)
+        lines = [json.loads(line) for line in (folder / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+        said = {"prompt": HOSTILE, "truth": HOSTILE, "generated": HOSTILE, "extracted": HOSTILE}
+        write_jsonl(folder / "test.jsonl", [{**line, **said} for line in lines])
+        evaluate(folder, "1", name=HOSTILE.replace("/", "|"))
+        folders.append(folder)
+    return folders
+
+
+def scripts(page: str) -> list[str]:
+    return re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+
+
+def test_the_policy_allows_the_scripts_of_the_page_and_nothing_else(arms):
+    page = make_page(read_runs(arms))
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)[1].replace("&#39;", "'")
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    allowed = set(re.findall(r"'sha256-([^']+)'", policy))
+    library = re.search(r'<script type="text/plain" id="plotly">(.*?)</script>', page, re.DOTALL)[1]
+    digests = [hashlib.sha256(script.encode()).digest() for script in (*scripts(page), library)]
+    assert allowed == {base64.b64encode(digest).decode() for digest in digests}
+    assert "unsafe-eval" not in policy and "script-src 'unsafe-inline'" not in policy and "http" not in policy
+    # As a browser reads them.
+    assert "\r" not in library and "</script" not in library.lower()
+
+
+def test_nothing_is_loaded_from_elsewhere(arms):
+    page = make_page(read_runs(arms))
+    own = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
+    assert all(
+        place.startswith("#") for place in re.findall(r"(?:src|href|data|poster|action)\s*=\s*[\"']?([^\"'>\s]*)", own)
+    )
+    assert re.search(r"<style>.*?</style>", page, re.DOTALL) and "@import" not in page.partition("</head>")[0]
+
+
+def test_the_same_runs_make_the_same_page(arms):
+    assert make_page(read_runs(arms)) == make_page(read_runs(arms))
+
+
+def test_sections_are_linked_in_order_and_have_names_of_their_own(arms):
+    page = re.sub(r"<(script|style).*?</\1>", "", make_page(read_runs(arms)), flags=re.DOTALL)
+    anchors = re.findall(r'<li><a href="#([^"]+)">', page)
+    assert anchors[:7] == ["overview", "accuracy", "arms", "losses", "representations", "errors", *anchors[6:7]]
+    assert re.findall(r'<section id="([^"]+)"', page) == anchors
+    names = re.findall(r'\bid="([^"]+)"', page)
+    assert len(names) == len(set(names))
+
+
+def test_charts_are_what_plotly_understands(arms):
+    figure = pytest.importorskip("plotly.graph_objects").Figure
+    page = make_page(read_runs(arms))
+    found = re.findall(
+        r'class="chart" id="([^"]+)".*?<script type="application/json" id="\1-data">(.*?)</script>', page
+    )
+    assert len(found) > 8
+    for _, data in found:
+        figure(**json.loads(data))
+
+
+def test_markup_in_runs_stays_text(hostile):
+    page = make_page(read_runs(hostile), title=HOSTILE)
+    own = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
+    assert "<img" not in own and "{{ 7" in own and "&lt;img src=x" in own
+    assert all("caught" not in script for script in scripts(page))
+    assert page.count("<img") == "".join(scripts(page)).count("<img") + _in_library(page)
+
+
+def _in_library(page: str) -> int:
+    return re.search(r'id="plotly">(.*?)</script>', page, re.DOTALL)[1].count("<img")
+
+
+def test_titles(arms):
+    runs = read_runs(arms)
+    assert default_title(runs[:1]) == "Run regular/seed2"
+    assert default_title(runs[:2]) == "2 runs: regular/seed2, regular/seed3"
+    assert default_title(runs) == "6 runs"
+
+
+def test_a_damaged_file_of_answers_is_a_note(arms):
+    (arms[0] / "test.jsonl").write_text("{", encoding="utf-8")
+    page = make_page(read_runs(arms))
+    assert "Without answers: " in page
+    assert "The runs are not compared: " in page
+    assert 'id="losses"' in page
+
+
+@pytest.mark.parametrize("seed", range(11))
+def test_damaged_runs_make_a_page_or_an_error_of_one_line(seed, arms):
+    chance = random.Random(seed)
+    damage(chance, chance.choice(arms) / chance.choice([*DAMAGED, "metrics.jsonl"]))
+    try:
+        page = make_page(read_runs(arms))
+    except UserError:
+        return
+    assert page.startswith("<!doctype html>")
+
+
+def test_half_of_a_character_can_be_written(tmp_path, capsys):
+    folder = make_run(tmp_path / "a", "1")
+    text = (folder / "run.json").read_text(encoding="utf-8").replace("preset:tiny", "\\ud800")
+    (folder / "run.json").write_text(text, encoding="utf-8")
+    assert main(["report", str(folder), "--output_file", str(tmp_path / "r.html")]) == 0
+    assert (tmp_path / "r.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_the_command_writes_a_page_and_overwrites_only_when_told(arms, tmp_path, capsys):
+    target = tmp_path / "out" / "report.html"
+    given = ["report", *map(str, arms), "--output_file", str(target), "--title", "Mine & yours"]
+    assert main(given) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"written: {target} (")
+    # Nothing but that where nobody watches.
+    assert printed.err == "" and printed.out.count("\n") == 1
+    assert "<title>Mine &amp; yours</title>" in target.read_text(encoding="utf-8")
+    before = target.read_bytes()
+    assert main(given) == 2
+    assert "is there already; name another file or pass --overwrite" in capsys.readouterr().err
+    assert main([*given, "--overwrite"]) == 0
+    assert target.read_bytes() == before
+    assert [path.name for path in target.parent.iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--title", "x"], "--title is for a page; add --output_file FILE.html"),
+        (["--output_file", "a.txt"], "--output_file is an HTML page; end its name in .html"),
+        (["--output_file", "a.html", "--json"], "--json prints the table, and --output_file writes the page"),
+        (["--output_file", "a.html", "--baseline", "x"], "--baseline: no arm 'x'; choose one of"),
+    ],
+)
+def test_flags_that_do_not_go_together(flags, said, arms, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", *map(str, arms), *flags]) == 2
+    printed = capsys.readouterr().err
+    assert said in printed and printed.count("\n") == 1
+    assert not Path("a.html").exists()
+
+
+def test_the_table_stands_under_names_that_tell_runs_apart(arms, capsys):
+    assert main(["report", str(arms[0]), str(arms[3]), "--json"]) == 0
+    assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["regular/seed2", "step/seed2"]
+
+
+def open_page(browser, path: Path) -> None:
+    """Open a page and wait until its first chart is drawn."""
+    browser.get_log("browser")
+    browser.get(path.as_uri())
+    browser.execute_async_script(
+        "const done = arguments[0];"
+        "const look = () => document.querySelector('.chart[data-drawn]') ? done() : setTimeout(look, 20); look();"
+    )
+
+
+def test_the_page_in_a_browser(browser, hostile, tmp_path):
+    target = tmp_path / "page.html"
+    target.write_text(make_page(read_runs(hostile), title=HOSTILE), encoding="utf-8")
+    open_page(browser, target)
+    # All of them, as for printing.
+    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert browser.execute_script("return document.querySelectorAll('.chart:not([data-drawn])').length") == 0
+    assert browser.execute_script("return document.querySelectorAll('.chart svg.main-svg').length") > 8
+    assert browser.execute_script("return document.querySelectorAll('img, [onerror]').length") == 0
+    assert browser.title == HOSTILE.replace("&amp;", "&amp;")
+    labels = browser.execute_script(
+        "return [...document.querySelectorAll('#errors-0 .ytick text')].map((each) => each.textContent)"
+    )
+    assert all("caught" in label and label.endswith(">") for label in labels) and len(labels) == 2
+    told = [line for line in browser.get_log("browser") if line["level"] in ("SEVERE", "WARNING")]
+    assert told == []
+    # Markup that got into a page would do nothing there.
+    browser.execute_script(
+        "document.body.insertAdjacentHTML('beforeend', `<img src=x onerror=\"document.title = 'caught'\">`);"
+        "const script = document.createElement('script'); script.textContent = \"document.title = 'caught'\";"
+        "document.body.append(script)"
+    )
+    assert browser.title == HOSTILE
+    assert "Content Security Policy" in " ".join(line["message"] for line in browser.get_log("browser"))
+
+
+def test_theme_legend_and_width_in_a_browser(browser, arms, tmp_path):
+    target = tmp_path / "page.html"
+    target.write_text(make_page(read_runs(arms)), encoding="utf-8")
+    open_page(browser, target)
+    ink = "return getComputedStyle(document.body).color"
+    before = browser.execute_script(ink)
+    browser.find_element("id", "theme").click()
+    after = browser.execute_script(ink)
+    assert before != after
+    assert browser.find_element("id", "theme").get_attribute("aria-pressed") in ("true", "false")
+    colour = "return getComputedStyle(document.querySelector('#accuracy-0 .ytick text')).fill"
+    assert browser.execute_script(colour) == after
+    # A box hides its run in all charts of all sections.
+    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+    lines = "return document.querySelectorAll('#loss-0 .scatterlayer .trace').length"
+    assert browser.execute_script(lines) == 6
+    browser.execute_script("document.querySelector('[data-legend] input').click()")
+    assert browser.execute_script(lines) == 5
+    boxes = "return [...document.querySelectorAll('[data-legend] input')].filter((each) => !each.checked).length"
+    assert browser.execute_script(boxes) == browser.execute_script(
+        "return document.querySelectorAll('[data-legend]').length"
+    )
+    # On a phone the page does not scroll sideways; its tables do, in boxes of their own.
+    phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    try:
+        browser.refresh()
+        assert browser.execute_script("return document.documentElement.scrollWidth") == 390
+        assert browser.execute_script(
+            "return [...document.querySelectorAll('.scroll')].some((e) => e.scrollWidth > e.clientWidth)"
+        )
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
