@@ -52,7 +52,7 @@ BAD_LINES = [
     ("{'a': 1}", "not valid JSON"),
     ("[1, 2]", "list where an object is needed"),
     ('{"text": "x"}', "no field 'messages'"),
-    ('{"question": "x", "answer": "y"}', "stepjepa prepare steps"),
+    ('{"question": "x", "answer": "y"}', "'steps' or 'chat' first"),
     (json.dumps(changed(messages=[])), "must be a list with at least one"),
     (json.dumps(changed(messages="hello")), "must be a list"),
     (json.dumps(changed(messages=["hello"])), "messages[0] is str"),
@@ -177,7 +177,7 @@ def test_a_template_that_refuses_a_chat_names_the_record(
     write_jsonl(data, [GOOD, {"messages": GOOD["messages"] * 2}])
     given = ["--train_file", data, "--model_name", base, "--output_dir", tmp_path / "run", "--use_cpu"]
     error = error_of(capsys, "train", *given, "--chat_template", template)
-    assert f"{data}:2: the chat template refuses these messages: one exchange only" in error
+    assert f"{data}:2: the chat template refuses these messages (one exchange only); change them" in error
 
 
 def test_the_seed_is_that_of_an_adapter_too(base: Path, good: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ ERRORS = [
     (["estimate", "--gpu", "4"], "unknown argument '--gpu'; did you mean --gpus?"),
     (["inspect", "--train_file", "x", "--model_name", "x", "--idnex", "4"], "did you mean --index?"),
     (["verify", "--step_jeap"], "did you mean --step_jepa?"),
-    (["prepare"], "the following arguments are required: KIND; choose one of steps, gsm8k, "),
+    (["prepare"], "the following arguments are required: KIND; choose one of chat, steps, gsm8k, "),
     (["prepare", "gsmk8"], "argument KIND: invalid choice 'gsmk8'; did you mean 'gsm8k'?"),
     (["prepare", "nl-rx", "--sized", "4", "--output_file", "x"], "unknown argument '--sized'; did you mean --size?"),
     (["evaluate", "--model_pth", "x"], "unknown argument '--model_pth'; did you mean --model_path?"),

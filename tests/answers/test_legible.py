@@ -75,7 +75,7 @@ def test_nothing_behind_a_special_token_was_said():
 @pytest.mark.parametrize("unit", ["`", "```", "<|", "</s>", "\u200b", "８", "a", "```\n", "\\boxed{", " ", "\n"])
 @pytest.mark.parametrize("function", [legible, before_special_token, opening, unfenced])
 def test_long_text_takes_no_longer_than_reading_it(function, unit):
-    begun = time.perf_counter()
+    begun = time.process_time()
     function(unit * (10**6 // len(unit)))
     function("```" + unit * (10**6 // len(unit)))
-    assert time.perf_counter() - begun < 4
+    assert time.process_time() - begun < 4

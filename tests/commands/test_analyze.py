@@ -243,7 +243,7 @@ ERRORS: list[tuple[list[str], str]] = [
     (["--model_path", "{llm}", "--t_sne_type", "answers"], "expected 1 files after --predictions, got 0"),
     (["--model_path", "{llm}", "--score", "exact"], "--score does nothing without --t_sne_type answers"),
     (["--model_path", "{llm}", "--labels", "a,b"], "--labels: expected 1 names, got 2"),
-    (["--model_path", "{llm}", "{base}", "--labels", "a,a"], "--labels: the names must be different"),
+    (["--model_path", "{llm}", "{base}", "--labels", "a,a"], "--labels: two names are equal"),
     (["--model_path", "{llm}", "{llm}"], "--model_path names a model twice"),
     (["--model_path", "{llm}", "--max_examples", "0"], "--max_examples: expected 1 or more, got 0"),
     (["--model_path", "{llm}/nowhere"], "no such model folder"),
@@ -286,7 +286,7 @@ def test_names_of_models_drawn_again_are_different(
     flags = ["--test_file", data, "--output_dir", tmp_path, "--projections", "pca", "--views", "llm-jepa"]
     assert analyze("--model_path", runs["regular"], runs["llm"], *flags) == 0
     assert analyze("--redraw", tmp_path, "--labels", "a,a") == 2
-    assert "--labels: the names must be different" in capsys.readouterr().err
+    assert "--labels: two names are equal" in capsys.readouterr().err
     assert analyze("--redraw", tmp_path, "--labels", "a,b", "--overwrite") == 0
 
 

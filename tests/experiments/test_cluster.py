@@ -95,7 +95,7 @@ def test_the_queue_is_asked_for_all_jobs_of_the_user_at_once(slurm: Path) -> Non
     asked = (slurm / "asked").read_text().split()
     assert asked == ["--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i", "%T"]
     program(slurm, "squeue", "echo 'slurm_load_jobs error:  timed out' >&2; exit 1")
-    with pytest.raises(UserError, match="SLURM's queue can't be asked: slurm_load_jobs error: timed out"):
+    with pytest.raises(UserError, match=r"SLURM's queue can't be asked .slurm_load_jobs error: timed out.; the same"):
         queue()
 
 
@@ -104,7 +104,10 @@ def test_what_the_cluster_refuses_is_said_on_one_line(slurm: Path) -> None:
     cluster = Cluster(slurm / "jobs", read_options(["partition=gqu", "time=1"]))
     with pytest.raises(UserError) as caught:
         cluster.submit([dict, list])
-    assert str(caught.value) == "the jobs were refused: sbatch: error: invalid partition specified: gqu"
+    assert str(caught.value) == (
+        "the jobs were refused (sbatch: error: invalid partition specified: gqu); change --slurm, or --engine local "
+        "runs them here"
+    )
 
 
 def test_no_slurm_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,9 +39,9 @@ def test_anything_else_is_none(value):
     "text", ["['" + "a" * 10**6, "['a'" * 10**5 + "]", "[" + " " * 10**6 + "]x]", "['\\" * 10**5 + "]"]
 )
 def test_long_text_takes_no_longer_than_reading_it(text):
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert as_list(text) is None
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 @pytest.mark.parametrize(

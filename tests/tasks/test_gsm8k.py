@@ -433,7 +433,7 @@ def test_agrees_with_the_verdicts_on_solutions_that_a_model_wrote(shared_data):
 
 
 def test_a_hostile_answer_takes_no_time():
-    begun = time.perf_counter()
+    begun = time.process_time()
     for text in ("#### " + "9" * 10**6, "#### 1e999999999", r"\boxed{" * 10**5, "#### " + "{" * 5000 + "}" * 5000):
         assert judge(text, last_number=True).scores["correct"] is False
-    assert time.perf_counter() - begun < 2
+    assert time.process_time() - begun < 2

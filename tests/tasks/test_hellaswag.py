@@ -260,9 +260,9 @@ def test_real_file_gold_is_right_and_the_others_are_not(shared_data):
     ["A" * 10**6, "answer is " * 100_000, "*" * 10**6, "answer A" + "*" * 10**6, "A\n" * 500_000, ":\n" * 500_000],
 )
 def test_long_answers_take_no_longer_than_reading_them(text):
-    begin = time.perf_counter()
+    begin = time.process_time()
     TASK.score(record(), Response(text))
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 def test_convert_makes_the_published_form(shared_data):

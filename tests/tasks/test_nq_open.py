@@ -200,9 +200,9 @@ def test_what_squad_calls_equal_is_equal_but_for_numbers(shared_data):
     ["a " * 500_000, ";" * 10**6, "A." * 500_000, "1,000" * 200_000, "-." * 500_000, "1" + "%" * 10**6, " " * 10**6],
 )
 def test_long_answers_take_no_longer_than_reading_them(text):
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert not TASK.score(record("Amma; 1,000 years"), Response(text)).scores["exact"]
-    assert time.perf_counter() - begin < 10
+    assert time.process_time() - begin < 10
 
 
 def test_convert_makes_the_published_form(shared_data):
@@ -233,6 +233,6 @@ def test_convert_says_why_not(row, reason):
 
 @pytest.mark.parametrize("marks", ["\u0301\u0323", "\u05b0\u05c1", "\u064b\u0651"])
 def test_marks_heaped_on_one_letter_take_no_longer(marks):
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert not TASK.score(record("Amma"), Response("a" + marks * 300_000)).scores["contains"]
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5

@@ -190,9 +190,9 @@ def test_reviews_themselves_name_no_label_by_chance(shared_data):
     "text", ["Good " * 200_000, "_" * 10**6, "the " * 200_000, " " * 10**6, "very " * 200_000, "it is :" + " " * 10**6]
 )
 def test_long_answers_take_no_longer_than_reading_them(text):
-    begin = time.perf_counter()
+    begin = time.process_time()
     TASK.score(record(), Response(text))
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 def test_convert_makes_the_published_form(shared_data):

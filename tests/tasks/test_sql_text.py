@@ -269,8 +269,8 @@ def test_order_is_found_as_by_reading_outside_of_parentheses(spider):
     ids=range(19),
 )
 def test_no_text_takes_long(sql):
-    started = time.monotonic()
+    started = time.process_time()
     for function in (normal_form, orders_rows, hardness):
         function(sql)
     assert not same_text(sql, "SELECT a FROM t")
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2

@@ -13,10 +13,11 @@ import yaml
 from huggingface_hub import ModelCard
 
 import tiny
+from made_up_runs import evaluate, make_run
 from stepjepa.cli import main
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import write_jsonl
-from stepjepa.training.card import MARK, base_on_hub, model_card, summaries, write_card
+from stepjepa.training.card import CARD_FILE, MARK, base_on_hub, model_card, renew_card, summaries, write_card
 
 RUN: dict[str, Any] = {
     "model": "org/base-1B",
@@ -176,3 +177,22 @@ def test_the_lines_of_a_card_load_the_model(flags: list[str], plain_tokenizer: A
     assert ids.max() == len(plain_tokenizer)
     with torch.no_grad():
         assert torch.isfinite(found["model"](ids).logits).all()
+
+
+def test_a_new_evaluation_is_in_the_card(tmp_path: Path, plain_tokenizer: Any) -> None:
+    folder = make_run(tmp_path / "run", "1011000")
+    plain_tokenizer.save_pretrained(folder)
+    evaluate(folder, "1011000")
+    renew_card(folder)
+    assert "0.4286" in (folder / CARD_FILE).read_text()
+    # Of another model now, so it says nothing of this one; and somebody's own card stays.
+    (folder / "model.safetensors").write_text("other")
+    before = (folder / CARD_FILE).read_text()
+    renew_card(folder)
+    assert (folder / CARD_FILE).read_text() == before
+    (folder / CARD_FILE).write_text("# Mine\n")
+    evaluate(folder, "1111111")
+    renew_card(folder)
+    assert (folder / CARD_FILE).read_text() == "# Mine\n"
+    renew_card(tmp_path)
+    assert not (tmp_path / CARD_FILE).exists()

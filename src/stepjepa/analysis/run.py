@@ -206,7 +206,7 @@ def redraw(folder: str | os.PathLike[str], labels: Sequence[str] = ()) -> list[P
 
 def _refuse_same(labels: Sequence[str]) -> None:
     if len(set(labels)) < len(labels):
-        raise UserError("--labels: the names must be different")
+        raise UserError("--labels: two names are equal; give every model one of its own")
 
 
 def notes(analysis: Analysis) -> list[str]:

@@ -54,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
     if args.output_dir is not None:
         _export(args, name)
     else:
-        _renew_card(folder, name)
+        from stepjepa.training.card import renew_card
+
+        renew_card(folder, name)
     if name is not None:
         _upload(args, folder, name)
     return 0
@@ -126,26 +128,6 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
         size = model.get_input_embeddings().weight.shape[0]
         print(f"stripped: {count} predictor tokens; {rows}; the vocabulary has {size} rows")
     print(f"exported to {folder}: load it with AutoModelForCausalLM.from_pretrained")
-
-
-def _renew_card(folder: Path, name: str | None) -> None:
-    """Write the card of a run folder that is uploaded as it is: its evaluations may have come since."""
-    from stepjepa.models.loading import load_tokenizer
-    from stepjepa.run_folder import run_of
-    from stepjepa.text.predictors import all_predictor_ids
-    from stepjepa.training.card import model_card, summaries, write_card
-
-    run = run_of(folder)
-    if run is None or not summaries(folder):
-        return
-    card = model_card(
-        run,
-        name or folder.absolute().name,
-        scores=summaries(folder),
-        adapter=(folder / "adapter_config.json").is_file(),
-        predictors=bool(all_predictor_ids(load_tokenizer(str(folder)))),
-    )
-    write_card(folder, card)
 
 
 def _upload(args: argparse.Namespace, folder: Path, name: str) -> None:

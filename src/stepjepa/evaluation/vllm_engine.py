@@ -44,7 +44,7 @@ class VllmEngine:
             )
         except (ValueError, OSError, RuntimeError) as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(f"vLLM can't load '{settings.model_path}': {first}") from None
+            raise UserError(f"vLLM can't load '{settings.model_path}' ({first}); --engine hf does without it") from None
         self.tokenizer: Any = self._model.get_tokenizer()
         eos = self.tokenizer.eos_token_id
         ends = make_template(self.tokenizer, plain=settings.plain).end_of_turn_ids

@@ -157,7 +157,9 @@ class Cluster:
         try:
             found = self._executor.submit_array(functions)
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-            raise UserError(f"the jobs were refused: {_one_line(error)}") from None
+            raise UserError(
+                f"the jobs were refused ({_one_line(error)}); change --slurm, or --engine local runs them here"
+            ) from None
         self._jobs |= {job.job_id: job for job in found}
         return [job.job_id for job in found]
 
@@ -208,10 +210,14 @@ def queue() -> dict[str, str]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"SLURM's queue can't be asked: {_one_line(error)}") from None
+        raise _unanswered(_one_line(error)) from None
     if done.returncode:
-        raise UserError(f"SLURM's queue can't be asked: {' '.join(done.stderr.split()) or 'squeue failed'}")
+        raise _unanswered(" ".join(done.stderr.split()) or "squeue failed")
     return dict(line.split()[:2] for line in done.stdout.splitlines() if len(line.split()) >= 2)
+
+
+def _unanswered(reason: str) -> UserError:
+    return UserError(f"SLURM's queue can't be asked ({reason}); the same command goes on later")
 
 
 def _one_line(error: BaseException) -> str:

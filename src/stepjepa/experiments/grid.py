@@ -130,7 +130,9 @@ def _note_lines(node: Any, keys: tuple[str, ...], lines: dict[tuple[str, ...], i
     for key, value in node.value:
         place, line = (*keys, str(key.value)), key.start_mark.line + 1
         if place in lines:
-            raise UserError(f"{'.'.join(place)}: is there twice, first in line {lines[place]}", path=path, line=line)
+            raise UserError(
+                f"{'.'.join(place)}: is there twice, first in line {lines[place]}; leave one out", path=path, line=line
+            )
         lines[place] = line
         if keys != ("arms",):
             lines[(*keys, place[-1].replace("-", "_"))] = line

@@ -74,7 +74,7 @@ def _config(jepa: dict[str, Any]) -> JepaConfig:
     try:
         return JepaConfig(**jepa)
     except (TypeError, ValueError) as error:
-        raise UserError(f"the objective in run.json can't be read: {error}") from None
+        raise UserError(f"the objective in run.json can't be read ({error}); train again") from None
 
 
 def _describe(run: Run, config: JepaConfig, notes: list[str]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _data_file(run: Run) -> tuple[Path, argparse.Namespace]:
     try:
         flags = parser.parse_known_args(given)[0]
     except argparse.ArgumentError as error:
-        raise UserError(f"the command in run.json can't be read: {error}") from None
+        raise UserError(f"the command in run.json can't be read ({error}); train again") from None
     named = getattr(flags, f"{part}_file") or expected["file"]
     path = next((each for each in _places(run, named) if each.is_file()), None)
     if path is None:

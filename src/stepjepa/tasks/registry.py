@@ -139,7 +139,9 @@ def keep(task: Task, records: Sequence[Record]) -> tuple[dict[int, Record], dict
             left_out[reason] += 1
     if not kept:
         reasons = "; ".join(f"{reason}: {count}" for reason, count in left_out.most_common())
-        raise UserError(f"no record is left to evaluate ({reasons})", path=records[0].path)
+        raise UserError(
+            f"no record is left to evaluate ({reasons}); name another --test_file or --task", path=records[0].path
+        )
     return kept, dict(left_out)
 
 

@@ -115,7 +115,9 @@ class ChatTemplate:
             try:
                 text = self._apply(messages)
             except TemplateError as error:
-                raise UserError(f"the chat template refuses these messages: {error}") from None
+                raise UserError(
+                    f"the chat template refuses these messages ({error}); change them, or name another --chat_template"
+                ) from None
             spans = self._spans_by_skeleton(text, roles, contents) or self._spans_by_search(text, roles, contents)
         if self.appends_end_of_turn and roles[-1] == "assistant":
             text = text[: spans[-1][1]] + self.end_of_turn

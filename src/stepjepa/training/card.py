@@ -14,6 +14,9 @@ from huggingface_hub import ModelCard, ModelCardData
 from stepjepa.errors import visible
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import atomic_write
+from stepjepa.models.loading import load_tokenizer
+from stepjepa.run_folder import run_of
+from stepjepa.text.predictors import all_predictor_ids
 
 CARD_FILE = "README.md"
 
@@ -109,6 +112,26 @@ def write_card(folder: str | Path, card: ModelCard) -> None:
         return
     with atomic_write(path) as stream:
         stream.write(str(card))
+
+
+def renew_card(folder: Path, name: str | None = None) -> None:
+    """Write the card of a run folder anew, since evaluations may have come to it; others are left alone.
+
+    Args:
+        folder: any.
+        name: under which the model is loaded; by default the folder's.
+    """
+    run, scores = run_of(folder), summaries(folder)
+    if run is None or not scores:
+        return
+    card = model_card(
+        run,
+        name or folder.absolute().name,
+        scores=scores,
+        adapter=(folder / "adapter_config.json").is_file(),
+        predictors=bool(all_predictor_ids(load_tokenizer(str(folder)))),
+    )
+    write_card(folder, card)
 
 
 def is_ours(path: Path) -> bool:
