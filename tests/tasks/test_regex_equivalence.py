@@ -249,9 +249,9 @@ def test_different_with_a_shortest_line_to_show_it(left, right, line):
     ],
 )
 def test_large_bounds_and_nested_anything_stay_quick(left, right, result):
-    began = time.perf_counter()
+    began = time.process_time()
     assert find_difference(left, right) == result
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 # Every short line of three characters: two word characters and one that is none.

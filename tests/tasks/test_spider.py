@@ -205,10 +205,10 @@ def test_where_an_answer_begins_and_ends(text, whole, first):
 )
 def test_no_answer_takes_long_to_read(piece):
     text = "SELECT " + piece * (1_000_000 // len(piece)) + "x"
-    started = time.monotonic()
+    started = time.process_time()
     whole_answer(text)
     first_statement(text)
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_true_queries_that_fail_are_counted_apart(databases, task):
