@@ -14,7 +14,7 @@ import tiny
 from stepjepa.errors import UserError
 from stepjepa.models.stripping import strip_rows, strip_tokenizer
 from stepjepa.models.token_rows import give_predictors
-from stepjepa.text.predictors import add_predictor_tokens, all_predictor_ids
+from stepjepa.text.predictors import add_predictor_tokens, all_predictor_ids, saved_with_predictors
 
 TEXT = "3+4=7.\n\nSo it is 12 <|im_end|> Rot 🌋"
 
@@ -76,7 +76,9 @@ def test_what_can_not_be_stripped_is_refused(plain_tokenizer: Any) -> None:
 def test_a_tokenizer_is_as_it_was_before(plain_tokenizer: Any, tmp_path: Path) -> None:
     _, tokenizer = with_predictors(plain_tokenizer, len(plain_tokenizer))
     tokenizer.save_pretrained(tmp_path)
+    assert saved_with_predictors(tmp_path)
     strip_tokenizer(tmp_path, tokenizer, AutoTokenizer.from_pretrained)
+    assert not saved_with_predictors(tmp_path)
     stripped = AutoTokenizer.from_pretrained(tmp_path)
     assert not all_predictor_ids(stripped)
     assert len(stripped) == len(plain_tokenizer)
@@ -101,7 +103,9 @@ def test_real_tokenizers(name: str, shared_data: Path, tmp_path: Path) -> None:
     original, tokenizer = (AutoTokenizer.from_pretrained(folder) for _ in range(2))
     add_predictor_tokens(tokenizer, 3)
     tokenizer.save_pretrained(tmp_path)
+    assert saved_with_predictors(tmp_path)
     strip_tokenizer(tmp_path, tokenizer, AutoTokenizer.from_pretrained)
+    assert not saved_with_predictors(tmp_path)
     stripped = AutoTokenizer.from_pretrained(tmp_path)
     assert stripped.get_vocab() == original.get_vocab()
     assert stripped(TEXT).input_ids == original(TEXT).input_ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -50,3 +51,17 @@ def predictor_ids(tokenizer: PreTrainedTokenizerBase, count: int) -> list[int]:
 def all_predictor_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids of every predictor token that a tokenizer has: what must never be generated."""
     return sorted(index for token, index in tokenizer.get_added_vocab().items() if _PATTERN.fullmatch(token))
+
+
+def saved_with_predictors(folder: str | Path) -> bool:
+    """Whether the tokenizer saved in a folder has predictor tokens; it is not loaded, so nothing heavy is imported.
+
+    Args:
+        folder: of a model.
+
+    Raises:
+        OSError: a file of the tokenizer can't be read.
+    """
+    first = predictor_token(1).encode()
+    files = (Path(folder) / name for name in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json"))
+    return any(first in file.read_bytes() for file in files if file.is_file())

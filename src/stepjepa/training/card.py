@@ -14,9 +14,8 @@ from huggingface_hub import ModelCard, ModelCardData
 from stepjepa.errors import visible
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import atomic_write
-from stepjepa.models.loading import load_tokenizer
 from stepjepa.run_folder import run_of
-from stepjepa.text.predictors import all_predictor_ids
+from stepjepa.text.predictors import saved_with_predictors
 
 CARD_FILE = "README.md"
 
@@ -129,7 +128,7 @@ def renew_card(folder: Path, name: str | None = None) -> None:
         name or folder.absolute().name,
         scores=scores,
         adapter=(folder / "adapter_config.json").is_file(),
-        predictors=bool(all_predictor_ids(load_tokenizer(str(folder)))),
+        predictors=saved_with_predictors(folder),
     )
     write_card(folder, card)
 
