@@ -2,6 +2,7 @@
 
 import copy
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ from stepjepa.models.presets import train_tokenizer
 from stepjepa.text.predictors import add_predictor_tokens
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+# A shell ignores SIGINT for what it starts in the background, whose children inherit that: no test could interrupt one.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests are many small computations; threads only make them wait for each other.
 torch.set_num_threads(1)

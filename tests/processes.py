@@ -109,7 +109,6 @@ def trained(
         report_to="none",
         use_cpu=True,
         disable_tqdm=True,
-        dataloader_pin_memory=False,
         ddp_backend="gloo" if dist.is_torchelastic_launched() else None,
     )
     records = (tiny.records() * RECORDS)[:RECORDS]

@@ -143,7 +143,7 @@ def separate_states(model: Any, forest: Forest) -> Tensor:
 
 def arguments(folder: Path, **changes: Any) -> TrainingArguments:
     """Arguments of a run of three steps on the CPU that saves nothing."""
-    fixed = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False}
+    fixed = {"report_to": "none", "use_cpu": True, "disable_tqdm": True}
     return TrainingArguments(
         str(folder), **{"save_strategy": "no", "logging_steps": 1, "max_steps": 3} | fixed | changes
     )

@@ -130,16 +130,7 @@ class Fields:
 
 
 def read_fields(path: str | os.PathLike[str], what: str, remedy: str) -> Fields:
-    """The object that a JSON file holds.
-
-    Args:
-        path: of the file.
-        what: names its kind in errors.
-        remedy: what to do where it is damaged.
-
-    Raises:
-        UserError: it is missing, or holds something else.
-    """
+    """The object that a JSON file holds, with its fields checked as they are read; see :func:`read_json_object`."""
     return checked_fields(read_json_object(path, what, remedy), path, remedy)
 
 

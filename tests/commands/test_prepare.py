@@ -85,7 +85,10 @@ def test_input_is_never_replaced(raw_file):
         ('{"question": "a"\n', r"raw\.jsonl:1: not valid JSON"),
         ("[]\n", r"raw\.jsonl:1: a JSON list where an object is needed"),
         ("", r"raw\.jsonl: no record could be kept \(it is empty\)"),
-        ('{"question": "a", "text": "b"}\n', r"no field 'deepseek_response': 1\); check --response_field"),
+        (
+            '{"question": "a", "text": "b"}\n',
+            r"no field 'deepseek_response': 1\); a row needs the fields 'question' and 'deepseek_response' \(",
+        ),
     ],
 )
 def test_wrong_input_is_named_and_nothing_is_written(tmp_path, text, message):

@@ -80,7 +80,6 @@ def trainer(
         "report_to": "none",
         "use_cpu": True,
         "disable_tqdm": True,
-        "dataloader_pin_memory": False,
     }
     return Watched(
         tiny.make_model("llama", seed=3),

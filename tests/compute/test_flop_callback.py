@@ -112,7 +112,6 @@ def run(tokenizer: Any, folder: Path, equal: EqualCompute, **arguments: Any) -> 
             report_to="none",
             use_cpu=True,
             disable_tqdm=True,
-            dataloader_pin_memory=False,
             **arguments,
         ),
         JepaConfig(),

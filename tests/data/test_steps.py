@@ -6,12 +6,12 @@ import itertools
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from counting_text import CountingText
 from stepjepa.data.steps import Step, find_steps, separator_pattern
 
 
@@ -106,17 +106,6 @@ def trying_each_start(text: str, separator: str) -> list[Step]:
 @settings(max_examples=400, deadline=None)
 def test_steps_equal_those_found_by_trying_each_start(text: str, separator: str) -> None:
     assert find_steps(text, separator) == trying_each_start(text, separator)
-
-
-class CountingText(str):
-    """Counts the characters that are cut out of it."""
-
-    copied = 0
-
-    def __getitem__(self, key: Any) -> str:
-        found = super().__getitem__(key)
-        self.copied += len(found)
-        return found
 
 
 @pytest.mark.parametrize("piece", ["x\n\n", "\x0b\n\n", "\u2003 \n\n\n", "x\n\n \n\n\u2003\n\n"])

@@ -73,7 +73,6 @@ def test_training_is_not_disturbed_and_the_scores_are_logged(lora, tiny_tokenize
                 report_to="none",
                 use_cpu=True,
                 disable_tqdm=True,
-                dataloader_pin_memory=False,
                 learning_rate=0.01,
             ),
             JepaConfig(mode="step-jepa", predictors=2),

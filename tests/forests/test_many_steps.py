@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import stepjepa
 import tiny
+from counting_text import CountingText
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.forests.forest import Forest, key_ranges, seen_lengths
@@ -88,17 +89,6 @@ def by_table(forest: Forest) -> list[list[tuple[int, int]]]:
 def test_key_ranges_equal_those_of_the_table(seed: int) -> None:
     forest = tiny.random_forest(seed)
     assert key_ranges(forest) == by_table(forest)
-
-
-class CountingText(str):
-    """Counts the characters that are cut out of it."""
-
-    copied = 0
-
-    def __getitem__(self, key: Any) -> str:
-        found = super().__getitem__(key)
-        self.copied += len(found)
-        return found
 
 
 def test_a_message_is_looked_for_once() -> None:

@@ -89,7 +89,7 @@ def test_what_belongs_to_a_run_is_resumed_too(name: str, lora: bool, trained_tok
         if lora:
             torch.manual_seed(5)
             model = add_lora(model, LoraSettings(3), all_predictor_ids(tokenizer)[:2])
-        fixed = {"use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False, "report_to": "none"}
+        fixed = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}
         arguments = TrainingArguments(
             str(folder), max_steps=6, save_steps=3, logging_steps=1, per_device_train_batch_size=4, **fixed
         )
@@ -119,7 +119,7 @@ def test_what_belongs_to_a_run_is_resumed_too(name: str, lora: bool, trained_tok
 
 def test_a_head_or_an_average_that_was_not_saved_is_missed(trained_tokenizer: Any, tmp_path: Path) -> None:
     def trainer(folder: Path, **extra: Any) -> JepaTrainer:
-        fixed = {"use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False, "report_to": "none"}
+        fixed = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}
         arguments = TrainingArguments(str(folder), max_steps=2, save_steps=1, **fixed)
         return JepaTrainer(
             tiny.make_model("llama", seed=3),

@@ -42,7 +42,6 @@ def trained(
         report_to="none",
         use_cpu=True,
         disable_tqdm=True,
-        dataloader_pin_memory=False,
         **changes,
     )
     trainer = JepaTrainer(

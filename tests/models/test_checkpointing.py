@@ -120,7 +120,7 @@ def test_a_whole_run_is_the_same(trained_tokenizer: Any, tmp_path: Path) -> None
     for way in ("none", "selective"):
         model: Any = tiny.make_model("llama", seed=3)
         WAYS[way](model)
-        args = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False}
+        args = {"report_to": "none", "use_cpu": True, "disable_tqdm": True}
         options = TrainingArguments(
             str(tmp_path), save_strategy="no", max_steps=3, learning_rate=0.05, optim="sgd", **args
         )

@@ -91,7 +91,6 @@ def test_an_adapter_trains_on_quantized_weights(
         report_to="none",
         use_cpu=True,
         disable_tqdm=True,
-        dataloader_pin_memory=False,
     )
     trainer = JepaTrainer(
         model,

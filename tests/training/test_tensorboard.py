@@ -112,7 +112,7 @@ def test_a_tracker_that_is_not_installed_is_one_line(
 
 def test_an_unknown_tracker_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(tmp_path, tmp_path / "run", "--max_steps", "1", "--report_to", "paper") == 2
-    assert "paper is not supported, only" in capsys.readouterr().err
+    assert "--report_to paper is unknown; known: " in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -159,6 +159,5 @@ def _base_rows(model_path: str, run: dict[str, Any] | None) -> int | None:
         if all_predictor_ids(AutoTokenizer.from_pretrained(name, local_files_only=True)):
             return None
         return int(AutoConfig.from_pretrained(name, local_files_only=True).get_text_config().vocab_size)
-    # The base has been removed, or was never on this machine: rows are then judged by themselves.
-    except Exception:
+    except Exception:  # whatever a base raises that was removed or never here: rows are then judged by themselves
         return None

@@ -39,7 +39,7 @@ def _run(args: argparse.Namespace) -> int:
     )
     records, counts = prepare_records(job.rows, options, job.source, job.limit, job.bad)
     steps = [("steps per record", f"{counts.steps / counts.kept:.2f}")] if records else []
-    hint = "; check --response_field and the file"
+    hint = f"; a row needs the fields 'question' and '{args.response_field}' (--response_field names another)"
     write_records(job, records, counts.read, counts.skipped, hint=hint, more=steps)
     return 0
 

@@ -234,8 +234,7 @@ def _read_dataset(name: str, split: str | None, subset: str | None) -> Rows:
         raise UserError(f"can't reach the hub ({_first_line(error)}); {remedy}", path=name) from None
     except FileNotFoundError as error:
         raise UserError(f"{_first_line(error)}; check --dataset", path=name) from None
-    except Exception as error:
-        # Whatever else a data set, its files or the hub's library may come up with.
+    except Exception as error:  # whatever else a data set, its files or the hub's library may come up with
         cause = f" ({_first_line(error.__cause__)})" if error.__cause__ else ""
         message = _first_line(error) + cause
         remedy = "; see --subset" if "config" in message.lower() else ""

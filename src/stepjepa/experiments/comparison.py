@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from stepjepa.errors import UserError
+from stepjepa.experiments.arm_names import arm_names, json_text
 from stepjepa.experiments.evaluated_run import MEASURES, EvaluatedRun, read_evaluated_run, refuse_different
 from stepjepa.experiments.statistics import ExampleTest, PairedT, Spread, holm, mcnemar, paired_t, sign_flip, spread
 
@@ -19,6 +18,9 @@ EQUAL = ("steps", "FLOPs")
 
 SAME_FLOPS = 0.02
 """Compute counts as equal within this share of the baseline's: a step is the smallest amount that can be added."""
+
+NOTHING_LEARNT = 0.01
+"""Runs that are all right on less than this share of the examples have learnt too little to be compared."""
 
 TAILS = {"one": "p_greater", "two": "p_two_sided"}
 """Which p a correction is made of, to the name that it has in the tests."""
@@ -157,7 +159,7 @@ def compare_runs(
 def _arms(runs: Sequence[EvaluatedRun], names: Sequence[str]) -> list[Arm]:
     groups: dict[str, list[EvaluatedRun]] = {}
     for run in runs:
-        group = groups.setdefault(_text(run.settings), [])
+        group = groups.setdefault(json_text(run.settings), [])
         for other in group:
             if other.seed == run.seed:
                 raise UserError(
@@ -178,52 +180,8 @@ def _arms(runs: Sequence[EvaluatedRun], names: Sequence[str]) -> list[Arm]:
     ]
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
-
-
 def _numbers(seed: str) -> tuple[int, ...]:
     return tuple(map(int, seed.split("/")))
-
-
-# What is plain without its name, and what has a shorter one.
-_BARE = ("mode", "layout", "jepa_loss_type")
-_SHORT = {"predictors": "K"}
-_FIRST = ("mode", "layout", "predictors", "lbd", "jepa_loss_type", "lora", "lora_rank")
-
-
-def arm_names(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Short names: the mode, and what differs between arms that have it.
-
-    Args:
-        settings: of arms, no two of them equal.
-
-    Returns:
-        One name each, no two of them equal.
-    """
-    order = dict.fromkeys([*_FIRST, *(key for each in settings for key in each)])
-    values = {key: {_text(each[key]) for each in settings if key in each} for key in order}
-    differing = [key for key in order if key == "mode" or len(values[key]) > 1]
-    names = [" ".join(filter(None, (_part(key, each[key]) for key in differing if key in each))) for each in settings]
-    for place, name in enumerate(names):
-        if names.count(name) > 1:
-            # Of two such arms one lacks a setting, as those of an older version may.
-            rare = [key for key in order if not all(key in each for each in settings) and key in settings[place]]
-            names[place] = " ".join([name, *(f"{key}={_text(settings[place][key])}" for key in rare)])
-    return names
-
-
-def _part(key: str, value: Any) -> str:
-    if value is False:
-        return ""
-    if value is True:
-        return key
-    if key == "model":
-        value = Path(value).name
-    shown = f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else _text(value)
-    if not shown.strip() or shown != " ".join(shown.split()):
-        shown = _text(shown)
-    return shown if key in _BARE else f"{_SHORT.get(key, key)}={shown}"
 
 
 def _baseline(arms: Sequence[Arm], name: str | None) -> Arm:
@@ -318,6 +276,12 @@ def _corrected(differences: dict[str, Difference], tails: str) -> dict[str, Diff
 
 def _notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[str]:
     yield from _footing(arms, differences)
+    means = [mean for arm in arms for run in arm.runs if (mean := run.mean("headline")) is not None]
+    if means and max(means) < NOTHING_LEARNT:
+        yield (
+            f"no run is right on {NOTHING_LEARNT:.0%} of the examples, so their differences say nothing yet; train "
+            "longer, or on more records"
+        )
     baseline = arms[0]
     for arm in arms[1:]:
         found = differences[arm.name]
@@ -389,5 +353,5 @@ def _doubts(runs: Sequence[EvaluatedRun]) -> Iterator[str]:
 
 def _shown(value: Any) -> str:
     """A setting in a sentence; a template of many lines by its fingerprint."""
-    text = value if isinstance(value, str) else _text(value)
+    text = value if isinstance(value, str) else json_text(value)
     return text if len(text) <= 40 and text.isprintable() else hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +18,7 @@ from torch import nn
 from stepjepa.config import DTYPES
 from stepjepa.errors import UserError
 from stepjepa.files import read_json_object
-from stepjepa.models.presets import PREFIX, make_config, preset_tokenizer, read_template
+from stepjepa.models.presets import PREFIX, PRESETS, make_config, preset_tokenizer, read_template
 from stepjepa.models.presets import train_tokenizer as new_tokenizer
 from stepjepa.models.pretraining import as_loaded, chat_form, fit_config, random_model
 from stepjepa.models.quantization import quantization_options
@@ -233,7 +234,11 @@ def new_config(
 
 
 def _refuse_missing(name: str) -> None:
-    """Say of a folder that it is missing, before it is taken for a hub id."""
+    """Say of a folder that it is missing, and of a preset that it is misspelt, before it is taken for a hub id."""
+    if ":" in name and not Path(name).is_dir():
+        near = difflib.get_close_matches(name, [PREFIX + preset for preset in PRESETS], n=1, cutoff=0.4)
+        remedy = f"did you mean {near[0]}?" if near else f"presets begin with {PREFIX}, such as {PREFIX}tiny"
+        raise UserError(f"no model '{name}', and no hub id holds a colon; {remedy}")
     if not Path(name).is_dir() and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
         raise UserError("no such model folder; check the path", path=name)
 
@@ -267,9 +272,7 @@ def reported(what: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    # Of a folder that is missing, foreign or broken the libraries make whatever error comes first: a tokenizer cut
-    # short is an Exception and nothing more.
-    except Exception as error:
+    except Exception as error:  # of a broken folder comes any error: a tokenizer cut short is an Exception, no more
         remedy = "; pass --trust_remote_code if you trust it" if "trust_remote_code" in str(error) else ""
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"{what}: {line.rstrip(' .') if remedy else line}{remedy}") from None

@@ -60,8 +60,7 @@ def told(what: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    # Of a connection that breaks, an answer that is none, a name that is none: each has an error of its own.
-    except Exception as raised:
+    except Exception as raised:  # a broken connection, a strange answer, a wrong name: each has an error of its own
         error = raised.__cause__ if isinstance(raised, RuntimeError) and raised.__cause__ else raised
         response = getattr(error, "response", None)
         status = getattr(response, "status_code", None)

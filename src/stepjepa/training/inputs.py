@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import hashlib
 import importlib.util
 import random
+import re
 import sys
 from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 
@@ -135,8 +136,6 @@ def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArgu
         # All processes say as much as the first.
         "log_level_replica": "passive",
         "disable_tqdm": not sys.stderr.isatty(),
-        # A process that only the CPU serves has nothing to pin.
-        "dataloader_pin_memory": torch.accelerator.is_available(),
     }
     if has_eval:
         values["eval_strategy"] = "epoch" if args.eval_steps is None else "steps"
@@ -148,15 +147,25 @@ def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArgu
     if str(values.get("fsdp")).lower() == "true":
         # A configuration file says 'fsdp: true'; as a word it would be taken for one of the old options.
         values["fsdp"] = True
+    if values.get("deepspeed") and importlib.util.find_spec("deepspeed") is None:
+        raise UserError("--deepspeed requires deepspeed, which is not installed: pip install deepspeed")
     open_group(cpu=bool(values.get("use_cpu")), seconds=values.get("ddp_timeout", TrainingArguments.ddp_timeout))
     try:
         made = TrainingArguments(**values)
         # An unknown name would end the run only after data and model are prepared.
         get_reporting_integration_callbacks(made.report_to)
     except (ValueError, ImportError, TypeError, RuntimeError) as error:
-        raise UserError(" ".join(str(error).split())) from None
+        raise UserError(_with_remedy(" ".join(str(error).split()))) from None
     _check_reports(args, made)
     return made
+
+
+def _with_remedy(message: str) -> str:
+    """A message of transformers; that of an unknown tracker with the nearest known one."""
+    if match := re.fullmatch(r"(\S+) is not supported, only (.+) are supported\.?", message):
+        near = difflib.get_close_matches(match[1], match[2].split(", "), n=1)
+        return f"--report_to {match[1]} is unknown; " + (f"did you mean {near[0]}?" if near else f"known: {match[2]}")
+    return message
 
 
 def _check_reports(args: argparse.Namespace, made: TrainingArguments) -> None:

@@ -113,6 +113,8 @@ class JepaTrainer(ResumingTrainer, LoggedTrainer, SavingTrainer, GuardedTrainer,
         refuse_contradictions(args)
         refuse_lonely_pairs(self.jepa, args)
         args.remove_unused_columns = False
+        # A process that only the CPU serves has nothing to pin.
+        args.dataloader_pin_memory = args.dataloader_pin_memory and torch.accelerator.is_available()
         if args.ddp_find_unused_parameters is None and not has_experts(model):
             # All weights take part in every step; looking for others costs a walk through the graph.
             args.ddp_find_unused_parameters = False
