@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -360,10 +359,3 @@ def try_run(capsys: pytest.CaptureFixture[str], folder: Path, run: Path, number:
         return outcome(capsys, what, "evaluate", "--model_path", run, *evaluate)
     finally:
         damaged.write_bytes(before)
-
-
-def tell(found: Counter[str], what: str, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Print the figures of a soak, however tests are captured."""
-    with capsys.disabled():
-        told = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
-        print(f"\n{what}, seed {seed}: {sum(found.values())} tried: {told}")

@@ -3,7 +3,6 @@
 The seed is printed and can be given (``SOAK_SEED``); the figures go to ``soak/kill.json``, or into ``SOAK_FIGURES``.
 """
 
-import json
 import os
 import random
 import re
@@ -18,6 +17,7 @@ import yaml
 
 import kills
 from forked import Commands
+from soak_figures import SEED, note
 
 pytestmark = pytest.mark.slow
 
@@ -67,9 +67,8 @@ def _is_over(log: Path) -> bool:
 def test_killed_at_random_moments_everything_comes_to_the_same(
     commands: Commands, trained_tokenizer: Any, tmp_path: Path
 ) -> None:
-    seed = int(os.environ.get("SOAK_SEED", time.time_ns() % 2**32))
-    print(f"\nkills: SOAK_SEED={seed}", flush=True)
-    chance, began = random.Random(seed), time.monotonic()
+    print(f"\nkills: SOAK_SEED={SEED}", flush=True)
+    chance, began = random.Random(SEED), time.monotonic()
     material = kills.make_material(tmp_path / "material", trained_tokenizer)
     trained = material / "undisturbed" / "run"
     trained.parent.mkdir()
@@ -111,14 +110,11 @@ def test_killed_at_random_moments_everything_comes_to_the_same(
             results = case.results(folder)
             assert results.keys() == expected.keys()
             for file, content in expected.items():
-                assert results[file] == content, f"{case.name}, SOAK_SEED={seed}: {file}"
+                assert results[file] == content, f"{case.name}, SOAK_SEED={SEED}: {file}"
             figures[case.name]["compared"] += 1
         print(f"kills: {case.name} {figures[case.name]}", flush=True)
     total = sum(figure["kills"] for figure in figures.values())
     seconds = round(time.monotonic() - began)
-    target = Path(os.environ.get("SOAK_FIGURES", "soak")) / "kill.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps({"seed": seed, "kills": total, "seconds": seconds, **figures}, indent=2) + "\n")
-    print(f"kills: {total} in {seconds} s, figures in {target}", flush=True)
+    note("kill", {"kills": total, "seconds": seconds, **figures})
     assert not any(figure["half_files"] for figure in figures.values())
     assert total >= LEAST

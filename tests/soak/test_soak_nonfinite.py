@@ -6,7 +6,6 @@ The seeds are drawn from ``SOAK_SEED`` where it is given; ``NONFINITE_SEEDS=3,17
 
 from __future__ import annotations
 
-import json
 import os
 import random
 from collections.abc import Iterator
@@ -16,10 +15,11 @@ from typing import Any
 import pytest
 
 from harmful import made, same, trainer_of, weights
+from soak_figures import SEED, note
 from stepjepa.data.streams import RecordStream
 from stepjepa.errors import UserError
 
-DRAWN = random.Random(os.environ.get("SOAK_SEED", "0")).sample(range(10**6), 40)
+DRAWN = random.Random(SEED).sample(range(10**6), 40)
 SEEDS = [int(seed) for seed in os.environ.get("NONFINITE_SEEDS", ",".join(map(str, DRAWN))).split(",")]
 
 
@@ -28,9 +28,7 @@ def passed() -> Iterator[list[int]]:
     """Seeds of runs that were as they should be, written down in the end."""
     seeds: list[int] = []
     yield seeds
-    target = Path(os.environ.get("SOAK_FIGURES", "soak")) / "nonfinite.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps({"runs": len(SEEDS), "passed": len(seeds), "seeds": seeds}) + "\n")
+    note("nonfinite", {"runs": len(SEEDS), "passed": len(seeds), "seeds": seeds})
 
 
 @pytest.mark.slow

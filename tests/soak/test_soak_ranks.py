@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -23,6 +22,7 @@ from safetensors.torch import load_file
 import kills
 import ranks as ranks_file
 from ranks import Fault, Ranks
+from soak_figures import SEED, note
 
 pytestmark = pytest.mark.slow
 
@@ -43,19 +43,9 @@ def train(material: Path, run: Path) -> list[object]:
     return ["train", *kills.train_flags(material, STEPS), "--output_dir", run, "--resume_from_checkpoint", "auto"]
 
 
-def note(name: str, figures: dict[str, Any]) -> None:
-    """Print figures, and add them to those that are there."""
-    target = Path(os.environ.get("SOAK_FIGURES", "soak")) / "ranks.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    before = json.loads(target.read_text()) if target.exists() else {}
-    target.write_text(json.dumps({**before, name: figures}, indent=2) + "\n")
-    print(f"ranks: {name} {figures}", flush=True)
-
-
 def test_drawn_faults(ranks: Ranks, material: Path, tmp_path: Path) -> None:
-    seed = int(os.environ.get("SOAK_SEED", time.time_ns() % 2**32))
-    print(f"\nranks: SOAK_SEED={seed}", flush=True)
-    chance, began = random.Random(seed), time.monotonic()
+    print(f"\nranks: SOAK_SEED={SEED}", flush=True)
+    chance, began = random.Random(SEED), time.monotonic()
     met: Counter[str] = Counter()
     longest = 0.0
     wholes: dict[int, Path] = {}
@@ -73,25 +63,25 @@ def test_drawn_faults(ranks: Ranks, material: Path, tmp_path: Path) -> None:
             fault = Fault(kind, chance.randrange(world), where, chance.randint(1, MOST[where]))
             start = time.monotonic()
             ended, said = ranks.together(train(material, run), tmp_path / "log", ranks=world, fault=fault)
-            assert not kills.half_files(run), (seed, fault)
+            assert not kills.half_files(run), (SEED, fault)
             if ended == [0] * world:
                 # There were not so many steps left.
                 met["not met"] += 1
                 break
             others = [status for rank, status in enumerate(ended) if rank != fault.rank]
-            assert all(others), (seed, fault, ended, said)
+            assert all(others), (SEED, fault, ended, said)
             longest = max(longest, time.monotonic() - start)
             met[f"{kind} in {where}"] += 1
         else:
             ended, said = ranks.together(train(material, run), tmp_path / "log", ranks=world)
-            assert ended == [0] * world, (seed, said)
+            assert ended == [0] * world, (SEED, said)
         assert not kills.left_behind(run)
         found, expected = (load_file(folder / "model.safetensors") for folder in (run, wholes[world]))
         # What three add up depends on the order, and the first step of a start may have another one than later steps.
         most = 0.0 if world == 2 else 1e-4
-        assert all((found[name] - expected[name]).abs().max() <= most for name in expected), (seed, number, world)
+        assert all((found[name] - expected[name]).abs().max() <= most for name in expected), (SEED, number, world)
     seconds = round(time.monotonic() - began)
-    note("drawn", {"seed": seed, "runs": RUNS, **met, "longest_launch": round(longest), "seconds": seconds})
+    note("ranks", {"drawn": {"runs": RUNS, **met, "longest_launch": round(longest), "seconds": seconds}})
 
 
 def torchrun(arguments: list[object], fault: Fault | None, log: Path, *flags: str) -> tuple[int, float]:
@@ -135,4 +125,4 @@ def test_under_torchrun(ranks: Ranks, material: Path, tmp_path: Path) -> None:
     assert ended == [0, 0], said
     assert (run / "model.safetensors").read_bytes() == expected
     seconds = {"restarted": restarted, "ended": ended_by, "hanging given up": given_up}
-    note("torchrun", {name: round(value) for name, value in seconds.items()})
+    note("ranks", {"torchrun": {name: round(value) for name, value in seconds.items()}})

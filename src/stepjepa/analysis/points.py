@@ -47,6 +47,22 @@ class Points:
     labels: tuple[str, ...]
 
 
+def sampled_pairs(count: int, most: int, seed: int) -> NDArray[np.int64]:
+    """Which of so many pairs are drawn: all, or a sample that is the same for the same numbers.
+
+    Args:
+        count: of pairs.
+        most: of them at most.
+        seed: of the sample.
+
+    Returns:
+        ``[M]``, ascending.
+    """
+    if count <= most:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
+
+
 def choose_points(
     embeddings: ViewEmbeddings,
     colouring: str,
@@ -71,9 +87,7 @@ def choose_points(
     Raises:
         UserError: a record lacks what colours it.
     """
-    pairs = np.arange(len(embeddings))
-    if len(pairs) > most:
-        pairs = np.sort(np.random.default_rng(seed).choice(pairs, most, replace=False))
+    pairs = sampled_pairs(len(embeddings), most, seed)
     if colouring in BOTH_VIEWS:
         chosen, is_target = np.concatenate([pairs, pairs]), np.arange(2 * len(pairs)) >= len(pairs)
     else:

@@ -20,7 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from stepjepa.forests.masks import Visibility
 
-CALL_COST = 6144
+CALL_COST = 40_000
 """What one more call costs on a CPU, in pairs of query and key that it must save (measured on tiny models, where it
 counts most)."""
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stepjepa.analysis.files import JSON_FILE, REST, Analysis, ModelAnalysis, load
 from stepjepa.analysis.plots import COLOURED_BY, PLANE_NAMES
-from stepjepa.analysis.points import BOTH_VIEWS, NEXT_STEP
+from stepjepa.analysis.points import BOTH_VIEWS, NEXT_STEP, sampled_pairs
 from stepjepa.errors import visible
 from stepjepa.files import read_jsonl
 from stepjepa.pages.answers import is_right
@@ -120,10 +120,7 @@ def drawn_pairs(analysis: Analysis, model: ModelAnalysis) -> NDArray[np.int64]:
     Returns:
         ``[M]``, places in the model's arrays of pairs.
     """
-    count, most = len(model.arrays["pair"]), analysis.settings["max_points"]
-    pairs = np.arange(count)
-    if count > most:
-        pairs = np.sort(np.random.default_rng(analysis.settings["seed"]).choice(count, most, replace=False))
+    pairs = sampled_pairs(len(model.arrays["pair"]), analysis.settings["max_points"], analysis.settings["seed"])
     return np.concatenate([pairs, pairs]) if analysis.settings["t_sne_type"] in BOTH_VIEWS else pairs
 
 
