@@ -39,7 +39,7 @@ def test_the_tree_in_the_readme_is_the_tree() -> None:
 
 
 # Each may import from those before it.
-ORDER = ["errors", "terminal", "offline", "signals", "disk", "files", "fields", "checkpoints"]
+ORDER = ["errors", "terminal", "offline", "signals", "memory", "disk", "files", "fields", "checkpoints"]
 ORDER += ["run_folder", "config"]
 ORDER += ["arguments", "published", "parser", "drawing"]
 ORDER += ["data", "text", "forests", "models", "objectives", "compute", "answers", "tasks", "preparing"]

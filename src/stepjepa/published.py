@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import Any
 
-from stepjepa.arguments import add_switch
+from stepjepa.arguments import add_switch, as_arguments
 from stepjepa.errors import UserError
 
 ANSWERED = 50
@@ -23,9 +24,37 @@ IDLE = ("original_model_name", "nosplit_data", "device_map", "device", "use_lora
 """Flags of the published evaluations that choose what is found out here, or never done."""
 
 
+PAPER: dict[str, Any] = {"labels": "reference", "over_length": "truncate"}
+"""What ``--preset paper`` stands for in every mode: the labels of the published collator, records cut at the limit."""
+
+PAPER_OF_MODE: dict[str, dict[str, Any]] = {
+    "regular": {},
+    "llm-jepa": {"predictors": 0, "layout": "separate"},
+    "step-jepa": {"predictors": 1, "max_length": 1024},
+}
+"""... and in each: the defaults of the published programs where ours are others."""
+
+
+def preset_arguments(args: argparse.Namespace) -> list[str]:
+    """The flags that ``--preset`` stands for, to be put before all others, which then win.
+
+    Args:
+        args: of ``commands.train``, as named.
+    """
+    if args.preset is None:
+        return []
+    mode = "step-jepa" if args.step_jepa else "regular" if args.regular else "llm-jepa"
+    return as_arguments({**PAPER, **PAPER_OF_MODE[mode]})
+
+
 def add_training_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of the published training scripts, for ``stepjepa train``."""
     group = parser.add_argument_group("of the published scripts (docs/published.md)")
+    group.add_argument(
+        "--preset",
+        choices=("paper",),
+        help="defaults of the published programs instead of ours: labels, predictors, length; named flags win",
+    )
     group.add_argument(
         "--linear", metavar="MODE", help="random_span: short for --regular with --stp, weighted by --lbd"
     )

@@ -20,9 +20,10 @@ from typing import Any
 from stepjepa.checkpoints import checkpoint_fault, checkpoints
 from stepjepa.disk import naming_disk_errors
 from stepjepa.errors import UserError
-from stepjepa.files import read_json_object, write_json
+from stepjepa.files import atomic_write, read_json_object, write_json
 
 RUN_FILE = "run.json"
+METRICS_FILE = "metrics.jsonl"
 
 PART = ".saving"
 """Folder in a run folder for what has not been written to its end."""
@@ -124,8 +125,8 @@ def _fault(checkpoint: Path) -> str | None:
 
 
 def _holds_something(folder: Path) -> bool:
-    """Whether there is more than what a save that was killed has left."""
-    return any(path.name != PART for path in folder.iterdir())
+    """Whether there is more than what writes that were killed have left."""
+    return any(path.name != PART and not path.name.startswith(f".{RUN_FILE}.") for path in folder.iterdir())
 
 
 def _clear_away(folder: Path) -> None:
@@ -145,6 +146,30 @@ def write_run(folder: Path, values: dict[str, Any]) -> None:
     """Write ``run.json``, from the main process only."""
     if is_main_process():
         write_json(folder / RUN_FILE, json.loads(json.dumps(values, default=str)))
+
+
+def text_of_run(folder: Path) -> str | None:
+    """``run.json`` as it stands, for :func:`put_back`; None where there is none."""
+    path = folder / RUN_FILE
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def put_back(folder: Path, before: str | None) -> None:
+    """Leave a run folder as it was before a launch that trained nothing, free for the next try.
+
+    Args:
+        folder: of the run.
+        before: of :func:`text_of_run`.
+    """
+    if not is_main_process():
+        return
+    if before is not None:
+        with atomic_write(folder / RUN_FILE) as stream:
+            stream.write(before)
+        return
+    (folder / RUN_FILE).unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 # Parts of run.json that are read, with their types.
@@ -222,8 +247,8 @@ def earlier_launches(folder: Path, now: dict[str, Any], training: dict[str, Any]
             f"the run was begun with other settings ({words}); pass the flags of run.json, or another --output_dir",
             path=folder,
         )
-    length = ("num_train_epochs", "max_steps")
-    if before["status"] == "finished" and all(before["training"][name] == training[name] for name in length):
+    length, was = ("num_train_epochs", "max_steps"), before.get("training") or {}
+    if before.get("status") == "finished" and all(was.get(name) == training[name] for name in length):
         raise FinishedError("the run is finished; there is nothing to resume", path=folder)
     launches: list[dict[str, Any]] = before.get("launches", [])
     return launches
@@ -251,7 +276,11 @@ def save_whole(folder: Path, save: Callable[[str], None]) -> None:
         raise
     if is_main_process():
         for file in sorted(part.iterdir()):
-            file.replace(folder / file.name)
+            target = folder / file.name
+            if target.is_dir():
+                # Of an earlier save, as the templates beside some tokenizers; a folder that holds something stays.
+                shutil.rmtree(target)
+            file.replace(target)
         part.rmdir()
 
 

@@ -69,15 +69,16 @@ def print_rows(rows: Sequence[tuple[str, str]]) -> None:
 
 def print_json(value: Any) -> None:
     """Print one JSON document; numbers that are not finite, which JSON does not have, are null in it."""
-    print(json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False), flush=True)
+    print(json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False), flush=True)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same with None in the place of numbers that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: finite(inner) for key, inner in value.items()}
+    return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 @contextmanager

@@ -124,6 +124,32 @@ def test_what_contradicts_is_refused(arguments: list[str], words: str, capsys: p
     assert error.count("\n") == 1
 
 
+PRESET = [
+    ([], {"mode": "llm-jepa", "labels": "reference", "over_length": "truncate", "predictors": 0, "max_length": 512}),
+    (["--regular"], {"mode": "regular", "labels": "reference", "over_length": "truncate"}),
+    (["--step_jepa"], {"mode": "step-jepa", "labels": "reference", "predictors": 1, "max_length": 1024}),
+    (["--config", "step.yaml"], {"mode": "step-jepa", "predictors": 1, "max_length": 700}),
+    (["--predictors", "3", "--labels", "assistant"], {"labels": "assistant", "predictors": 3, "layout": "separate"}),
+]
+
+
+@pytest.mark.parametrize(("flags", "expected"), PRESET, ids=[" ".join(flags) for flags, _ in PRESET])
+def test_the_preset_of_the_papers_is_theirs_and_named_flags_win(
+    flags: list[str], expected: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("step.yaml").write_text("step_jepa: true\nmax_length: 700\n", encoding="utf-8")
+    parser = Parser(prog="stepjepa", allow_abbrev=False)
+    train.add_arguments(parser)
+    given = ["--train_file", "a", "--model_name", "m", "--output_dir", "o", "--preset", "paper", *flags]
+    args = train.parse(parser, given)
+    found = asdict(train.check(args))
+    assert {name: found[name] for name in expected} == expected
+    # What is written down repeats it.
+    again = asdict(train.check(train.parse(parser, args.resolved)))
+    assert again == found
+
+
 def test_what_is_followed_or_idle_is_said_on_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--train_file", "a", "--model_name", "m", "--output_dir", "o"]
     parser = Parser(prog="stepjepa", allow_abbrev=False)

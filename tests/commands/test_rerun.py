@@ -164,3 +164,23 @@ def test_tokens_have_no_place_on_a_command_line(
 
 def test_run_json_is_json_that_other_programs_read(folder: Path) -> None:
     json.loads((folder / "run" / "run.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"data": {"train": 5}}, "'data.train' is 5, expected an object"),
+        ({"data": {"train": {}}}, "'data.train.file' is missing, expected a text"),
+        ({"data": {"tests": {}}}, "'data' names an unknown part 'tests'"),
+        ({"loaded": {"chat_template": 3}}, "'loaded.chat_template' is 3, expected a text"),
+        ({"machine": None}, "'machine' is null, expected an object"),
+        ({"machine": {}}, "'machine.processes' is missing, expected a whole number"),
+        ({"versions": None}, "'versions' is null, expected an object"),
+    ],
+)
+def test_a_damaged_record_is_one_line(
+    values: dict[str, Any], words: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rerun", str(changed(folder, tmp_path, **values))]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line

@@ -11,7 +11,7 @@ import pytest
 from made_up_runs import make_run
 from stepjepa.errors import UserError
 from stepjepa.experiments.comparison import compare, compare_runs
-from stepjepa.experiments.figures import Figures, from_folder, missing, read_figures, write_figures
+from stepjepa.experiments.figures import Figures, from_folder, read_figures, write_figures
 
 LLM = {"mode": "llm-jepa", "lbd": 0.5}
 # Of seven examples: a prime, no multiple of the bits of a hexadecimal digit.
@@ -67,10 +67,6 @@ def test_a_seed_twice_or_an_arm_of_two_settings_is_refused(figures: list[Figures
     with pytest.raises(ValueError, match="expected equal settings in all runs of regular"):
         write_figures(tmp_path / "a.json", [figures[0], replace(figures[3], label="regular")])
     assert not (tmp_path / "a.json").exists()
-
-
-def test_what_is_missing(figures: list[Figures]) -> None:
-    assert missing(figures[:3], [each.key for each in figures]) == [("jepa", "82")]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,16 @@ from made_up_runs import evaluate, make_run
 from stepjepa.cli import main
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import write_jsonl
-from stepjepa.training.card import CARD_FILE, MARK, base_on_hub, model_card, renew_card, summaries, write_card
+from stepjepa.training.card import (
+    CARD_FILE,
+    MARK,
+    base_on_hub,
+    model_card,
+    renew_card,
+    results_of,
+    summaries,
+    write_card,
+)
 
 RUN: dict[str, Any] = {
     "model": "org/base-1B",
@@ -196,3 +205,29 @@ def test_a_new_evaluation_is_in_the_card(tmp_path: Path, plain_tokenizer: Any) -
     assert (folder / CARD_FILE).read_text() == "# Mine\n"
     renew_card(tmp_path)
     assert not (tmp_path / CARD_FILE).exists()
+    # A card that somebody has begun to fill in is theirs, too.
+    (folder / CARD_FILE).write_text("# Mine\n[More Information Needed]\n")
+    renew_card(folder)
+    assert "# Mine" in (folder / CARD_FILE).read_text()
+
+
+def test_a_card_has_the_name_that_it_is_uploaded_under(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "1011000")
+    for file in folder.glob("*.summary.json"):
+        file.unlink()
+    renew_card(folder)
+    assert not (folder / CARD_FILE).exists()
+    renew_card(folder, "me/mine")
+    assert "name = 'me/mine'" in (folder / CARD_FILE).read_text()
+
+
+def test_a_checkpoint_has_results_of_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-3"
+    folder.mkdir()
+    history = [{"lm_loss": 2.5, "step": 2, "num_tokens": 70}, {"eval_lm_loss": 3.5, "step": 3}]
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 3, "log_history": history}))
+    found = results_of(folder)
+    assert found is not None
+    assert (found["steps"], found["tokens"], found["lm_loss"], found["eval_lm_loss"]) == (3, 70, 2.5, 3.5)
+    assert "After 3 steps and 70 tokens:" in str(model_card(RUN, "me/mine", results=found))
+    assert results_of(tmp_path) is None

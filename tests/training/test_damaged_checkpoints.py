@@ -89,7 +89,15 @@ def grow_average(state: dict[str, Any]) -> None:
     first["exp_avg"] = torch.zeros(3, 5)
 
 
+def renamed(tensors: dict[str, Any]) -> None:
+    """The first tensor gets another name."""
+    tensors["other"] = tensors.pop(min(tensors))
+
+
 DAMAGES: dict[str, Callable[[Path], None]] = {
+    "weights with other names": weights(renamed),
+    "weights of which one is missing": weights(lambda tensors: tensors.pop(min(tensors))),
+    "weights of which one is too many": weights(lambda tensors: tensors.update(other=torch.ones(3))),
     "weights of other shapes": weights(grown),
     "an optimizer of other weights": archive("optimizer.pt", grow_average),
     "an optimizer of fewer groups": archive("optimizer.pt", lambda state: state["param_groups"].pop() and None),
@@ -123,6 +131,24 @@ def test_what_can_not_be_loaded_is_said_in_one_line(
     ours, theirs = (load_file(folder / WEIGHTS) for folder in (tmp_path / "run", run / "whole"))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_an_adapter_that_lacks_a_weight_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PEFT alone would go on from zeros in its place."""
+    line = given(run, tmp_path / "run", "--lora", "--lora_rank", "3", "--save_steps", "2")
+    assert main(line) == 0
+    adapter = tmp_path / "run" / "checkpoint-2" / "adapter_model.safetensors"
+    tensors = load_file(adapter)
+    name = max(tensors)
+    save_file({key: tensors[key] for key in tensors if key != name}, adapter, metadata={"format": "pt"})
+    shutil.rmtree(tmp_path / "run" / "checkpoint-3", ignore_errors=True)
+    told = json.loads((tmp_path / "run" / "run.json").read_text())
+    write_json(tmp_path / "run" / "run.json", {**told, "status": "running"})
+    capsys.readouterr()
+    assert main([*line, "--resume_from_checkpoint", "last"]) == 2
+    assert f"its weights are those of another adapter: {name} is missing" in capsys.readouterr().err
 
 
 COUNTS = {"totals": {"records": 5}, "epoch": 1, "ends_epoch": True, "digest": 11}

@@ -14,7 +14,8 @@ from stepjepa import cli
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
-from stepjepa.training.out_of_memory import is_out_of_memory, remedies
+from stepjepa.memory import is_out_of_memory
+from stepjepa.training.out_of_memory import remedies
 from stepjepa.training.trainer import JepaTrainer
 
 ON_CPU = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried ..."

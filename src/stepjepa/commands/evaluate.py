@@ -152,7 +152,8 @@ def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
         summary = evaluation.run()
     except Stopped as stop:
         there = f"{evaluation.finished} of {len(evaluation.records)} examples are in {evaluation.output.path}"
-        raise Stopped(stop.number, f"stopped; {there}; the same command goes on") from None
+        again = "the same command without --overwrite" if args.overwrite else "the same command"
+        raise Stopped(stop.number, f"stopped; {there}; {again} goes on") from None
     print(visible_lines(format_summary(summary)))
     print(f"written: {evaluation.output.path}, {evaluation.output.summary_file}")
     folder = evaluation.output.path.parent

@@ -92,7 +92,7 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
     from stepjepa.models.stripping import strip_rows, strip_tokenizer
     from stepjepa.run_folder import open_run_folder, run_of, save_new, write_run
     from stepjepa.text.predictors import all_predictor_ids
-    from stepjepa.training.card import model_card, summaries, write_card
+    from stepjepa.training.card import model_card, results_of, summaries, write_card
 
     folder, _ = open_run_folder(args.output_dir, None)
     run = run_of(args.model_path)
@@ -113,6 +113,7 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
         card = model_card(
             run or {"model": str(args.model_path)},
             name or folder.absolute().name,
+            results=results_of(args.model_path),
             scores=summaries(args.model_path),
             predictors=count > 0 and stripped is None,
         )

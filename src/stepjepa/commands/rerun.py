@@ -13,10 +13,11 @@ from typing import Any
 
 from stepjepa.arguments import add_switch, as_arguments
 from stepjepa.commands import train
-from stepjepa.errors import UserError, visible
+from stepjepa.errors import UserError, shown, visible
+from stepjepa.fields import checked_fields
 from stepjepa.files import fingerprint
 from stepjepa.parser import Parser
-from stepjepa.run_folder import is_main_process, open_run_folder, read_run
+from stepjepa.run_folder import RUN_FILE, is_main_process, open_run_folder, read_run
 
 SUMMARY = "repeat the run of a folder, if its data are still the same, and compare the weights"
 
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         UserError: the folder can't be repeated, or something has changed.
     """
     folder = Path(args.folder).absolute()
-    old = read_run(folder)
+    old = _checked(folder)
     arguments = old.get("arguments")
     if not isinstance(arguments, list) or not all(isinstance(each, str) for each in arguments):
         raise UserError("run.json holds no 'arguments', so the run can't be repeated; train again", path=folder)
@@ -78,10 +79,32 @@ def run(args: argparse.Namespace) -> int:
         changes = _changes(old, repeated)
         if changes and not args.allow_changes:
             raise UserError(f"{'; '.join(changes)}; restore what it was, or pass --allow_changes", path=folder)
-        for line in (*changes, *_differences(old)):
+        for line in (*changes, *_differences(old, repeated)):
             _tell(f"note: {line}")
         train.run(repeated)
     return _compare(folder, new, old, bool(changes)) if is_main_process() else 0
+
+
+def _checked(folder: Path) -> dict[str, Any]:
+    """``run.json``, with every field that a repetition is held against.
+
+    Raises:
+        UserError: one of them is missing or wrong.
+    """
+    old = read_run(folder)
+    fields = checked_fields(old, folder / RUN_FILE, "restore it, or train again")
+    data = fields.inner("data")
+    for part in data:
+        if part not in ("train", "eval", "data"):
+            raise fields.fault(f"'data' names an unknown part {shown(part)}")
+        file = data.inner(part)
+        file.text("file")
+        if "sha256" in file:
+            file.text("sha256")
+    fields.inner("loaded").text_or_none("chat_template")
+    fields.inner("versions")
+    fields.inner("machine").whole("processes", 1)
+    return old
 
 
 def _tell(line: str) -> None:
@@ -139,27 +162,27 @@ def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
         if "sha256" in before:
             same = fingerprint(path) == before["sha256"]
         else:
-            same = all(before[key] == value for key, value in identify_stream(path).items() if key != "file")
+            same = all(before.get(key) == value for key, value in identify_stream(path).items() if key != "file")
         if not same:
             found.append(f"{path} has changed since")
     template = old["loaded"]["chat_template"]
     if template is not None and fingerprint(repeated.chat_template) != template:
         found.append(f"{repeated.chat_template} has changed since")
     model = repeated.model_name
-    if Path(model).is_dir() and model_fingerprint(model) != old["model_fingerprint"]:
+    if Path(model).is_dir() and model_fingerprint(model) != old.get("model_fingerprint"):
         found.append(f"{model} holds another model than then")
-    processes = old["machine"]["processes"]
-    if machine()["processes"] != processes:
-        found.append(f"the run had {processes} processes (torchrun --nproc_per_node), not {machine()['processes']}")
+    processes, now = old["machine"]["processes"], machine()["processes"]
+    if now != processes:
+        found.append(f"the run had {processes} processes (torchrun --nproc_per_node), not {now}")
     return found
 
 
-def _differences(old: Mapping[str, Any]) -> list[str]:
+def _differences(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
     """What may change the last digits: versions, threads, device."""
     from stepjepa.run_folder import versions
     from stepjepa.training.provenance import machine
 
-    now = {**versions(), **machine()}
+    now = {**versions(), **machine(use_cpu=bool(repeated.training.get("use_cpu")))}
     before = {**old["versions"], **old["machine"]}
     return [
         f"{name} was {value} and is {now.get(name, 'missing')}"

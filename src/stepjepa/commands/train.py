@@ -21,8 +21,8 @@ from stepjepa.arguments import (
 from stepjepa.config import DTYPES, JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.parser import Parser
-from stepjepa.published import add_training_flags, follow_training_flags
-from stepjepa.run_folder import FinishedError, is_main_process
+from stepjepa.published import add_training_flags, follow_training_flags, preset_arguments
+from stepjepa.run_folder import FinishedError, is_main_process, read_run
 from stepjepa.terminal import lines_to_stderr, print_json, print_rows
 
 SUMMARY = "train a model: regular, LLM-JEPA or Step-JEPA"
@@ -127,7 +127,8 @@ def _add_run_group(parser: argparse.ArgumentParser) -> None:
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     """Ours to ``args``; the rest to ``args.training``, the fields of TrainingArguments that were named.
 
-    ``args.given`` is the command line itself, and ``args.resolved`` the same with what ``--config`` holds before it.
+    ``args.given`` is the command line itself, and ``args.resolved`` the same with what ``--preset`` and ``--config``
+    stand for before it.
     """
     given = list(arguments)
     first, _ = parser.parse_known_args(arguments)
@@ -141,6 +142,8 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
         if isinstance(parser, Parser):
             parser.origins = origins
         arguments = [*of_file, *arguments]
+        first, _ = parser.parse_known_args(arguments)
+    arguments = [*preset_arguments(first), *arguments]
     args, rest = parser.parse_known_args(arguments)
     args.given, args.resolved = given, list(arguments)
     args.training = _parse_training(parser, rest) if rest else {}
@@ -292,6 +295,8 @@ def run(args: argparse.Namespace) -> int:
             raise
         if is_main_process():
             print(finished, file=sys.stderr)
+            if args.json:
+                _close(args, read_run(args.output_dir))
         return 0
     if record is not None and is_main_process():
         _close(args, record)

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import IO, Any
 
-from stepjepa.data.records import BadRecords, read_records
+from stepjepa.data.records import bad_records, read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.batcher import Batcher
 from stepjepa.evaluation.output import OutputFile, model_fingerprint
@@ -18,6 +18,7 @@ from stepjepa.evaluation.prompts import Example, make_template
 from stepjepa.evaluation.settings import EvaluationSettings
 from stepjepa.evaluation.summary import summarise
 from stepjepa.files import fingerprint
+from stepjepa.memory import is_out_of_memory
 from stepjepa.tasks.registry import choose_task, keep, users_source
 from stepjepa.text.system_prompts import training_system_prompt, with_system_prompt
 
@@ -48,7 +49,7 @@ class Evaluation:
 
     def __init__(self, settings: EvaluationSettings) -> None:
         self.settings = settings
-        self.bad = BadRecords() if settings.bad_records == "skip" else None
+        self.bad = bad_records(settings.bad_records)
         records = read_records(settings.test_file, bad=self.bad)
         self.task = choose_task(settings.task, records, settings.task_options)
         source = users_source(self.task)
@@ -244,9 +245,8 @@ class Evaluation:
         """Say what to do where the memory does not suffice."""
         try:
             yield
-        except RuntimeError as error:
-            # An accelerator has an error of its own for that, the CPU has words.
-            if not ("OutOfMemory" in type(error).__name__ or "allocate memory" in str(error)):
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
                 raise
             sampling = self.settings.sampling
             flags = "--batch_size or --num_samples" if sampling.num_samples > 1 else "--batch_size"

@@ -144,9 +144,3 @@ def _unpack(packed: str | list[float] | None, count: int) -> list[float] | None:
     if len(bits) != count:
         raise ValueError(f"expected {count} examples, got {len(bits)}")
     return [float(bit) for bit in bits]
-
-
-def missing(figures: Sequence[Figures], trials: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Which of some trials, each a label and a seed, are not among the figures."""
-    there = {each.key for each in figures}
-    return [trial for trial in trials if trial not in there]

@@ -26,6 +26,8 @@ from stepjepa.fields import Fields
 from stepjepa.files import write_json
 from stepjepa.run_folder import RUN_FILE, last_checkpoint, versions
 
+SWEEP_FILE = "sweep.json"
+
 LAUNCHER = (sys.executable, "-m", "stepjepa")
 
 NEW, FINISHED, FAILED, RESUMED, RESTARTED, EVALUATED = (
@@ -150,7 +152,7 @@ class SweepFolder:
     def write_grid(self) -> None:
         """Write ``sweep.json``."""
         trials = [asdict(trial) for trial in self.trials]
-        write_json(self.path / "sweep.json", {"grid": self.grid, "trials": trials, "versions": versions()})
+        write_json(self.path / SWEEP_FILE, {"grid": self.grid, "trials": trials, "versions": versions()})
 
     def read_record(self, trial: Trial) -> dict[str, Any]:
         """What was written down of a trial; empty where nothing was.

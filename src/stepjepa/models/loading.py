@@ -40,7 +40,8 @@ TOKENIZER_FILES = (
 )
 
 
-SAFE = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
+SAFE = ("model.safetensors", "model.safetensors.index.json")
+SAFE_ADAPTER = ("adapter_model.safetensors",)
 
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
 """Endings of weights in other formats. Reading some of them runs what they hold; ``training_args.bin``, which the
@@ -253,7 +254,8 @@ def refuse_pickled(folder: str | os.PathLike[str]) -> None:
         UserError: it holds pickled weights alone, which can run code when they are read.
     """
     found = Path(folder)
-    if any((found / name).is_file() for name in SAFE):
+    wanted = SAFE_ADAPTER if (found / "adapter_config.json").is_file() else SAFE
+    if any((found / name).is_file() for name in wanted):
         return
     pickled = sorted({f.name for pattern in PICKLED for f in found.glob(pattern)} - {"training_args.bin"})
     weights = [name for name in pickled if "model" in name]

@@ -16,7 +16,7 @@ from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record, bad_records, iterate_records
 from stepjepa.errors import UserError, one_line, visible
 from stepjepa.files import fingerprint
-from stepjepa.inspection.palette import MEANING, SHADES, visible_text
+from stepjepa.inspection.palette import MEANING, SHADES, hues, visible_text
 from stepjepa.pages.markup import environment, json_block
 from stepjepa.pages.material import Run
 from stepjepa.pages.section import Section
@@ -177,11 +177,8 @@ def _row(inspection: Inspection) -> dict[str, Any]:
     Of each token: text, id, segment, position, what it must predict (null for nothing), what is read there, and the
     ranges of rows that it sees, each ``[first, end)``.
     """
-    met: dict[str, int] = {}
     segments = []
-    for segment in inspection.segments:
-        hue = met.get(segment.kind, 0) % 2
-        met[segment.kind] = met.get(segment.kind, 0) + 1
+    for segment, hue in zip(inspection.segments, hues(inspection.segments), strict=True):
         segments.append(
             {
                 "kind": segment.kind,

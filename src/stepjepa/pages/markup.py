@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from html import escape
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from stepjepa.terminal import finite
 
 _ESCAPED = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
@@ -30,18 +31,8 @@ def json_text(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
-        text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.translate(_ESCAPED)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value
 
 
 def environment() -> Environment:

@@ -15,11 +15,9 @@ from typing import Any
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.experiments.evaluated_run import SUMMARY
+from stepjepa.experiments.sweep_folder import SWEEP_FILE
 from stepjepa.files import read_json_object, read_jsonl
-from stepjepa.run_folder import RUN_FILE, read_run
-
-SWEEP_FILE = "sweep.json"
-METRICS_FILE = "metrics.jsonl"
+from stepjepa.run_folder import METRICS_FILE, RUN_FILE, read_run
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 

@@ -16,14 +16,13 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from stepjepa.files import atomic_write
 from stepjepa.objectives.monitors import COLLAPSE_PAIRS, COLLAPSE_RANK, COLLAPSE_SIMILARITY, REMEDIES
+from stepjepa.run_folder import METRICS_FILE
 from stepjepa.terminal import duration
 
 if TYPE_CHECKING:
     from transformers import Trainer
 
 logger = logging.getLogger(__name__)
-
-METRICS_FILE = "metrics.jsonl"
 
 
 # Parts of the loss beside the LM loss, as a console line names them.

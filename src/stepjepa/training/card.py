@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from stepjepa.errors import visible
 from stepjepa.evaluation.output import model_fingerprint
-from stepjepa.files import atomic_write
+from stepjepa.files import atomic_write, read_json_object
 from stepjepa.run_folder import run_of
 from stepjepa.text.predictors import saved_with_predictors
 
@@ -107,25 +107,26 @@ def model_card(
 def write_card(folder: str | Path, card: ModelCard) -> None:
     """Write a card into a model folder, unless the one that is there is somebody's own."""
     path = Path(folder) / CARD_FILE
-    if path.is_file() and not is_ours(path):
+    if is_somebodys_own(path):
         return
     with atomic_write(path) as stream:
         stream.write(str(card))
 
 
 def renew_card(folder: Path, name: str | None = None) -> None:
-    """Write the card of a run folder anew, since evaluations may have come to it; others are left alone.
+    """Write the card of a run folder anew, since evaluations may have come to it, or a name; others are left alone.
 
     Args:
         folder: any.
-        name: under which the model is loaded; by default the folder's.
+        name: under which the model is loaded from now on; by default the folder's.
     """
     run, scores = run_of(folder), summaries(folder)
-    if run is None or not scores:
+    if run is None or (not scores and name is None):
         return
     card = model_card(
         run,
         name or folder.absolute().name,
+        results=results_of(folder),
         scores=scores,
         adapter=(folder / "adapter_config.json").is_file(),
         predictors=saved_with_predictors(folder),
@@ -133,10 +134,33 @@ def renew_card(folder: Path, name: str | None = None) -> None:
     write_card(folder, card)
 
 
-def is_ours(path: Path) -> bool:
-    """Whether a card is one that may be replaced: ours, or the draft that PEFT leaves beside an adapter."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return MARK in text or "[More Information Needed]" in text
+def is_somebodys_own(path: Path) -> bool:
+    """Whether there is a card that may not be replaced, since we have not written it."""
+    return path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace")
+
+
+def results_at(history: Sequence[Mapping[str, Any]], step: int) -> dict[str, Any]:
+    """Losses and monitors at a step, for :func:`model_card`.
+
+    Args:
+        history: ``log_history`` of the Trainer's state.
+        step: its ``global_step``.
+    """
+    logs: dict[str, Any] = {}
+    for line in history:
+        logs |= line
+    return {**logs, "steps": step, "tokens": logs.get("num_tokens")}
+
+
+def results_of(model_path: str | Path) -> dict[str, Any] | None:
+    """Losses and monitors of a checkpoint folder, from its own logs; None for other folders, or where none are kept."""
+    state = Path(model_path) / "trainer_state.json"
+    if not Path(model_path).name.startswith("checkpoint-") or not state.is_file():
+        return None
+    found = read_json_object(state, "state of a checkpoint", "name another checkpoint")
+    history, step = found.get("log_history"), found.get("global_step")
+    lines = [line for line in history if isinstance(line, dict)] if isinstance(history, list) else []
+    return results_at(lines, step) if isinstance(step, int) else {}
 
 
 def summaries(model_path: str | Path) -> list[dict[str, Any]]:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.checkpoints import checkpoints
-from stepjepa.run_folder import RUN_FILE
+from stepjepa.run_folder import METRICS_FILE, RUN_FILE
 from stepjepa.terminal import duration
-from stepjepa.training.callbacks import METRICS_FILE
 
 
 def next_command(args: argparse.Namespace) -> list[str]:

@@ -14,11 +14,11 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import Trainer
-from transformers.trainer_utils import get_last_checkpoint
 
 from stepjepa.errors import UserError
 from stepjepa.files import write_json
 from stepjepa.objectives.monitors import Window
+from stepjepa.run_folder import last_checkpoint
 from stepjepa.training import out_of_memory
 from stepjepa.training.nonfinite import (
     COUNT_FILE,
@@ -225,11 +225,10 @@ class GuardedTrainer(Trainer):
         return f"; kept in {', '.join(paths)}" if paths else ""
 
     def _last_checkpoint(self) -> str:
-        folder = str(self.args.output_dir)
-        last = get_last_checkpoint(folder) if Path(folder).is_dir() else None
+        last = last_checkpoint(Path(str(self.args.output_dir)))
         if last is None:
             return "there is no checkpoint yet; begin again in another --output_dir"
-        return f"{Path(last).name} is as it was, and --resume_from_checkpoint last goes on with it"
+        return f"{last.name} is as it was, and --resume_from_checkpoint last goes on with it"
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

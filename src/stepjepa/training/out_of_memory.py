@@ -6,23 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import torch
-
 from stepjepa.errors import UserError
+from stepjepa.memory import is_out_of_memory
 from stepjepa.training.nonfinite import MicroBatch, name_records
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
-
-# How allocators say it that raise no error of their own kind: torch's on a CPU, and those of other devices.
-_WORDS = ("can't allocate memory", "not enough memory", "out of memory", "failed to allocate memory")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there is not enough memory."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _WORDS)
 
 
 @contextmanager

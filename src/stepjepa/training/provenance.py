@@ -36,15 +36,25 @@ def provenance(args: argparse.Namespace, model: Any) -> dict[str, Any]:
         "arguments": without_flags(args.resolved, OF_ONE_START),
         "directory": str(Path.cwd()),
         "model_fingerprint": model_fingerprint(name) if folder else getattr(model.config, "_commit_hash", None),
-        "machine": machine(),
+        "machine": machine(use_cpu=bool(args.training.get("use_cpu"))),
     }
 
 
-def machine() -> dict[str, Any]:
-    """What of a machine the last digits of its sums depend on."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
+def machine(*, use_cpu: bool = False) -> dict[str, Any]:
+    """What of a machine the last digits of its sums depend on.
+
+    Args:
+        use_cpu: whatever accelerator there may be.
+    """
+    accelerator = None if use_cpu else torch.accelerator.current_accelerator(check_available=True)
     return {
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "threads": torch.get_num_threads(),
-        "device": "cpu" if accelerator is None else torch.get_device_module(accelerator).get_device_name(),
+        "device": "cpu" if accelerator is None else device_name(accelerator),
     }
+
+
+def device_name(device: torch.device) -> str:
+    """The name of an accelerator; its kind where the backend knows none, as that of Apple's."""
+    name = getattr(torch.get_device_module(device), "get_device_name", None)
+    return device.type if name is None else str(name(device))

@@ -6,10 +6,12 @@ import pickle
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from peft import get_peft_model_state_dict
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import Trainer
 
@@ -59,7 +61,23 @@ class ResumingTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         with naming_damage(resume_from_checkpoint):
+            if hasattr(self.model, "peft_config"):
+                _refuse_other_adapter(self.model, Path(resume_from_checkpoint))
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Refuses what transformers warns of: what is missing would go on from where the model began.
+
+        Raises:
+            ValueError: a weight that no other is tied to is missing, or there is one that the model has not.
+        """
+        tensors = self.model.state_dict(keep_vars=True)
+        missing = set(load_result.missing_keys) - set(getattr(self.model, "_keys_to_ignore_on_save", None) or ())
+        loaded = {id(tensor) for name, tensor in tensors.items() if name not in missing}
+        lost = sorted(name for name in missing if name in tensors and id(tensors[name]) not in loaded)
+        if lost or load_result.unexpected_keys:
+            what = f"{lost[0]} is missing" if lost else f"{sorted(load_result.unexpected_keys)[0]} is unknown"
+            raise ValueError(f"its weights are those of another model: {what}")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with naming_damage(checkpoint):
@@ -80,6 +98,21 @@ class ResumingTrainer(Trainer):
         checkpoint = next((each for each in (*args, *kwargs.values()) if isinstance(each, str)), None)
         with naming_damage(checkpoint):
             return super()._init_training_state(*args, **kwargs)
+
+
+def _refuse_other_adapter(model: Any, checkpoint: Path) -> None:
+    """Refuse an adapter's weights that lack some of the model's, of which PEFT only warns.
+
+    Raises:
+        ValueError: one is missing.
+    """
+    file = checkpoint / "adapter_model.safetensors"
+    if not file.is_file():
+        return
+    with safe_open(file, "pt") as weights:
+        lost = sorted(set(get_peft_model_state_dict(model, save_embedding_layers=False)) - set(weights.keys()))
+    if lost:
+        raise ValueError(f"its weights are those of another adapter: {lost[0]} is missing")
 
 
 def _refuse_other_shapes(optimizer: Any) -> None:

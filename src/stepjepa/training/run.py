@@ -33,12 +33,13 @@ from stepjepa.models.loading import LoraSettings, add_lora, load_model
 from stepjepa.models.quantization import compute_dtype, parameter_counts, quantization_options
 from stepjepa.models.token_rows import adapter_ids
 from stepjepa.run_folder import (
-    RUN_FILE,
     earlier_launches,
     is_main_process,
     last_checkpoint,
     open_run_folder,
+    put_back,
     save_whole,
+    text_of_run,
     versions,
     write_run,
 )
@@ -48,6 +49,7 @@ from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.terminal import print_rows
 from stepjepa.text.predictors import all_predictor_ids
 from stepjepa.text.system_prompts import common_system_prompt, with_system_prompt
+from stepjepa.training.card import CARD_FILE, is_somebodys_own
 from stepjepa.training.dry_run import dry_run
 from stepjepa.training.group import is_lost, leave_group, refuse_disagreement
 from stepjepa.training.inputs import open_stream, read_data, system_prompts, training_arguments
@@ -72,7 +74,8 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
         What ``run.json`` says of the finished run; after ``--dry_run`` the estimate, from the first process alone.
 
     Raises:
-        UserError: something that the user can put right; nothing has been written then.
+        UserError: something that the user can put right. Before the first step nothing stays written; later the message
+            says what is saved.
     """
     start = time.time()
     level = LOG_LEVELS[min(max(args.debug, 0), 2)]
@@ -100,13 +103,16 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
         "same_flop": asdict(equal) if equal else None,
     }
     refuse_disagreement(_agreed(record, checkpoint))
-    if checkpoint is not None:
+    if args.resume_from_checkpoint is not None:
         parts = ("model", "jepa", "lora", "loaded", "data", "order")
-        record["launches"] = earlier_launches(folder, {name: record[name] for name in parts}, record["training"])
+        launches = earlier_launches(folder, {name: record[name] for name in parts}, record["training"])
+        # Without a checkpoint it begins anew.
+        record["launches"] = launches if checkpoint is not None else []
+    before = text_of_run(folder)
     write_run(folder, record)
     scores = trainer.answer_scores
     with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
-        metrics = _run(trainer, folder, checkpoint, record)
+        metrics = _run(trainer, folder, checkpoint, record, before)
         if trainer.prepared_eval is not None:
             metrics |= _evaluated_last(trainer) or trainer.evaluate()
     save_whole(folder, partial(_save, trainer))
@@ -147,6 +153,8 @@ def _save(trainer: JepaTrainer, folder: str) -> None:
     trainer.save_model(folder, _internal_call=True)
     if trainer.is_world_process_zero():
         trainer.state.save_to_json(str(Path(folder) / "trainer_state.json"))
+        if is_somebodys_own(Path(trainer.args.output_dir) / CARD_FILE):
+            (Path(folder) / CARD_FILE).unlink(missing_ok=True)
 
 
 def _build(
@@ -291,8 +299,10 @@ def _answer_scores(
     return scores, f"to {len(asked):,} records at every evaluation, task {task.name}"
 
 
-def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dict[str, Any]) -> dict[str, float]:
-    """Train, and note in the record what became of it."""
+def _run(
+    trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dict[str, Any], before: str | None
+) -> dict[str, float]:
+    """Train, and note in the record what became of it; ``before`` is what ``run.json`` held."""
     start = time.time()
     request = OneRequest(_promise)
     trainer.add_callback(StopCallback(request, trainer.args.world_size, trainer.args.device))
@@ -317,12 +327,9 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
         raise _disk_error(error, folder) from None
     except (ValueError, RuntimeError, ImportError) as error:
         if trainer.state.global_step == 0 and not is_lost(error):
-            # A stream's first record that is wrong; an optimizer or a schedule that can't be made. The folder stays
-            # free for the next try.
-            if is_main_process() and checkpoint is None:
-                (folder / RUN_FILE).unlink(missing_ok=True)
-                if not any(folder.iterdir()):
-                    folder.rmdir()
+            # A stream's first record that is wrong; an optimizer or a schedule that can't be made; a checkpoint of
+            # another model.
+            put_back(folder, before)
             raise error if isinstance(error, UserError) else UserError(f"training can't start: {error}") from None
         write_run(folder, {**record, "status": "failed", "error": str(error)})
         raise

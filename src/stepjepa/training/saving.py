@@ -17,7 +17,7 @@ from stepjepa.models.predictor_head import load_head, save_head, split_state, wi
 from stepjepa.models.setup import base_model
 from stepjepa.run_folder import PART, RUN_FILE, read_run, versions
 from stepjepa.text.predictors import all_predictor_ids
-from stepjepa.training.card import model_card, write_card
+from stepjepa.training.card import CARD_FILE, is_somebodys_own, model_card, results_at, write_card
 from stepjepa.training.tensorboard import RunTensorBoard
 from stepjepa.training.uploading import UploadingTrainer
 
@@ -93,6 +93,8 @@ class SavingTrainer(UploadingTrainer):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """As in Trainer, with the predictor head in a file of its own, and a model card."""
         rest, own = (None, {}) if state_dict is None else split_state(state_dict)
+        card = Path(output_dir or str(self.args.output_dir)) / CARD_FILE
+        theirs = is_somebodys_own(card)
         # Trainer pickles its arguments beside the model, and a token is nothing to be kept there.
         token, self.args.hub_token = self.args.hub_token, None
         try:
@@ -103,8 +105,10 @@ class SavingTrainer(UploadingTrainer):
         # Trainer calls this on every process, and saves on one.
         if head is not None and self.args.should_save:
             save_head(own or head.state_dict(), output_dir or str(self.args.output_dir))
-        if self.args.should_save:
-            write_card(output_dir or str(self.args.output_dir), self._card())
+        if self.args.should_save and not theirs:
+            # A draft that PEFT leaves beside an adapter.
+            card.unlink(missing_ok=True)
+            write_card(card.parent, self._card())
 
     def _card(self) -> Any:
         """The model card, from ``run.json`` where there is one."""
@@ -113,13 +117,10 @@ class SavingTrainer(UploadingTrainer):
             run = read_run(folder)
         else:
             run = {"model": base_model(model).config._name_or_path, "jepa": self.jepa.to_dict(), "versions": versions()}
-        logs: dict[str, Any] = {}
-        for line in self.state.log_history:
-            logs |= line
         return model_card(
             run,
             str(self.hub_model_id or folder.absolute().name),
-            results={**logs, "steps": self.state.global_step, "tokens": logs.get("num_tokens")},
+            results=results_at(self.state.log_history, self.state.global_step),
             adapter=hasattr(model, "peft_config"),
             predictors=bool(all_predictor_ids(self.processing_class)),
         )
