@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 
 from stepjepa.data.records import Record, parse_record
+from stepjepa.files import write_jsonl
 from stepjepa.forests.collate import ForestCollator, visibility_of
 from stepjepa.forests.forest import IGNORE, Forest, Segment, path
 from stepjepa.models.attention import forest_visibility
@@ -245,3 +246,10 @@ def dense_mask(forest: Forest, window: int | None = None) -> Tensor:
             near = window is None or int(forest.position_ids[query]) - int(forest.position_ids[key]) < window
             mask[query, key] = sees(forest, query, key) and near
     return mask
+
+
+def write_material(folder: Path, tokenizer: Any) -> None:
+    """What a command trains on: ``base``, a model with its tokenizer, and ``data.jsonl``, :func:`records`."""
+    make_model("llama").save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
+    write_jsonl(folder / "data.jsonl", [{"messages": list(record.messages)} for record in records()])

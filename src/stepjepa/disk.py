@@ -32,8 +32,7 @@ def naming_disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         if error.errno not in DISK_ERRORS or error.filename is not None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from None
-    # safetensors and PyTorch wrap the system's error in ones of their own; what is none of a disk goes on as it is.
-    except Exception as error:
+    except Exception as error:  # safetensors and PyTorch wrap the system's error in ones of their own; others go on
         told = _SYSTEM_NUMBER.search(str(error))
         if told is not None and int(told[1]) in DISK_ERRORS:
             raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from None

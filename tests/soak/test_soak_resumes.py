@@ -20,7 +20,7 @@ from bad_inputs import attempt
 from checkpoint_damage import drawn_damage
 from soak_figures import SEED, note
 from stepjepa.cli import main
-from stepjepa.files import write_json, write_jsonl
+from stepjepa.files import write_json
 
 pytestmark = pytest.mark.slow
 
@@ -38,9 +38,7 @@ def train(material: Path, kind: str, run: Path) -> list[object]:
 def material(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: Any) -> Path:
     """A model, data, and for each kind an undisturbed run, and what a kill after its third step had left of it."""
     folder = tmp_path_factory.mktemp("resumes")
-    tiny.make_model("llama").save_pretrained(folder / "base")
-    trained_tokenizer.save_pretrained(folder / "base")
-    write_jsonl(folder / "data.jsonl", [{"messages": list(record.messages)} for record in tiny.records()])
+    tiny.write_material(folder, trained_tokenizer)
     for kind in KINDS:
         whole, killed = folder / kind, folder / f"{kind}-killed"
         assert main([*map(str, train(folder, kind, whole)), "auto"]) == 0

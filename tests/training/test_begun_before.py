@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import tiny
 from stepjepa.cli import main
-from stepjepa.files import write_json, write_jsonl
+from stepjepa.files import write_json
 from stepjepa.run_folder import METRICS_FILE, RUN_FILE, open_run_folder, read_run, save_whole
 
 CARD = "README.md"
@@ -22,9 +22,7 @@ CARD = "README.md"
 def made(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: Any) -> Path:
     """A model, data, and a finished run of two steps with a checkpoint at the second; not to be changed."""
     folder = tmp_path_factory.mktemp("begun")
-    tiny.make_model("llama").save_pretrained(folder / "base")
-    trained_tokenizer.save_pretrained(folder / "base")
-    write_jsonl(folder / "data.jsonl", [{"messages": list(record.messages)} for record in tiny.records()])
+    tiny.write_material(folder, trained_tokenizer)
     assert train(folder, folder / "run") == 0
     return folder
 

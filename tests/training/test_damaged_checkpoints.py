@@ -16,7 +16,7 @@ import tiny
 from bad_inputs import outcome
 from stepjepa.cli import main
 from stepjepa.errors import UserError
-from stepjepa.files import write_json, write_jsonl
+from stepjepa.files import write_json
 from stepjepa.training.resuming import naming_damage
 from stepjepa.training.tally import STREAM_FILE, Tally
 
@@ -27,9 +27,7 @@ WEIGHTS = "model.safetensors"
 def run(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: Any) -> Path:
     """A folder with a model, data, and a run on a stream that was ended after two of its three steps."""
     folder = tmp_path_factory.mktemp("damaged")
-    tiny.make_model("llama").save_pretrained(folder / "base")
-    trained_tokenizer.save_pretrained(folder / "base")
-    write_jsonl(folder / "data.jsonl", [{"messages": list(record.messages)} for record in tiny.records()])
+    tiny.write_material(folder, trained_tokenizer)
     assert main(given(folder, folder / "whole", "--save_steps", "1")) == 0
     shutil.rmtree(folder / "whole" / "checkpoint-3")
     # As a run that a kill has ended.

@@ -81,7 +81,7 @@ def _complete(parser: argparse.ArgumentParser, kinds: dict[str, Any]) -> None:
         elif action.metavar in FILES:
             action.complete = kinds["file"]  # type: ignore[attr-defined]  # where shtab looks for it
         elif action.metavar in FOLDERS or action.dest in MODEL_FLAGS:
-            action.complete = kinds["folder"]  # type: ignore[attr-defined]
+            action.complete = kinds["folder"]  # type: ignore[attr-defined]  # likewise
         elif action.dest in ("task", "eval_task"):
             action.choices = [AUTO, *TASKS]
 
