@@ -45,16 +45,21 @@ def _processes(name: str, curve: dict[str, Any]) -> str:
     unit = unit_of_time(curve)
     heads = [name, *(f"{size}: time a record" for size in sizes), *(f"{size}: efficiency" for size in sizes[1:])]
     lines = [row(heads), row(["---"] * len(heads))]
-    for arm, points in curve["points"].items():
+    for arm, points in _whole(curve).items():
         times = [f"{point['seconds_per_record'] / unit:.3g}" for point in points]
         lines.append(row([arm, *times, *(f"{share:.2f}" for share in efficiency(sizes, points)[1:])]))
     return "\n".join(lines)
 
 
+def _whole(curve: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The arms of which no point failed."""
+    return {arm: points for arm, points in curve["points"].items() if None not in points}
+
+
 def _communication(name: str, curve: dict[str, Any]) -> str:
     """Of the most processes; a ring sends (n - 1) / n of these bytes, for an all-reduce twice."""
     most = max(curve["sizes"])
-    found = {arm: points[curve["sizes"].index(most)] for arm, points in curve["points"].items()}
+    found = {arm: points[curve["sizes"].index(most)] for arm, points in _whole(curve).items()}
     kinds = list(dict.fromkeys(kind for point in found.values() for kind in point.get("communication", {})))
     heads = [f"{name}: calls and KiB of a step in {most}", *kinds, "trained weights, KiB"]
     lines = [row(heads), row(["---"] * len(heads))]

@@ -1,6 +1,6 @@
 """Make tables, targets and pictures of results, and put them into ``docs/performance.md``.
 
-    python benchmarks/report.py FILE ...    # of bench.py, scaling.py and gpu.py; which, is seen from the file
+    python benchmarks/report.py FILE ...    # of bench.py, scaling.py, gpu.py and profile_memory.py, seen from the file
 
 Only what stands between the two markers of a benchmark is rewritten.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_gpu_table import markdown as gpu_markdown
+from bench_memory_table import markdown as memory_markdown
 from bench_plots import draw_arms, draw_curves, draw_lengths
 from bench_scaling_table import markdown as scaling_markdown
 from bench_table import markdown
@@ -28,7 +29,7 @@ PAGE = ROOT / "docs" / "performance.md"
 BEGIN = "<!-- made by benchmarks/report.py from {file}: do not edit -->"
 END = "<!-- end of what benchmarks/report.py made -->"
 # Key of a results file that only this benchmark has -> its name in the markers, where bench.py has none.
-KINDS = {"suites": "", "curves": "scaling: ", "ceiling": "gpu: "}
+KINDS = {"suites": "", "curves": "scaling: ", "ceiling": "gpu: ", "memory": "memory: "}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -52,7 +53,7 @@ def read_results(path: str | Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise UserError(f"not valid JSON: {error}", path=found) from None
     if not any(key in results for key in KINDS):
-        raise UserError("neither of bench.py nor of scaling.py nor of gpu.py", path=found)
+        raise UserError("not of bench.py, scaling.py, gpu.py or profile_memory.py", path=found)
     return results
 
 
@@ -79,6 +80,11 @@ def text_of(results: dict[str, Any], file: str) -> str:
         head += f"{results['machine']}, {settings['preset']}, {settings['length']} tokens a record and "
         head += f"{settings['batch_size']} records a process where that is not the curve; {versions})."
         body = [scaling_markdown(results), "![time and memory against every size](plots/scaling.png)"]
+    elif "memory" in results:
+        settings = results["settings"]
+        head += f"{settings['steps']} steps of {settings['batch_size']} records, {settings['threads']} CPU threads; "
+        head += f"{versions}). In hundredths of the peak of TRL's process:"
+        body = [memory_markdown(results)]
     else:
         body = [gpu_markdown(results), "![tokens per second against length](plots/gpu.png)"]
         head += f"{versions})."
@@ -86,7 +92,7 @@ def text_of(results: dict[str, Any], file: str) -> str:
 
 
 def draw(results: dict[str, Any], plots: Path) -> None:
-    """Make the pictures of a benchmark.
+    """Make the pictures of a benchmark; of memory there are none.
 
     Args:
         results: of any benchmark.
@@ -96,7 +102,7 @@ def draw(results: dict[str, Any], plots: Path) -> None:
         draw_curves(results, plots / "scaling.png")
     elif "ceiling" in results:
         draw_lengths(results, plots / "gpu.png")
-    else:
+    elif "suites" in results:
         for old in plots.glob(picture("*").name):
             old.unlink()
         for suite, measured in results["suites"].items():

@@ -35,7 +35,7 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 # Field of the task, sizes, and how the axis is called.
 CURVES: dict[str, tuple[str, list[int], str]] = {
-    "lengths": ("length", [128, 256, 512, 1024, 2048], "tokens of a row"),
+    "lengths": ("length", [128, 256, 512, 1024, 2048, 4096], "tokens of a row"),
     "batches": ("batch_size", [1, 4, 16], "records of a batch"),
     "vocabularies": ("vocabulary", [1000, 8000, 64000], "vocabulary"),
     "step_counts": ("steps", [2, 8, 32], "steps of a record"),
@@ -80,7 +80,9 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def measure_curve(name: str, args: argparse.Namespace, children: Children, progress: Progress) -> dict[str, Any]:
+def measure_curve(
+    name: str, args: argparse.Namespace, children: Children, progress: Progress, failed: list[str]
+) -> dict[str, Any]:
     """All points of one curve.
 
     Args:
@@ -88,10 +90,11 @@ def measure_curve(name: str, args: argparse.Namespace, children: Children, progr
         args: the options.
         children: where points are measured.
         progress: told of every point.
+        failed: gets what failed.
 
     Returns:
         ``sizes``, ``parallel`` (whether they are processes), and ``points`` by arm, one for each size; None where a
-        record is too short for its steps.
+        record is too short for its steps, and where the point failed.
     """
     what = CURVES[name][2]
     sizes: list[int] = getattr(args, name)
@@ -101,9 +104,14 @@ def measure_curve(name: str, args: argparse.Namespace, children: Children, progr
             label = f"{what} {size}, {arm}"
             progress.begin(label)
             measure = _measure_processes if name in PARALLEL else _measure_one
-            point = measure(name, arm, size, args, children)
+            try:
+                point = measure(name, arm, size, args, children)
+                said = f"{1000 * point['seconds_per_record']:.3g} ms a record" if point else "left out"
+            except UserError as error:
+                # What is measured already, and what is still to be, must not be lost for one point.
+                point, said = None, f"failed: {error}"
+                failed.append(label)
             curve.append(point)
-            said = f"{1000 * point['seconds_per_record']:.3g} ms a record" if point else "left out"
             progress.end(f"{label}: {said}")
     return {"sizes": sizes, "parallel": name in PARALLEL, "points": points}
 
@@ -132,8 +140,6 @@ def _measure_one(name: str, arm: str, size: int, args: argparse.Namespace, child
 
 def _measure_processes(name: str, arm: str, size: int, args: argparse.Namespace, children: Children) -> dict[str, Any]:
     most = max(getattr(args, name))
-    if most % size:
-        raise UserError(f"--{name}: expected numbers that divide the largest, {most}, got {size}")
     jepa, held = PARALLEL_ARMS[arm]
     task = {**_task(args), "processes": size, "jepa": jepa}
     task["run"] = "bench_sharded:measure_sharded" if held == "fsdp2" else "bench_points:measure_point"
@@ -142,37 +148,45 @@ def _measure_processes(name: str, arm: str, size: int, args: argparse.Namespace,
     return children.run_parallel(task, size, max(args.threads // most, 1))
 
 
-def scale(args: argparse.Namespace) -> Path:
+def scale(args: argparse.Namespace) -> tuple[Path, list[str]]:
     """Measure all curves and write them.
 
     Returns:
-        The results file.
+        The results file, and the points that failed.
 
     Raises:
-        UserError: a point failed.
+        UserError: numbers of processes do not divide the largest.
     """
+    for name in PARALLEL:
+        most = max(getattr(args, name))
+        for size in getattr(args, name):
+            if most % size:
+                raise UserError(f"--{name}: expected numbers that divide the largest, {most}, got {size}")
+    failed: list[str] = []
     progress = Progress(sum(len(getattr(args, name)) * len(arms_of(name, args)) for name in args.curve))
     curves: dict[str, Any] = {}
     with Children(args.threads) as children:
         for name in args.curve:
-            curves[CURVES[name][2]] = measure_curve(name, args, children, progress)
+            curves[CURVES[name][2]] = measure_curve(name, args, children, progress, failed)
     machine = f"cpu-{args.threads}" if args.device == "cpu" else args.device
     path = free_name(args.output or HERE / "results" / f"{date.today().isoformat()}-{machine}-scaling.json")
     settings = {name: value for name, value in vars(args).items() if name not in ("output", "curve", *CURVES)}
     head = {"date": date.today().isoformat(), "machine": machine, "settings": settings, "versions": versions()}
     write_json(path, {**head, "curves": curves})
-    return path
+    return path, failed
 
 
 def main() -> int:
     """Measure; an error that the user can put right takes one line."""
     try:
-        path = scale(parser().parse_args())
+        path, failed = scale(parser().parse_args())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"results: {os.path.relpath(path)}")
-    return 0
+    if failed:
+        print(f"error: {len(failed)} points failed: {'; '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ def test_a_report_from_file_to_page(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("{", "not valid JSON"), ("{}", "neither of bench.py nor"), (None, "no such")]
+    ("text", "said"), [("{", "not valid JSON"), ("{}", "not of bench.py, scaling.py"), (None, "no such")]
 )
 def test_what_is_no_results_file_is_one_line(tmp_path, monkeypatch, capsys, text, said):
     file = tmp_path / "results.json"

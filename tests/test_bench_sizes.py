@@ -21,6 +21,7 @@ gpu = importlib.import_module("gpu")
 gpu_check = importlib.import_module("bench_gpu_check")
 points = importlib.import_module("bench_points")
 scaling = importlib.import_module("scaling")
+scaling_table = importlib.import_module("bench_scaling_table")
 Progress = importlib.import_module("bench_process").Progress
 
 SHAPE = forests.Shape(length=41, steps=4, vocabulary=389)
@@ -59,7 +60,7 @@ def test_curves_of_every_kind(tmp_path):
     alone = [name for name in scaling.CURVES if name not in scaling.PARALLEL]
     words = [*sizes, "--curve", *alone, "--arm", "step-jepa first", "--seconds", "0.01", "--threads", "1"]
     output = tmp_path / "result.json"
-    assert scaling.scale(scaling.parser().parse_args([*words, "--output", str(output)])) == output
+    assert scaling.scale(scaling.parser().parse_args([*words, "--output", str(output)])) == (output, [])
     curves = json.loads(output.read_text(encoding="utf-8"))["curves"]
     assert list(curves) == [scaling.CURVES[name][2] for name in alone]
     # Sixteen steps of four tokens do not fit into 48.
@@ -70,13 +71,40 @@ def test_curves_of_every_kind(tmp_path):
         assert point["peak_mib"] > 0
 
 
+def test_a_failed_point_costs_no_other(tmp_path, monkeypatch, capsys):
+    def measured(task, processes, threads):
+        if "infonce" in str(task["jepa"]) and processes == 2 and task["run"] == "bench_points:measure_point":
+            raise UserError("a run ended with code -6")
+        return {"seconds_per_record": 1.0, "peak_mib": 1.0, "communication": {}, "trained_bytes": 1}
+
+    monkeypatch.setattr(scaling.Children, "run_parallel", lambda _, *given: measured(*given))
+    monkeypatch.setattr("sys.argv", ["scaling.py", "--curve", "weak", "--output", str(tmp_path / "result.json")])
+    assert scaling.main() == 1
+    said = capsys.readouterr().err
+    assert "failed: a run ended with code -6" in said
+    assert "error: 1 points failed: processes, weak scaling 2, llm-jepa branched infonce, ddp" in said
+    results = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    (curve,) = results["curves"].values()
+    assert [arm for arm, found in curve["points"].items() if None in found] == ["llm-jepa branched infonce, ddp"]
+    table = scaling_table.markdown(results)
+    assert "llm-jepa branched infonce, fsdp2" in table
+    assert "llm-jepa branched infonce, ddp" not in table
+
+
+def test_processes_must_divide_the_most(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["scaling.py", "--curve", "weak", "--weak", "2", "3"])
+    assert scaling.main() == 2
+    assert "--weak: expected numbers that divide the largest, 3, got 2" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("curve", "batch"), [("strong", 2), ("weak", 3)])
 def test_two_processes_send_what_they_must(tmp_path, curve, batch):
     """Calls and bytes of a step against what follows from the sizes."""
     words = ["--curve", curve, f"--{curve}", "2", "--length", "32", "--batch_size", str(batch), "--vocabulary", "500"]
     words += ["--seconds", "0.01", "--threads", "2", "--output", str(tmp_path / "result.json")]
-    path = scaling.scale(scaling.parser().parse_args(words))
+    path, failed = scaling.scale(scaling.parser().parse_args(words))
+    assert not failed
     (measured,) = json.loads(path.read_text(encoding="utf-8"))["curves"].values()
     model, _ = points.make_model({"preset": "preset:tiny", "length": 32, "vocabulary": 500})
     size = sum(parameter.nbytes for parameter in model.parameters())
@@ -123,12 +151,6 @@ def test_collectives_are_counted_by_kind(tmp_path):
         "weights, all_gather": {"calls": 1, "bytes": 3 * 4},
         "buffers, broadcast": {"calls": 1, "bytes": 2 * 4},
     }
-
-
-def test_processes_must_divide_the_batch():
-    args = scaling.parser().parse_args(["--strong", "2", "3"])
-    with pytest.raises(UserError, match="numbers that divide the largest, 3, got 2"):
-        scaling.measure_curve("strong", args, None, Progress(1))
 
 
 @pytest.mark.parametrize(("lora", "checkpointing"), [(False, "off"), (True, "on"), (False, "selective")])

@@ -1,10 +1,11 @@
-"""The data of the experiment: training sets, validation cut from them, and smaller shares of one.
+"""The data of the experiment: training sets, validation cut from them, smaller shares of one, and texts to pretrain on.
 
     python examples/experiment/data.py --data_dir ../shared/data/llm_jepa --output_dir runs/experiment
 
 Records of one expression stay together, so that no answer of the validation set is in the training set. The files of
 the LLM-JEPA authors are read as they are; of TURK there is no published test set here, so one is cut from the training
-set. The step problems are generated. A file that is there is left alone.
+set. The texts are sentences and expressions of both sets, one by one, so that nothing tells which belong together; none
+is of a validation or test record. The step problems are generated. A file that is there is left alone.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from stepjepa.cli import main as stepjepa
 from stepjepa.files import atomic_write, existing_file
 
 VALIDATION = 1000
+STEP_VALIDATION = 200
 SHARES = (2, 4, 8, 16)
-STEP_PROBLEMS = 4000
-STEP_TEST = 1000
+# One or two steps and small numbers: what a million parameters learn in one pass, and some get wrong.
+STEPS = {"train_size": 16000, "test_size": 700, "max_steps": 2, "max_quantity": 5, "max_amount": 15}
 
 
 def draw(text: str) -> bytes:
@@ -32,6 +34,24 @@ def draw(text: str) -> bytes:
 def answer(line: str) -> str:
     """What the assistant says in a record."""
     return str(json.loads(line)["messages"][-1]["content"])
+
+
+def texts(lines: Iterable[str], held_out: Iterable[str]) -> list[str]:
+    """Sentences and expressions as records of their own, for ``--plain --train_all``, which trains what the user says.
+
+    Args:
+        lines: records of a sentence and its expression.
+        held_out: records whose expressions are left out, with every sentence that means one of them.
+
+    Returns:
+        Each text once, in an order that has nothing to do with which belong together.
+    """
+    hidden = {answer(line) for line in held_out}
+    turns = [json.loads(line)["messages"][-2:] for line in lines if answer(line) not in hidden]
+    found = sorted({turn["content"] for both in turns for turn in both}, key=draw)
+    # Only what the user says is trained, but a record has an answer.
+    records = [[{"role": role, "content": text} for role in ("user", "assistant")] for text in found]
+    return [json.dumps({"messages": messages}) for messages in records]
 
 
 def cut(lines: list[str], *sizes: int) -> list[list[str]]:
@@ -59,10 +79,10 @@ def write(path: Path, lines: Iterable[str]) -> None:
     if path.exists():
         print(f"{path} is there")
         return
-    texts = list(lines)
+    records = list(lines)
     with atomic_write(path) as file:
-        file.write("".join(f"{line}\n" for line in texts))
-    print(f"{path}: {len(texts)} records")
+        file.write("".join(f"{line}\n" for line in records))
+    print(f"{path}: {len(records)} records")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -72,24 +92,27 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output_dir", type=Path, default=Path("runs/experiment"), help="(%(default)s)")
     args = parser.parse_args(argv)
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    synth, turk = (
-        existing_file(args.data_dir / f"{name}_train.jsonl", "data").read_text(encoding="utf-8").splitlines()
-        for name in ("synth", "turk")
+    synth, turk, synth_test = (
+        existing_file(args.data_dir / name, "data").read_text(encoding="utf-8").splitlines()
+        for name in ("synth_train.jsonl", "turk_train.jsonl", "synth_test.jsonl")
     )
-    validation, rest = cut(synth, VALIDATION)
-    write(args.output_dir / "synth-validation.jsonl", validation)
-    write(args.output_dir / "synth-rest.jsonl", rest)
+    synth_validation, synth_rest = cut(synth, VALIDATION)
+    write(args.output_dir / "synth-validation.jsonl", synth_validation)
+    write(args.output_dir / "synth-rest.jsonl", synth_rest)
     for share in SHARES:
         write(args.output_dir / f"synth-1-{share}.jsonl", sorted(synth, key=draw)[: len(synth) // share])
     test, validation, rest = cut(turk, VALIDATION, VALIDATION)
     for name, lines in (("test", test), ("validation", validation), ("rest", rest), ("train", [*validation, *rest])):
         write(args.output_dir / f"turk-{name}.jsonl", lines)
+    write(args.output_dir / "texts.jsonl", texts([*synth, *turk], [*synth_validation, *synth_test, *validation, *test]))
     steps = args.output_dir / "steps"
-    if steps.exists():
-        print(f"{steps} is there")
-        return 0
-    sizes = ["--train_size", str(STEP_PROBLEMS), "--test_size", str(STEP_TEST)]
-    return stepjepa(["prepare", "stepmath", "--output_dir", str(steps), *sizes])
+    flags = [word for name, value in STEPS.items() for word in (f"--{name}", str(value))]
+    if not steps.exists() and (code := stepjepa(["prepare", "stepmath", "--output_dir", str(steps), *flags])):
+        return code
+    problems = (steps / "test.jsonl").read_text(encoding="utf-8").splitlines()
+    write(args.output_dir / "steps-validation.jsonl", problems[:STEP_VALIDATION])
+    write(args.output_dir / "steps-test.jsonl", problems[STEP_VALIDATION:])
+    return 0
 
 
 if __name__ == "__main__":

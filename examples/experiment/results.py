@@ -3,7 +3,8 @@
     python examples/experiment/results.py            # rewrites what stands between the markers of the page
     python examples/experiment/results.py --check    # exit code 1 where the page is not what the figures give
 
-A marker names a file of figures, or a part of one: ``<!-- synth: begin -->`` to ``<!-- synth: end -->``.
+A marker names a file of figures: ``<!-- synth: begin -->`` to ``<!-- synth: end -->``. What stands between those called
+``shares`` is made of several.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import shares
 from collect import FIGURES
 
 from stepjepa.experiments.comparison import SAME_FLOPS, compare_runs
@@ -27,6 +29,7 @@ PAGE = ROOT / "docs" / "results.md"
 PLOTS = ROOT / "docs" / "plots"
 MARKERS = re.compile(r"(<!-- (\S+): begin -->\n).*?(<!-- \2: end -->)", re.DOTALL)
 NOTHING = "–"
+NOT_RUN = "Not run yet."
 
 # Head of a column, where its number is, how it is written.
 SCORES = (("equivalent", "equivalent"), ("exact", "exact"), ("prefix", "prefix"), ("stop rate", "stopped"))
@@ -135,12 +138,27 @@ def part(name: str, figures: Sequence[Figures], plots: Path) -> str:
     return "\n\n".join(parts)
 
 
+def shares_part(directory: Path, plots: Path) -> str:
+    """Table and picture over shares of the data."""
+    files = {records: directory / f"{name}.json" for name, records in shares.SHARES.items()}
+    found = shares.curves({records: read_figures(file) for records, file in files.items() if file.exists()})
+    if not found:
+        return NOT_RUN
+    picture = plots / "results-shares.png"
+    shares.draw(found, picture)
+    heads, *lines = shares.rows(found)
+    return f"{markdown(heads, lines)}\n\n![scores against the number of records](plots/{picture.name})"
+
+
 def rewrite(page: str, directory: Path, plots: Path) -> str:
     """The page with all that stands between markers made anew."""
 
     def made(match: re.Match[str]) -> str:
         file = directory / f"{match[2]}.json"
-        text = part(match[2], read_figures(file), plots) if file.exists() else "Not run yet."
+        if match[2] == "shares":
+            text = shares_part(directory, plots)
+        else:
+            text = part(match[2], read_figures(file), plots) if file.exists() else NOT_RUN
         return f"{match[1]}\n{text}\n\n{match[3]}"
 
     return MARKERS.sub(made, page)

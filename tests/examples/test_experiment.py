@@ -23,7 +23,7 @@ GRIDS = sorted(EXPERIMENT.glob("*.yaml"))
 def scripts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(EXPERIMENT))
     # Names as common as these may be taken by other tests' modules.
-    names = ("data", "collect", "results")
+    names = ("data", "collect", "results", "shares")
     for name in names:
         monkeypatch.delitem(importlib.sys.modules, name, raising=False)
     yield {name: importlib.import_module(name) for name in names}
@@ -135,3 +135,33 @@ def test_a_page_tells_arms_and_tests_also_at_equal_flops(scripts: dict[str, Modu
     assert (tmp_path / "plots" / "results-a.png").stat().st_size > 0
     shutil.rmtree(tmp_path / "figures")
     assert scripts["results"].main([*where, "--check"]) == 1
+
+
+def test_a_curve_over_shares(scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripts["shares"], "SHARES", {"a": 3, "b": 7, "c": 11})
+    rights = {
+        "a": {("regular", 23): "10000", ("regular", 82): "11000", ("jepa", 23): "11000", ("jepa", 82): "11110"},
+        "b": {("regular", 23): "11100", ("regular", 82): "11110", ("jepa", 82): "11111", ("other", 82): "11111"},
+    }
+    for name, runs in rights.items():
+        trials = [(label, seed, "finished", right) for (label, seed), right in runs.items()]
+        sweep = sweep_of(tmp_path / name, trials)
+        scripts["collect"].main([str(sweep), "--figures", str(tmp_path / "figures")])
+    page = tmp_path / "results.md"
+    page.write_text("<!-- shares: begin -->\n<!-- shares: end -->\n")
+    where = ["--page", str(page), "--figures", str(tmp_path / "figures"), "--plots", str(tmp_path / "plots")]
+    assert scripts["results"].main(where) == 0
+    lines = page.read_text().splitlines()
+    # By hand: shares of five answers; paired differences 1/5 and 2/5, whose interval is 30 ± 12.706 * 14.142 / sqrt(2).
+    assert lines[2:7] == [
+        "| records | 3 | 7 |",
+        "|---|---:|---:|",
+        "| regular | 30.0% ± 14.1 (2 seeds) | 70.0% ± 14.1 (2 seeds) |",
+        "| jepa | 60.0% ± 28.3 (2 seeds) | 100.0% |",
+        "| jepa − regular, points [95 %] | +30.0 [-97.1, +157.1] | +20.0 |",
+    ]
+    assert "other" not in page.read_text()
+    assert (tmp_path / "plots" / "results-shares.png").stat().st_size > 0
+    shutil.rmtree(tmp_path / "figures")
+    assert scripts["results"].main(where) == 0
+    assert "Not run yet." in page.read_text()
