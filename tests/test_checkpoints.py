@@ -1,6 +1,9 @@
 """Which checkpoints are whole, and what is said of those that are not."""
 
+import errno
+import io
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -101,6 +104,45 @@ def test_of_a_hundred_damaged_checkpoints_none_is_gone_on_from(seed: int, tmp_pa
         assert open_run_folder(str(run), "last", said.append)[1] == str(run / "checkpoint-7"), what
         assert len(said) == 1, what
         assert said[0].startswith(f"passed over: {run}/checkpoint-101 ("), what
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "optimizer.pt", "trainer_state.json"])
+def test_a_checkpoint_on_a_disk_that_fails_is_passed_over(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (13, 101):
+        make(tmp_path / f"checkpoint-{step}")
+    bad = tmp_path / "checkpoint-101" / name
+    opened = io.open
+
+    def fail(file: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(file) == str(bad):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return opened(file, *args, **kwargs)
+
+    monkeypatch.setattr(io, "open", fail)
+    said: list[str] = []
+    assert open_run_folder(str(tmp_path), "last", said.append) == (tmp_path, str(tmp_path / "checkpoint-13"))
+    assert said == [f"passed over: {tmp_path}/checkpoint-101 (can't be read (Input/output error))"]
+    with pytest.raises(UserError, match=r"is no whole checkpoint folder \(can't be read"):
+        open_run_folder(str(tmp_path), str(tmp_path / "checkpoint-101"))
+
+
+def test_a_checkpoint_whose_files_cannot_be_listed_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (13, 101):
+        make(tmp_path / f"checkpoint-{step}")
+    iterdir = Path.iterdir
+
+    def fail(path: Path) -> Any:
+        if path.name == "checkpoint-101":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", fail)
+    assert checkpoint_fault(tmp_path / "checkpoint-101") == "can't be read (Permission denied)"
+    assert open_run_folder(str(tmp_path), "last") == (tmp_path, str(tmp_path / "checkpoint-13"))
 
 
 def test_what_a_run_needs_beside_the_model(tmp_path: Path) -> None:

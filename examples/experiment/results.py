@@ -31,8 +31,8 @@ MARKERS = re.compile(r"(<!-- (\S+): begin -->\n).*?(<!-- \2: end -->)", re.DOTAL
 NOTHING = "–"
 NOT_RUN = "Not run yet."
 
+STOPPED = "stopped"
 # Head of a column, where its number is, how it is written.
-SCORES = (("equivalent", "equivalent"), ("exact", "exact"), ("prefix", "prefix"), ("stop rate", "stopped"))
 SIMILARITY = (
     ("matched", "matched_similarity", "{:.3f}"),
     ("shuffled", "shuffled_similarity", "{:.3f}"),
@@ -63,14 +63,18 @@ def arms_of(figures: Sequence[Figures]) -> dict[str, list[Figures]]:
 def arms_table(figures: Sequence[Figures], baseline: str | None) -> str:
     """All that was measured of every arm, its cost over the baseline's; with one seed each, the best arm first."""
     arms = arms_of(figures)
-    scores = [(head, name) for head, name in SCORES if all(name in each.scores for each in figures)]
+    headline, lenient = (str(figures[0].run.protocol[name]) for name in ("headline", "lenient"))
+    # Each once, in this order; some tasks have no exact match of their own.
+    wanted = dict.fromkeys((headline, "exact", lenient, STOPPED))
+    scores = [name for name in wanted if all(name in each.scores for each in figures)]
     if all(len(runs) == 1 for runs in arms.values()):
-        arms = dict(sorted(arms.items(), key=lambda item: -item[1][0].scores[SCORES[0][1]]))
-    heads = ["arm", "seeds", *(head for head, _ in scores), "LM loss, gold", *(head for head, *_ in SIMILARITY)]
+        arms = dict(sorted(arms.items(), key=lambda item: -item[1][0].scores[headline]))
+    heads = ["arm", "seeds", *("stop rate" if name == STOPPED else name.replace("_", " ") for name in scores)]
+    heads += ["LM loss, gold", *(head for head, *_ in SIMILARITY)]
     rows = []
     for label, runs in arms.items():
         line = [label, str(len(runs))]
-        line += [cell([each.scores[name] for each in runs], "{:.1%}") for _, name in scores]
+        line += [cell([each.scores[name] for each in runs], "{:.1%}") for name in scores]
         line.append(cell([each.run.figures["gold_loss"] for each in runs], "{:.3f}"))
         line += [cell([each.similarity.get(name) for each in runs], form) for _, name, form in SIMILARITY]
         if baseline is not None:

@@ -41,6 +41,14 @@ def checkpoint_fault(path: Path, needed: Collection[str] = (), *, weights_only: 
         needed: files that it must hold beside those that all hold.
         weights_only: it was saved without what the optimizer remembers, and is not at fault for that.
     """
+    try:
+        return _fault(path, needed, weights_only)
+    except OSError as error:
+        # A disk that fails under the newest one is no reason not to go on from one before it.
+        return f"can't be read ({error.strerror or error})"
+
+
+def _fault(path: Path, needed: Collection[str], weights_only: bool) -> str | None:
     # The Trainer writes this file last.
     if not (path / _STATE_FILE).is_file():
         return f"{_STATE_FILE} is missing"

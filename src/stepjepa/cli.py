@@ -9,10 +9,11 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stepjepa import __version__
 from stepjepa.commands import COMMANDS
+from stepjepa.disk import naming_disk_errors
 from stepjepa.errors import UserError, one_line, visible
 from stepjepa.offline import go_offline, no_telemetry, wanted
 from stepjepa.parser import Parser, add_offline, innermost, refuse_unknown
@@ -61,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     open_standard_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help", "help", "--version"):
-        print(f"stepjepa {__version__}" if given[:1] == ["--version"] else _overview())
-        return 0
+        with raising():
+            return _reporting("stepjepa", lambda: _introduce(given[:1] == ["--version"]))
     name = given[0]
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, [*COMMANDS, "--help", "--version"], n=1)
@@ -71,7 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     end_with_launcher()
     with raising():
-        return _run(name, normalise(given[1:]))
+        return _reporting(f"stepjepa {name}", lambda: _run(name, normalise(given[1:])))
+
+
+def _introduce(version: bool) -> int:
+    print(f"stepjepa {__version__}" if version else _overview())
+    return 0
 
 
 def _quiet() -> None:
@@ -90,30 +96,62 @@ def _run(name: str, arguments: list[str]) -> int:
     command.add_arguments(parser)
     add_offline(parser)
     _quiet()
+    if hasattr(command, "parse"):
+        parsed = command.parse(parser, arguments)
+    else:
+        parsed, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            refuse_unknown(innermost(parser, parsed), unknown)
+    return int(command.run(parsed))
+
+
+def _reporting(program: str, act: Callable[[], int]) -> int:
+    """Do what was asked for; whatever stops it is told on one line and becomes an exit code.
+
+    Args:
+        program: begins the line.
+        act: gives the exit code.
+    """
     try:
-        if hasattr(command, "parse"):
-            parsed = command.parse(parser, arguments)
-        else:
-            parsed, unknown = parser.parse_known_args(arguments)
-            if unknown:
-                refuse_unknown(innermost(parser, parsed), unknown)
-        return int(command.run(parsed))
+        try:
+            code = act()
+        except SystemExit as stop:
+            code = _exit_code(program, stop)
+        # Here, where a full disk or a closed pipe is answered; Python does it at its end, with a traceback.
+        with naming_disk_errors("standard output"):
+            sys.stdout.flush()
+        return code
     except UserError as error:
-        print(f"stepjepa {name}: error: {one_line(error)}", file=sys.stderr)
+        print(f"{program}: error: {one_line(error)}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # Whoever read the output has had enough of it; nothing more can be said on that pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read the output has had enough of it.
+        _drop_output()
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"stepjepa {name}: error: {visible(f'{where}{error.strerror or error}')}", file=sys.stderr)
+        print(f"{program}: error: {visible(f'{where}{error.strerror or error}')}", file=sys.stderr)
+        _drop_output()
         return 2
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 0
     except KeyboardInterrupt as stop:
-        print(f"stepjepa {name}: {visible(str(stop) or 'interrupted')}", file=sys.stderr)
+        print(f"{program}: {visible(str(stop) or 'interrupted')}", file=sys.stderr)
         return 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)
+
+
+def _exit_code(program: str, stop: SystemExit) -> int:
+    """What ``sys.exit`` was called with, as Python itself takes it: a text is a message, and a failure."""
+    if stop.code is None or isinstance(stop.code, int):
+        return stop.code or 0
+    print(f"{program}: {one_line(str(stop.code))}", file=sys.stderr)
+    return 1
+
+
+def _drop_output() -> None:
+    """Throw away what standard output does not take: Python would try once more at its end, with a traceback."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -86,14 +86,47 @@ def add_offline(parser: argparse.ArgumentParser) -> None:
                 add_offline(inner)
 
 
+OTHER_TOOLS = {
+    "--base_model": "--model_name",
+    "--cutoff_len": "--max_length",
+    "--dataset": "--train_file",
+    "--dataset_name": "--train_file",
+    "--epochs": "--num_epochs",
+    "--finetuning_type": "--lora",
+    "--lora_r": "--lora_rank",
+    "--lr": "--learning_rate",
+    "--lr_scheduler": "--lr_scheduler_type",
+    "--max_seq_length": "--max_length",
+    "--micro_batch_size": "--batch_size",
+    "--model": "--model_name",
+    "--quantization_bit": "--load_in_4bit",
+    "--sequence_len": "--max_length",
+    "--use_peft": "--lora",
+    "--val_set_size": "--eval_split",
+}
+"""Flags of ``train`` as TRL, Axolotl, LLaMA-Factory and habit call them; the nearest spelling would be another flag."""
+
+NO_COUNTERPART = ("--packing", "--sample_packing", "--neat_packing", "--padding_free", "--lora_target_modules")
+"""Flags of theirs for what there is not here; ``docs/coming-from.md`` says why."""
+
+
 def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str], known: Sequence[str] = ()) -> NoReturn:
-    """End with an error that names the first unknown argument and the flag nearest to it."""
+    """End with an error that names the first unknown argument and the flag that was meant.
+
+    Args:
+        parser: of the command.
+        unknown: arguments that it does not know.
+        known: flags that are known besides its own.
+    """
     name = unknown[0].partition("=")[0]
     if not name.startswith("-"):
         remedy = "put it in quotes with what it is a part of, or leave it out"
         parser.error(f"unknown argument '{unknown[0]}', which belongs to no flag; {remedy}")
     flags = [flag for action in parser._actions for flag in action.option_strings] + list(known)
-    near = difflib.get_close_matches(name, flags, n=1)
+    if name in NO_COUNTERPART:
+        parser.error(f"'{name}' of other tools has no counterpart here (docs/coming-from.md); leave it out")
+    meant = OTHER_TOOLS.get(name)
+    near = [meant] if meant in flags else difflib.get_close_matches(name, flags, n=1)
     parser.error(
         f"unknown argument '{unknown[0]}'"
         + (f"; did you mean {near[0]}?" if near else f"; {parser.prog} --help names all")

@@ -241,6 +241,25 @@ def test_a_script_without_a_guard_is_not_run_again_by_its_processes(tmp_path):
     assert program.returncode == 0
 
 
+def test_no_file_of_the_current_folder_takes_the_place_of_a_module(make_workers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("pickle", "struct", "_compat_pickle"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w').close()\nraise SystemExit('hostile')\n")
+    # What this process imports from there, its processes do as well, and after everything else.
+    (tmp_path / "own_work.py").write_text("def double(number):\n    return 2 * number\n")
+    monkeypatch.syspath_prepend(tmp_path / "nothing")
+    monkeypatch.setattr(sys, "path", [*filter(None, sys.path), str(tmp_path)])
+    assert make_workers().map([("something",)]) == [Outcome("something")]
+    import own_work
+
+    workers = Workers(own_work.double, seconds=20, memory=1024, processes=1)
+    try:
+        assert workers.map([(7,)]) == [Outcome(14)]
+    finally:
+        workers.close()
+    assert not (tmp_path / "ran").exists()
+
+
 BUSY = (
     "import job\n"
     "from stepjepa.answers.workers import Workers\n"

@@ -102,4 +102,4 @@ def test_without_the_library_the_remedy_is_told(
 ) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 2
-    assert "pip install 'stepjepa[completion]'" in capsys.readouterr().err
+    assert "pip install shtab" in capsys.readouterr().err

@@ -107,3 +107,59 @@ def test_training_on_a_table_names_the_way(name: str, text: str, said: str, tmp_
     (tmp_path / name).write_text(text)
     assert main(["inspect", "--train_file", str(tmp_path / name), "--model_name", "preset:tiny"]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("row", "turns"),
+    [
+        (
+            {"instruction": "Add.", "input": "1 and 2", "output": "3"},
+            [("user", "Add.\n\n1 and 2"), ("assistant", "3")],
+        ),
+        ({"instruction": "Add 1 and 2.", "input": "", "output": "3"}, [("user", "Add 1 and 2."), ("assistant", "3")]),
+        (
+            {
+                "conversations": [
+                    {"from": "system", "value": "s"},
+                    {"from": "human", "value": "a"},
+                    {"from": "gpt", "value": "b"},
+                ]
+            },
+            [("system", "s"), ("user", "a"), ("assistant", "b")],
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "prompt": "other"},
+            [("user", "a"), ("assistant", "b")],
+        ),
+        ({"prompt": "a", "completion": "b", "input": "not of Alpaca's form"}, [("user", "a"), ("assistant", "b")]),
+    ],
+)
+def test_forms_of_other_tools(row: dict[str, object], turns: list[tuple[str, str]], tmp_path: Path) -> None:
+    (tmp_path / "raw.jsonl").write_text(json.dumps(row) + "\n")
+    assert prepare("--input_file", tmp_path / "raw.jsonl", "--output_file", tmp_path / "t.jsonl") == 0
+    (record,) = read_records(tmp_path / "t.jsonl")
+    assert [(message["role"], message["content"]) for message in record.messages] == turns
+
+
+def test_a_system_prompt_takes_the_place_of_a_chats_own(tmp_path: Path) -> None:
+    turns = [{"from": "system", "value": "s"}, {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    (tmp_path / "raw.jsonl").write_text(json.dumps({"conversations": turns}) + "\n")
+    flags = ("--input_file", tmp_path / "raw.jsonl", "--output_file", tmp_path / "t.jsonl", "--system_prompt", "Go.")
+    assert prepare(*flags) == 0
+    (record,) = read_records(tmp_path / "t.jsonl")
+    assert [message["content"] for message in record.messages] == ["Go.", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"conversations": "a"}, "raw.jsonl:1: column 'conversations' holds no list of turns"),
+        ({"messages": [{"role": "user", "text": "a"}]}, "column 'messages' holds no list of turns"),
+        ({"conversations": [{"from": "gpt", "value": "b"}]}, "raw.jsonl:1: 'messages' has no user message"),
+        ({"instruction": "a", "input": 3.5, "output": None}, "column 'output' holds nothing"),
+    ],
+)
+def test_a_damaged_chat_is_named(row: dict[str, object], said: str, tmp_path: Path, capsys) -> None:
+    (tmp_path / "raw.jsonl").write_text(json.dumps(row) + "\n")
+    assert prepare("--input_file", tmp_path / "raw.jsonl", "--output_file", tmp_path / "t.jsonl") == 2
+    assert said in capsys.readouterr().err

@@ -119,6 +119,11 @@ def test_a_missing_file_and_other_versions(
         ({"more": ["--eval_generate", "2", "--eval_task", "some:Task"]}, "the run had --eval_task some:Task, which"),
         ({"more": ["--report_to", "wandb"]}, "or --report_to none"),
         ({"more": ["--push_to_hub", "True"]}, "the run had --push_to_hub, which"),
+        ({"more": ["--model_name", "somebody/model"]}, "the run had --model_name somebody/model, which"),
+        (
+            {"more": ["--attn_implementation", "somebody/kernel"]},
+            "the run had --attn_implementation somebody/kernel, which",
+        ),
         ({"more": ["--no_such_flag"]}, "unknown argument '--no_such_flag'"),
     ],
 )

@@ -24,8 +24,8 @@ NOT_RUN: dict[str, list[tuple[str, str]]] = {
     "docs/first-hour.md": [("", "tests/test_first_hour.py runs the page from its first command to its last")],
     "docs/scale.md": [("python benchmarks", MEASURES), ("stepjepa estimate", DEVICES)],
     "docs/tasks.md": [("stepjepa prepare gsm8k", "needs the raw data set"), ("stepjepa prepare hellaswag", HUB)],
-    "docs/ecosystem.md": [("", "tests of the same names run these with stand-ins for what is not installed")],
-    "docs/coming-from.md": [("", "commands of other programs, and ours beside them")],
+    "docs/ecosystem.md": [("", "models and services of the reader; test_other_tools.py parses what is ours")],
+    "docs/coming-from.md": [("", "models and data of the reader; test_other_tools.py parses every command")],
     "examples/README.md": [("", "tests/examples runs every example")],
 }
 

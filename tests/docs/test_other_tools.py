@@ -13,7 +13,7 @@ from document_blocks import ROOT, blocks
 from stepjepa.cli import normalise
 from stepjepa.commands import train
 from stepjepa.config import JepaConfig
-from stepjepa.parser import Parser
+from stepjepa.parser import NO_COUNTERPART, OTHER_TOOLS, Parser
 
 PAGES = ("docs/coming-from.md", "docs/ecosystem.md")
 TRAIN = ["--train_file", "train.jsonl", "--model_name", "M", "--output_dir", "runs/a"]
@@ -70,10 +70,23 @@ def test_every_flag_in_the_tables_exists() -> None:
     for command in ("export", "prepare", "evaluate"):
         known |= {option for action in parser(command)._actions for option in action.option_strings}
     # Of 'stepjepa prepare NAME'.
-    known |= {"--dataset"}
+    known |= {"--dataset", "--user", "--assistant"}
     named = [flag for cell in cells("docs/coming-from.md") for flag in re.findall(r"`?(--[\w-]+)", cell)]
     assert len(named) > 60
     assert [flag for flag in named if flag not in known] == []
+
+
+def test_flags_of_other_tools_are_led_to_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    for theirs, meant in OTHER_TOOLS.items():
+        with pytest.raises(SystemExit):
+            train.parse(parser("train"), [*TRAIN, theirs, "3"])
+        assert f"did you mean {meant}?" in capsys.readouterr().err
+    for theirs in NO_COUNTERPART:
+        assert theirs.removeprefix("--") in page
+        with pytest.raises(SystemExit):
+            train.parse(parser("train"), [*TRAIN, theirs, "3"])
+        assert "has no counterpart here (docs/coming-from.md)" in capsys.readouterr().err
 
 
 def test_flags_with_values_in_the_tables_are_read() -> None:

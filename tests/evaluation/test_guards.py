@@ -10,7 +10,7 @@ import torch
 from questions import NEW, make_tokenizer, question_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.generation import Generator
-from stepjepa.evaluation.output import model_fingerprint
+from stepjepa.evaluation.output import OutputFile, model_fingerprint
 from stepjepa.evaluation.run import Evaluation
 from stepjepa.evaluation.settings import EvaluationSettings, Sampling
 from stepjepa.files import write_json, write_jsonl
@@ -75,17 +75,97 @@ def test_while_lines_are_missing_there_is_no_summary(loaded, test_file, monkeypa
 
 def test_the_summary_of_another_file_is_not_taken_for_ones_own(loaded, test_file):
     """``a.v1`` and ``a.v2`` have the same stem."""
-    first = Evaluation(settings(test_file, "a.v1")).run(lambda: loaded)
-    second = Evaluation(settings(test_file, "a.v2", new=2)).run(lambda: loaded)
-    assert first["generated_tokens"] != second["generated_tokens"]
 
     def never():
         raise AssertionError("the model was loaded")
 
-    again = Evaluation(settings(test_file, "a.v1")).run(never)
-    assert again["generated_tokens"] == first["generated_tokens"]
-    (test_file.parent / "a.summary.json").write_text("{", encoding="utf-8")
+    summary = test_file.parent / "a.summary.json"
+    first = Evaluation(settings(test_file, "a.v1")).run(lambda: loaded)
+    before = summary.read_bytes()
+    with pytest.raises(UserError, match=r"a\.summary\.json: is there already, of other lines than those of a\.v2;"):
+        Evaluation(settings(test_file, "a.v2", new=2))
+    assert summary.read_bytes() == before
+    assert Evaluation(settings(test_file, "a.v2", new=2, overwrite=True)).run(lambda: loaded) != first
+    before = summary.read_bytes()
+    with pytest.raises(UserError, match=r"a\.summary\.json: .* those of a\.v1; move it elsewhere"):
+        Evaluation(settings(test_file, "a.v1"))
+    assert summary.read_bytes() == before
+    summary.unlink()
+    assert Evaluation(settings(test_file, "a.v1")).run(never)["generated_tokens"] == first["generated_tokens"]
+    # Beside its lines a damaged one can only be their own.
+    summary.write_text("{", encoding="utf-8")
     assert Evaluation(settings(test_file, "a.v1")).run(never)["scores"] == first["scores"]
+
+
+@pytest.mark.parametrize("when", ["before the first line", "before the summary"])
+def test_a_summary_that_another_run_writes_in_the_meantime_is_left_alone(when, loaded, test_file, monkeypatch):
+    summary = test_file.parent / "a.summary.json"
+    place = "begin" if when == "before the first line" else "finish"
+    own = getattr(OutputFile, place)
+
+    def late(self, *args, **about):
+        summary.write_text('{"settings": {"model": "other"}}', encoding="utf-8")
+        return own(self, *args, **about)
+
+    monkeypatch.setattr(OutputFile, place, late)
+    with pytest.raises(UserError, match=r"those of a\.v1; move it elsewhere"):
+        Evaluation(settings(test_file, "a.v1")).run(lambda: loaded)
+    assert "other" in summary.read_text(encoding="utf-8")
+    assert (test_file.parent / "a.v1").exists() == (place == "finish")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (None, "'generated' is missing, expected a text; take the line out to have it made again, or pass --overwrite"),
+        ({"index": False}, "index False does not belong here"),
+        ({"generated": 3}, "'generated' is 3, expected a text"),
+        ({"scores": [1]}, "'scores' is a list, expected an object"),
+        ({"scores": {}}, "the scores are none, expected some"),
+        ({"scores": {"exact": "yes", "prefix": True, "contains": True}}, "'scores.exact' is 'yes', expected a number"),
+        ({"extracted": None}, "'extracted' is null, expected an object"),
+        ({"error": ["wrong"]}, "'error' is a list, expected a text"),
+        ({"stopped": "yes"}, "'stopped' is 'yes', expected a number"),
+        ({"new_tokens": -1}, "'new_tokens' is -1, expected a whole number of at least 0"),
+        ({"gold_loss": None}, "'gold_loss' is null, expected a number"),
+        ({"gold_tokens": 0}, "'gold_tokens' is 0, expected a whole number of at least 1"),
+    ],
+)
+def test_a_damaged_line_is_refused_with_its_number(damage, words, loaded, test_file):
+    Evaluation(settings(test_file)).run(lambda: loaded)
+    path = test_file.parent / "out.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines[0] = {"index": 0} if damage is None else lines[0] | damage
+    write_jsonl(path, lines[:-1])
+    (test_file.parent / "out.summary.json").unlink()
+    with pytest.raises(UserError, match=rf"out\.jsonl:1: {words}"):
+        Evaluation(settings(test_file))
+    # What the message says.
+    write_jsonl(path, lines[1:-1])
+    assert Evaluation(settings(test_file)).run(lambda: loaded)["generated_now"] == 2
+
+
+@pytest.mark.parametrize("name", ["error", "stopped", "new_tokens", "truth"])
+def test_a_line_with_a_field_missing_is_refused(name, loaded, test_file):
+    Evaluation(settings(test_file)).run(lambda: loaded)
+    path = test_file.parent / "out.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    del lines[2][name]
+    write_jsonl(path, lines)
+    with pytest.raises(UserError, match=rf"out\.jsonl:3: '{name}' is missing, expected "):
+        Evaluation(settings(test_file))
+
+
+def test_lines_with_other_scores_are_not_mixed(loaded, test_file):
+    Evaluation(settings(test_file)).run(lambda: loaded)
+    path = test_file.parent / "out.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    del lines[3]["scores"]["prefix"]
+    write_jsonl(path, lines)
+    with pytest.raises(
+        UserError, match=r"out\.jsonl:4: the scores are exact, contains, expected exact, prefix, contains"
+    ):
+        Evaluation(settings(test_file))
 
 
 def test_lines_scored_by_an_older_version_of_a_users_task_are_not_taken_up(loaded, test_file, monkeypatch):

@@ -164,6 +164,20 @@ def test_scored_answers_are_not_taken_for_those_of_the_evaluation_that_they_repl
     assert "is there already, without the out.jsonl.meta.json" in capsys.readouterr().err
 
 
+def test_the_summary_of_other_lines_is_left_alone(files, capsys):
+    """``out.jsonl`` and ``out.txt`` would have one summary."""
+    said = [{"index": i, "generated": "Good"} for i in range(3)]
+    (files / "out.txt").write_text("", encoding="utf-8")
+    (files / "out.summary.json").write_text("{}", encoding="utf-8")
+    assert score(files, said) == 2
+    error = capsys.readouterr().err
+    assert "out.summary.json: is there already, of other lines than those of out.jsonl; move it elsewhere" in error
+    assert not (files / "out.jsonl").exists()
+    assert (files / "out.summary.json").read_text(encoding="utf-8") == "{}"
+    assert score(files, said, "--overwrite") == 0
+    assert read(files)[1]["n"] == 3
+
+
 @pytest.mark.parametrize("change", [{"scoring": "theirs"}, {"missing": "right"}])
 def test_unknown_settings_are_refused(change, files):
     (name,) = change

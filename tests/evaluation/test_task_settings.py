@@ -41,6 +41,10 @@ def test_limits_at_the_ends_are_taken():
     ("source", "words"),
     [
         ("def (", r"can't load 'mine_\d:Mine' \(invalid syntax"),
+        ("print(nowhere)", r"can't load 'mine_\d:Mine' \(NameError: name 'nowhere' is not defined\); expected"),
+        ("{}['x']", r"can't load 'mine_\d:Mine' \(KeyError: 'x'\)"),
+        ("raise RuntimeError('no licence')", r"\(RuntimeError: no licence\)"),
+        ("import sys\nsys.exit('no licence')", r"\(SystemExit: no licence\)"),
         ("from stepjepa.tasks.base import Task\nclass Mine(Task):\n    name = headline = lenient = 'x'", "'score'"),
         ("Mine = 3", "is no class derived from"),
         ("", "has no attribute 'Mine'"),

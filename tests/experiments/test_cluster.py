@@ -1,6 +1,8 @@
 """What is asked of a cluster, by the names of submitit and of sbatch; what its queue says."""
 
 import os
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +124,18 @@ def test_another_executor_must_be_one_of_submitit(tmp_path: Path, monkeypatch: p
     options: dict[str, Any] = read_options(["time=1"])
     with pytest.raises(UserError, match="doesn't know any executor named nowhere"):
         Cluster(tmp_path, options)
+
+
+def test_no_file_of_the_folder_that_a_job_starts_in_takes_the_place_of_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CLUSTER, "local")
+    executor = Cluster(tmp_path / "jobs", read_options(["time=3", "max_num_timeout=5"]))._executor._executor
+    for name in ("submitit", "pickle", "shlex"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w').close()\nraise SystemExit('hostile')\n")
+    # What a script of sbatch would run; without a job it can only fail.
+    command = shlex.split(executor._submitit_command_str)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert "submitit" in done.stderr
+    assert "hostile" not in done.stderr
+    assert not (tmp_path / "ran").exists()

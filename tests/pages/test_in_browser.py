@@ -260,7 +260,8 @@ def test_twenty_thousand_answers_open_at_once(browser, tmp_path):
     browser.get(f"file://{file}")
     loaded = wait(browser, "return performance.getEntriesByType('navigation')[0].loadEventEnd")
     print(f"\n{count:,} answers, {file.stat().st_size / 1e6:.1f} MB: loaded after {loaded:.0f} ms")
-    assert loaded < 10_000
+    # The aim is 2 s on a machine at rest, where it takes a seventh of that; tests share theirs.
+    assert loaded < 5_000
     assert len(examples(browser)) == 20, "one page of cards, however many there are"
     assert "20,000 of 20,000" in browser.find_element("css selector", ".answers-status").text
     put(browser, "search", "says 19999 ")

@@ -11,6 +11,7 @@ from made_up_runs import make_run
 from stepjepa.analysis.files import Analysis, ModelAnalysis, load, save
 from stepjepa.analysis.points import choose_points
 from stepjepa.analysis.representations import ViewEmbeddings
+from stepjepa.cli import main
 from stepjepa.data.records import Record, parse_record
 from stepjepa.pages.material import read_runs
 from stepjepa.pages.scatter import describe_points, drawn_pairs, scatter_section
@@ -108,3 +109,16 @@ def test_the_section_of_a_run_with_an_analysis_in_it(tmp_path):
     assert "<b>model" not in section.html and "&lt;b&gt;model" in section.html
     save(load(folder / "look"), tmp_path)
     assert scatter_section(run, tmp_path).html == section.html
+
+
+def test_an_analysis_beside_the_runs_is_named(tmp_path, capsys):
+    folder = make_run(tmp_path / "run", "1011010")
+    (tmp_path / "look").mkdir()
+    save(make_analysis("in_n_out", 1000, path=str(folder)), tmp_path / "look")
+    page = ["report", str(folder), "--output_file", str(tmp_path / "page.html")]
+    assert main([*page, "--analysis", str(tmp_path)]) == 2
+    assert "holds no analysis.json; name an output folder of 'stepjepa analyze'" in capsys.readouterr().err
+    assert main([*page, "--analysis", str(tmp_path / "look")]) == 0
+    assert "Embeddings of the views" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert main(["report", str(folder), "--analysis", str(tmp_path / "look")]) == 2
+    assert "--analysis is for a page" in capsys.readouterr().err

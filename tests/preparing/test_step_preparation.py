@@ -159,6 +159,7 @@ def test_load_splitter(tmp_path, monkeypatch):
     (tmp_path / "lines_splitter.py").write_text("NUMBER = 3\n\n\ndef split(text):\n    return text.splitlines()\n")
     (tmp_path / "broken_splitter.py").write_text("def split(:\n")
     (tmp_path / "failing_splitter.py").write_text("1 / 0\n")
+    (tmp_path / "ending_splitter.py").write_text("raise SystemExit('no licence')\n")
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path)
     assert load_splitter("lines_splitter:split")("a\nb") == ["a", "b"]
@@ -169,6 +170,7 @@ def test_load_splitter(tmp_path, monkeypatch):
         ("no_such_splitter:split", "cannot import 'no_such_splitter'"),
         ("broken_splitter:split", "cannot import 'broken_splitter'"),
         ("failing_splitter:split", r"cannot import 'failing_splitter' \(ZeroDivisionError: division by zero\)"),
+        ("ending_splitter:split", r"cannot import 'ending_splitter' \(SystemExit: no licence\)"),
         ("lines_splitter:cut", "'lines_splitter' has no 'cut'"),
         ("lines_splitter:NUMBER", "'NUMBER' is int, expected a function"),
     ):

@@ -37,7 +37,7 @@ FAULTS = [
     (Fault("error", 1, "data", 6), ["checkpoint-4", "checkpoint-2"]),
     (Fault("kill", 1, "save", 1), ["checkpoint-4", "checkpoint-2"]),
 ]
-ENDED = {"kill": -9, "error": 1, "exit": 0}
+ENDED = {"kill": -9, "error": 2, "exit": 0}
 
 
 def test_whatever_one_dies_of_the_others_end_and_the_run_goes_on(ranks: Ranks, material: Path, tmp_path: Path) -> None:

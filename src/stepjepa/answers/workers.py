@@ -164,7 +164,8 @@ class _Process:
         self.usable = True
         self._job = job
         self._popen = subprocess.Popen(
-            [sys.executable, "-c", _BOOTSTRAP],
+            # -P: nothing is imported from the current folder before the search path of this process is taken over.
+            [sys.executable, "-P", "-c", _BOOTSTRAP],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # In a group of its own: Ctrl-C is for this process, which ends the others.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
@@ -116,6 +117,8 @@ def run(args: argparse.Namespace) -> int:
     for note in notes(analysis):
         print(f"note: {visible(note)}")
     print(f"written: {', '.join(map(str, output_files(args.output_dir)))}")
+    runs = shlex.join(args.model_path)
+    print(f"next: stepjepa report {runs} --output_file report.html --analysis {shlex.quote(args.output_dir)}")
     return 0
 
 

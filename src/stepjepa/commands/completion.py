@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         import shtab
     except ImportError:
-        raise UserError("needs the package shtab; run: pip install 'stepjepa[completion]'") from None
+        raise UserError("needs the package shtab; run: pip install shtab") from None
     print(shtab.complete(whole_parser(), shell=args.shell))
     return 0
 

@@ -7,6 +7,7 @@ import argparse
 from stepjepa.arguments import add_switch
 from stepjepa.commands.preparation import Preparation, add_source_and_target, open_job, write_records
 from stepjepa.preparing.step_preparation import (
+    FEW_STEPS,
     RESPONSE_FIELD,
     SYSTEM_PROMPT,
     StepOptions,
@@ -40,6 +41,8 @@ def _run(args: argparse.Namespace) -> int:
     records, counts = prepare_records(job.rows, options, job.source, job.limit, job.bad)
     steps = [("steps per record", f"{counts.steps / counts.kept:.2f}")] if records else []
     hint = f"; a row needs the fields 'question' and '{args.response_field}' (--response_field names another)"
+    if FEW_STEPS in counts.skipped:
+        hint = "; steps are told by blank lines, 'Step 2:' or '2.'; for others name a function of yours with --custom"
     write_records(job, records, counts.read, counts.skipped, hint=hint, more=steps)
     return 0
 

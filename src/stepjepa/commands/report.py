@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     page = parser.add_argument_group("page")
     page.add_argument("--output_file", metavar="FILE.html", help="gets the page")
     page.add_argument("--title", metavar="TEXT", help="of the page (the names of the runs)")
+    page.add_argument("--analysis", metavar="DIR", help="of 'stepjepa analyze' (the first one in a folder of the runs)")
     page.add_argument("--baseline", metavar="ARM", help="name of the arm to compare with (the regular one)")
     add_switch(page, "--overwrite", help="replace --output_file (off)")
 
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from stepjepa.experiments.report import as_markdown, report
     from stepjepa.pages.material import run_folders, run_names
 
-    for flag in ("title", "baseline", "overwrite"):
+    for flag in ("title", "baseline", "analysis", "overwrite"):
         if getattr(args, flag):
             raise UserError(f"--{flag} is for a page; add --output_file FILE.html, or leave it out")
     folders = run_folders(args.runs)
@@ -57,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(args: argparse.Namespace) -> int:
+    from stepjepa.analysis.files import JSON_FILE
     from stepjepa.errors import UserError
     from stepjepa.files import refuse_existing
     from stepjepa.pages.material import read_runs
@@ -70,10 +72,14 @@ def _write(args: argparse.Namespace) -> int:
     if target.is_dir():
         raise UserError("is a folder; name a file in it", path=target)
     refuse_existing(target, args.overwrite)
+    analysis = None if args.analysis is None else Path(args.analysis)
+    if analysis is not None and not (analysis / JSON_FILE).is_file():
+        raise UserError(f"holds no {JSON_FILE}; name an output folder of 'stepjepa analyze'", path=analysis)
     say, done = _progress()
     try:
         say("reading")
-        size = write_page(read_runs(args.runs), target, title=args.title, baseline=args.baseline, say=say)
+        runs = read_runs(args.runs)
+        size = write_page(runs, target, title=args.title, baseline=args.baseline, analysis=analysis, say=say)
     finally:
         done()
     print(f"written: {visible_lines(str(target))} ({size / 1e6:.1f} MB); open it in a browser")

@@ -16,6 +16,7 @@ from stepjepa.commands import train
 from stepjepa.errors import UserError, shown, visible
 from stepjepa.fields import checked_fields
 from stepjepa.files import fingerprint
+from stepjepa.models.names import is_hub_id
 from stepjepa.parser import Parser
 from stepjepa.run_folder import RUN_FILE, is_main_process, open_run_folder, read_run
 
@@ -29,7 +30,7 @@ nothing has changed and the weights are others all the same."""
 MOVED = ("train_file", "eval_file", "data_file", "model_name")
 
 # Settings that run code or speak to others: a folder can come from anybody, so its word is not enough.
-NAMED_AGAIN = ("trust_remote_code", "eval_task", "push_to_hub", "report_to")
+NAMED_AGAIN = ("trust_remote_code", "eval_task", "push_to_hub", "report_to", "model_name", "attn_implementation")
 
 # What run.json resolved, and must be resolved again.
 RESOLVED = ("jepa", "lora", "loaded", "order", "model_fingerprint")
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again.add_argument("--eval_task", metavar="MODULE:CLASS", help="a task of one's own")
     add_switch(again, "--push_to_hub", help="upload the model")
     again.add_argument("--report_to", nargs="+", metavar="NAME", help="wandb, tensorboard ...; none for nobody")
+    again.add_argument("--attn_implementation", metavar="NAME", help="a kernel of the hub (--model_name likewise)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     new = Path(args.output_dir or f"{folder}-rerun").absolute()
     open_run_folder(str(new), None)
     more = {name: _here(getattr(args, name)) for name in MOVED}
-    more |= {name: getattr(args, name) for name in NAMED_AGAIN if getattr(args, name)}
+    more |= {name: getattr(args, name) for name in NAMED_AGAIN if name not in MOVED and getattr(args, name)}
     command = [*arguments, *as_arguments({**more, "output_dir": str(new)})]
     _tell(f"stepjepa train {shlex.join(command)}")
     directory = str(old.get("directory", ""))
@@ -130,6 +132,8 @@ def _check_named_again(args: argparse.Namespace, repeated: argparse.Namespace) -
         "eval_task": ":" in repeated.eval_task,
         "push_to_hub": bool(repeated.training.get("push_to_hub")),
         "report_to": repeated.training.get("report_to", "none") not in ("none", ["none"], []),
+        "model_name": is_hub_id(repeated.model_name),
+        "attn_implementation": "/" in (repeated.attn_implementation or ""),
     }
     for name in NAMED_AGAIN:
         if has[name] and not getattr(args, name):

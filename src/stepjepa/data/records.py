@@ -123,7 +123,7 @@ def _way_to_messages(value: dict[str, Any]) -> str:
     """What makes a record of an object without messages."""
     if "question" in value:
         return "this looks like a raw file: run 'stepjepa prepare gsm8k', 'steps' or 'chat' first"
-    if "prompt" in value or "instruction" in value:
+    if "prompt" in value or "instruction" in value or "conversations" in value:
         return "this looks like questions and answers: run 'stepjepa prepare chat' first"
     return "expected {'messages': [{'role': ..., 'content': ...}, ...]}"
 

@@ -1,6 +1,6 @@
 """Raw data sets, read row by row: local files of five formats, and data sets of the hub.
 
-Only JSON lines, JSON, CSV and TSV need nothing but Python; Parquet and the hub need ``pip install 'stepjepa[data]'``.
+Only JSON lines, JSON, CSV and TSV need nothing but Python; Parquet and the hub need the extra ``data``.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def _library(name: str, what: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError:
         package = name.partition(".")[0]
-        raise UserError(f"{what} needs the package '{package}'; run: pip install 'stepjepa[data]'") from None
+        raise UserError(f"{what} needs the package '{package}'; run: pip install {package}") from None
 
 
 def _first_line(error: BaseException) -> str:

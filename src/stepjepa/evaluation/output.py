@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from stepjepa.disk import naming_disk_errors
 from stepjepa.errors import UserError
+from stepjepa.fields import checked_fields
 from stepjepa.files import read_jsonl, write_json, write_jsonl
 
 Line = dict[str, Any]
@@ -32,7 +33,7 @@ class OutputFile:
         done: the lines that are there, by index.
 
     Raises:
-        UserError: what is there belongs to something else, or can't be told to belong.
+        UserError: what is there belongs to something else, or can't be told to belong, or is damaged.
     """
 
     def __init__(
@@ -45,8 +46,9 @@ class OutputFile:
     ) -> None:
         self.path = Path(path)
         self.summary_file, self._meta_file = summary_file(self.path), meta_file(self.path)
-        self._indices, self._identity = indices, dict(identity)
+        self._indices, self._identity, self._overwrite = indices, dict(identity), overwrite
         self.done: dict[int, Line] = {} if overwrite or not self.path.exists() else self._read()
+        self._keep_others_summary()
 
     def _read(self) -> dict[int, Line]:
         if not self._meta_file.is_file():
@@ -60,12 +62,14 @@ class OutputFile:
         done: dict[int, Line] = {}
         for number, line in read_jsonl(self.path):
             index = line.get("index")
-            if not isinstance(index, int) or index not in self._indices or index in done:
+            if isinstance(index, bool) or not isinstance(index, int) or index not in self._indices or index in done:
                 raise UserError(
                     f"index {index} does not belong here; name another --output_file or pass --overwrite",
                     path=self.path,
                     line=number,
                 )
+            # The names by which the lines are summarised are those of one of them.
+            _check_line(line, self.path, number, next(iter(done.values()), line))
             done[index] = line
         return done
 
@@ -104,20 +108,43 @@ class OutputFile:
 
     def summary(self) -> dict[str, Any] | None:
         """The summary of all lines, if it has been written; not that of another file with the same stem."""
-        if not self.complete or not self.summary_file.is_file():
+        found = self._read_summary() if self.complete else None
+        return found if found is not None and found.get("settings") == self._identity else None
+
+    def _read_summary(self) -> dict[str, Any] | None:
+        """What stands where the summary belongs; None for nothing, or nothing that can be read."""
+        if not self.summary_file.is_file():
             return None
         try:
             found = json.loads(self.summary_file.read_text(encoding="utf-8"))
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
-        return found if isinstance(found, dict) and found.get("settings") == self._identity else None
+        return found if isinstance(found, dict) else None
+
+    def _keep_others_summary(self) -> None:
+        """Refuse to remove or replace the summary of another output file with the same stem.
+
+        Raises:
+            UserError: there is one, and nothing may be overwritten.
+        """
+        if self._overwrite or not self.summary_file.exists():
+            return
+        found = self._read_summary()
+        # Of one that can't be read nothing is lost, but it must be known whose it was.
+        own = self.path.exists() if found is None else found.get("settings") == self._identity
+        if not own:
+            raise others_summary(self.path)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write what the lines come to.
 
         Args:
             summary: with the identity as its ``settings``.
+
+        Raises:
+            UserError: another file's has been written there in the meantime.
         """
+        self._keep_others_summary()
         with naming_disk_errors(self.summary_file):
             write_json(self.summary_file, summary)
 
@@ -127,7 +154,11 @@ class OutputFile:
 
         Args:
             description: for people, beside the identity.
+
+        Raises:
+            UserError: another file's summary has been written in the place of this one's.
         """
+        self._keep_others_summary()
         with naming_disk_errors(self.path):
             # First of all: while lines are missing no summary may say otherwise.
             self.summary_file.unlink(missing_ok=True)
@@ -159,9 +190,50 @@ def summary_file(output: str | os.PathLike[str]) -> Path:
     return Path(output).with_suffix(".summary.json")
 
 
+def others_summary(output: str | os.PathLike[str]) -> UserError:
+    """The error for a summary that stands where that of a file of lines belongs, and is not known to be its own."""
+    return UserError(
+        f"is there already, of other lines than those of {Path(output).name}; move it elsewhere, name another "
+        "--output_file, best one that ends in .jsonl, or pass --overwrite",
+        path=summary_file(output),
+    )
+
+
 def meta_file(output: str | os.PathLike[str]) -> Path:
     """Where it is written what a file of lines belongs to."""
     return Path(output).with_name(f"{Path(output).name}.meta.json")
+
+
+def _check_line(line: Line, path: Path, number: int, model: Line) -> None:
+    """Refuse a line without what ``judging.judge`` and ``Batcher.lines`` give it and summaries are made of.
+
+    Args:
+        line: of an evaluation.
+        path: of the file.
+        number: of the line.
+        model: a line whose scores have the right names.
+
+    Raises:
+        UserError: a field is missing or wrong.
+    """
+    fields = checked_fields(line, path, "take the line out to have it made again, or pass --overwrite", line=number)
+    fields.text("generated")
+    scores = fields.inner("scores")
+    for name in scores:
+        scores.number(name)
+    names = model["scores"]
+    if not names or line["scores"].keys() != names.keys():
+        raise fields.fault(f"the scores are {', '.join(scores) or 'none'}, expected {', '.join(names) or 'some'}")
+    fields.inner("extracted")
+    for name in ("truth", "error", "stopped", "new_tokens"):
+        if name not in fields:
+            raise fields.wrong(name, "a value")
+    fields.text_or_none("error")
+    if line["stopped"] is not None:
+        fields.number("stopped")
+    fields.whole_or_none("new_tokens", least=0)
+    fields.number("gold_loss")
+    fields.whole("gold_tokens", least=1)
 
 
 def _drop_half_line(path: Path) -> None:

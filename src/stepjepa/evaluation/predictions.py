@@ -14,7 +14,7 @@ from tqdm import tqdm
 from stepjepa.data.records import read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.judging import Answer, Question, judge
-from stepjepa.evaluation.output import meta_file, summary_file
+from stepjepa.evaluation.output import meta_file, others_summary, summary_file
 from stepjepa.evaluation.settings import SCORINGS, check_choice, check_output
 from stepjepa.evaluation.summary import summarise
 from stepjepa.files import fingerprint, read_jsonl, refuse_existing, write_json, write_jsonl
@@ -65,6 +65,8 @@ class ScoreSettings:
         check_output(self.output_file, self.test_file, "test file")
         check_output(self.output_file, self.predictions, "file of predictions")
         refuse_existing(self.output_file, self.overwrite)
+        if summary_file(self.output_file).exists() and not self.overwrite:
+            raise others_summary(self.output_file)
 
 
 def score_predictions(settings: ScoreSettings) -> dict[str, Any]:

@@ -9,9 +9,11 @@ import difflib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,7 +90,7 @@ def _executors() -> tuple[Any, Any]:
         from submitit import AutoExecutor, SlurmExecutor
     except ImportError:
         raise UserError(
-            "--engine slurm hands jobs in through submitit, which is not installed; pip install 'stepjepa[slurm]'"
+            "--engine slurm hands jobs in through submitit, which is not installed; pip install submitit"
         ) from None
     return AutoExecutor, SlurmExecutor
 
@@ -138,6 +140,8 @@ class Cluster:
         if self._name == "slurm" and not all(map(shutil.which, ("sbatch", "srun", "squeue", "scancel"))):
             raise UserError("--engine slurm: no sbatch here; start it where jobs are handed in, or use --engine local")
         constructed = {name: value for name, value in options.items() if name == _TIMES}
+        # As LAUNCHER: no file in the folder that jobs start in takes the place of a module.
+        constructed[f"{self._name}_python"] = f"{shlex.quote(sys.executable)} -P"
         given = {name: value for name, value in options.items() if name != _TIMES}
         if jobs is not None:
             given["slurm_array_parallelism"] = jobs

@@ -28,7 +28,8 @@ from stepjepa.run_folder import RUN_FILE, last_checkpoint, versions
 
 SWEEP_FILE = "sweep.json"
 
-LAUNCHER = (sys.executable, "-m", "stepjepa")
+# -P: as for the installed command, no file in the current folder takes the place of a module.
+LAUNCHER = (sys.executable, "-P", "-m", "stepjepa")
 
 NEW, FINISHED, FAILED, RESUMED, RESTARTED, EVALUATED = (
     "new",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +17,8 @@ from torch import nn
 from stepjepa.config import DTYPES
 from stepjepa.errors import UserError
 from stepjepa.files import read_json_object
-from stepjepa.models.presets import PREFIX, PRESETS, make_config, preset_tokenizer, read_template
+from stepjepa.models.names import refuse_missing
+from stepjepa.models.presets import PREFIX, make_config, preset_tokenizer, read_template
 from stepjepa.models.presets import train_tokenizer as new_tokenizer
 from stepjepa.models.pretraining import as_loaded, chat_form, fit_config, random_model
 from stepjepa.models.quantization import quantization_options
@@ -98,7 +98,7 @@ def load_tokenizer(name: str, *, chat_template: str | None = None, trust_remote_
     from transformers import AutoTokenizer
 
     quiet_bars()
-    _refuse_missing(name)
+    refuse_missing(name)
     with reported(f"can't load a tokenizer from '{name}'"):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     if chat_template is not None:
@@ -213,7 +213,7 @@ def new_config(
         if plain:
             add_plain_tokens(tokenizer)
         return tokenizer, make_config(preset, tokenizer)
-    _refuse_missing(name)
+    refuse_missing(name)
     with reported(f"can't load a configuration from '{name}'"):
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     folder = Path(name)
@@ -232,16 +232,6 @@ def new_config(
         add_plain_tokens(tokenizer)
     fit_config(config, tokenizer, anew=vocabulary is not None)
     return tokenizer, config
-
-
-def _refuse_missing(name: str) -> None:
-    """Say of a folder that it is missing, and of a preset that it is misspelt, before it is taken for a hub id."""
-    if ":" in name and not Path(name).is_dir():
-        near = difflib.get_close_matches(name, [PREFIX + preset for preset in PRESETS], n=1, cutoff=0.4)
-        remedy = f"did you mean {near[0]}?" if near else f"presets begin with {PREFIX}, such as {PREFIX}tiny"
-        raise UserError(f"no model '{name}', and no hub id holds a colon; {remedy}")
-    if not Path(name).is_dir() and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
-        raise UserError("no such model folder; check the path", path=name)
 
 
 def refuse_pickled(folder: str | os.PathLike[str]) -> None:
@@ -277,6 +267,9 @@ def reported(what: str) -> Iterator[None]:
     except Exception as error:  # of a broken folder comes any error: a tokenizer cut short is an Exception, no more
         remedy = "; pass --trust_remote_code if you trust it" if "trust_remote_code" in str(error) else ""
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if "couldn't connect to" in line or "outgoing traffic has been disabled" in line:
+            # Not in transformers' words: whoever mistyped a folder, or named --offline, would look for a network.
+            line = "neither a folder here nor in the hub's cache, and the hub was not reached; check the name"
         raise UserError(f"{what}: {line.rstrip(' .') if remedy else line}{remedy}") from None
 
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
+from pathlib import Path
 
 from stepjepa import __version__
 from stepjepa.errors import UserError
@@ -28,6 +29,7 @@ def write_page(
     *,
     title: str | None = None,
     baseline: str | None = None,
+    analysis: Path | None = None,
     say: Say = lambda line: None,
 ) -> int:
     """Write the page of some runs, whole or not at all.
@@ -37,6 +39,7 @@ def write_page(
         path: of the HTML file.
         title: of the page; by default made of the names of the runs.
         baseline: the arm that the others are compared with; by default the regular one.
+        analysis: output folder of ``stepjepa analyze``; by default the first one in the folder of a run.
         say: is told what is being made.
 
     Returns:
@@ -47,18 +50,23 @@ def write_page(
         OSError: the file can't be written.
     """
     # What files held may be half of a character, which can't be written.
-    page = make_page(runs, title=title, baseline=baseline, say=say).encode("utf-8", errors="replace")
+    page = make_page(runs, title=title, baseline=baseline, analysis=analysis, say=say).encode("utf-8", errors="replace")
     with atomic_write(path, "wb") as stream:
         stream.write(page)
     return len(page)
 
 
 def make_page(
-    runs: Sequence[Run], *, title: str | None = None, baseline: str | None = None, say: Say = lambda line: None
+    runs: Sequence[Run],
+    *,
+    title: str | None = None,
+    baseline: str | None = None,
+    analysis: Path | None = None,
+    say: Say = lambda line: None,
 ) -> str:
     """The page of some runs as text, the same for the same runs; see :func:`write_page`."""
     notes: list[str] = []
-    sections = list(_sections(runs, baseline, notes, say))
+    sections = list(_sections(runs, baseline, analysis, notes, say))
     scripts = list(dict.fromkeys(section.script for section in sections if section.script))
     plotly = None
     if any('class="chart"' in section.html for section in sections):
@@ -107,7 +115,9 @@ def content_policy(scripts: Sequence[str]) -> str:
     return "; ".join([*parts, "font-src data:", "base-uri 'none'", "form-action 'none'"])
 
 
-def _sections(runs: Sequence[Run], baseline: str | None, notes: list[str], say: Say) -> Iterator[Section]:
+def _sections(
+    runs: Sequence[Run], baseline: str | None, analysis: Path | None, notes: list[str], say: Say
+) -> Iterator[Section]:
     from stepjepa.pages.answers import answers_section
     from stepjepa.pages.attention import inspector_section
     from stepjepa.pages.scatter import scatter_section
@@ -123,7 +133,7 @@ def _sections(runs: Sequence[Run], baseline: str | None, notes: list[str], say: 
         ("similarity and ranks", lambda: representation_section(runs, look)),
         ("errors", lambda: error_section(runs)),
         ("answers", lambda: answers_section(runs)),
-        ("embeddings", lambda: _first(runs, scatter_section)),
+        ("embeddings", lambda: _first(runs, lambda run: scatter_section(run, analysis))),
         ("records", lambda: _first(runs, inspector_section)),
     ]
     for what, make in makers:

@@ -19,6 +19,7 @@ from stepjepa.preparing.conversion import convert_rows
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, tidy_step
 from stepjepa.tasks.base import Unusable, chat_record
 
+FEW_STEPS = "fewer than two steps"
 RESPONSE_FIELD = "deepseek_response"
 SYSTEM_PROMPT = (
     "Please solve the problem step by step (separate steps with double newlines), "
@@ -49,7 +50,7 @@ def load_splitter(name: str) -> Splitter:
         sys.path.append(here)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # the module is the user's, and may do anything when it is loaded
+    except (Exception, SystemExit) as error:  # the module is the user's, and may do anything when it is loaded
         cause = str(error) if isinstance(error, ImportError | SyntaxError) else f"{type(error).__name__}: {error}"
         raise UserError(f"--custom {name}: cannot import '{module_name}' ({cause}); check the name") from error
     splitter = getattr(module, function_name, None)
@@ -157,7 +158,7 @@ def _prepare(value: Mapping[str, Any], options: StepOptions, path: object, line:
     truth = _ground_truth(value, path, line)
     steps = _find_steps(response, options, path, line)
     if len(steps) < 2:
-        raise Unusable("fewer than two steps")
+        raise Unusable(FEW_STEPS)
     if options.require_correct:
         _refuse_wrong(response, truth)
     record: dict[str, Any] = {"question": question}

@@ -73,8 +73,10 @@ def _load_users(address: str) -> type[Task]:
         sys.path.append(here)
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError, TypeError, SyntaxError) as error:
-        raise UserError(f"--task: can't load '{address}' ({error}); expected an importable module:Class") from None
+    except (Exception, SystemExit) as error:  # the module is the user's, and may do anything when it is loaded
+        plain = isinstance(error, ImportError | SyntaxError | AttributeError | ValueError | TypeError)
+        cause = str(error) if plain else f"{type(error).__name__}: {error}"
+        raise UserError(f"--task: can't load '{address}' ({cause}); expected an importable module:Class") from None
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise UserError(f"--task: '{address}' is no class derived from stepjepa.tasks.base.Task")
     missing = [name for name in ("name", "headline", "lenient") if not hasattr(found, name)]

@@ -152,6 +152,16 @@ class ConsoleCallback(TrainerCallback):
             print(line, flush=True)
 
 
+def _step_of(line: bytes) -> int | None:
+    """The step of a line of ``metrics.jsonl``; None where it is no object that names one."""
+    try:
+        value = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    step = value.get("step") if isinstance(value, dict) else None
+    return step if isinstance(step, int) and not isinstance(step, bool) else None
+
+
 class MetricsCallback(TrainerCallback):
     """Appends every line of logs to ``metrics.jsonl`` in the run folder."""
 
@@ -160,14 +170,16 @@ class MetricsCallback(TrainerCallback):
         path = Path(args.output_dir) / METRICS_FILE
         if not state.is_world_process_zero or not path.exists():
             return
-        kept = []
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                step = json.loads(line)["step"]
-            except ValueError:  # the line that a kill cut short
-                continue
-            if step <= state.global_step:
-                kept.append(line + "\n")
+        kept, dropped = [], 0
+        for line in path.read_bytes().splitlines():
+            step = _step_of(line)
+            if step is None:
+                dropped += 1
+            elif step <= state.global_step:
+                kept.append(line.decode() + "\n")
+        if dropped:
+            count = "1 line" if dropped == 1 else f"{dropped:,} lines"
+            logger.warning("%s: %s left out that a kill cut short or that names no step", path, count)
         # What the end of a run logs stands at its last step, too, but the checkpoint does not know of it.
         if state.global_step:
             kept = kept[: len(state.log_history)]

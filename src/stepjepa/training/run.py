@@ -7,7 +7,7 @@ import logging
 import re
 import signal
 import time
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from stepjepa.compute.flop_callback import EqualComputeCallback
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.data.streams import RecordStream
-from stepjepa.disk import DISK_ERRORS
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores, spread
 from stepjepa.files import fingerprint
@@ -35,9 +34,7 @@ from stepjepa.models.token_rows import adapter_ids
 from stepjepa.run_folder import (
     earlier_launches,
     is_main_process,
-    last_checkpoint,
     open_run_folder,
-    put_back,
     save_whole,
     text_of_run,
     versions,
@@ -51,7 +48,8 @@ from stepjepa.text.predictors import all_predictor_ids
 from stepjepa.text.system_prompts import common_system_prompt, with_system_prompt
 from stepjepa.training.card import CARD_FILE, is_somebodys_own
 from stepjepa.training.dry_run import dry_run
-from stepjepa.training.group import is_lost, leave_group, refuse_disagreement
+from stepjepa.training.failures import cannot_start, noting_failures
+from stepjepa.training.group import leave_group, refuse_disagreement
 from stepjepa.training.inputs import open_stream, read_data, system_prompts, training_arguments
 from stepjepa.training.provenance import provenance
 from stepjepa.training.start_up import start_up_rows
@@ -111,11 +109,12 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
     before = text_of_run(folder)
     write_run(folder, record)
     scores = trainer.answer_scores
-    with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
-        metrics = _run(trainer, folder, checkpoint, record, before)
-        if trainer.prepared_eval is not None:
-            metrics |= _evaluated_last(trainer) or trainer.evaluate()
-    save_whole(folder, partial(_save, trainer))
+    with noting_failures(trainer, folder, record, before):
+        with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
+            metrics = _run(trainer, folder, checkpoint, record)
+            if trainer.prepared_eval is not None:
+                metrics |= _evaluated_last(trainer) or trainer.evaluate()
+        save_whole(folder, partial(_save, trainer))
     record |= {
         **trainer.found(),
         "status": "finished",
@@ -213,9 +212,33 @@ def _build(
             on_nonfinite=args.on_nonfinite,
         )
         trainer.selective = args.selective_checkpointing
-    except (ValueError, RuntimeError, ImportError) as error:
-        raise UserError(str(error)) from None
+        _refuse_unknown_metric(trainer)
+    except (UserError, OSError):
+        raise
+    except Exception as error:  # of whatever kind: no step is taken yet, and one line says what is wrong
+        raise cannot_start(error) from None
     return trainer, told
+
+
+# What an evaluation logs beside the parts of the loss, and what of pairs where views are aligned.
+_EVALUATED = ("loss", "runtime", "samples_per_second")
+_OF_PAIRS = (
+    *("matched_similarity", "shuffled_similarity", "source_rank", "target_rank", "source_rank_centred"),
+    *("target_rank_centred", "retrieval_top1", "rank_pairs"),
+)
+
+
+def _refuse_unknown_metric(trainer: JepaTrainer) -> None:
+    """Refuse to call a checkpoint the best by what no evaluation measures, which would end the run at the first one."""
+    name = (trainer.args.metric_for_best_model or "loss").removeprefix("eval_")
+    pairs = _OF_PAIRS if trainer.objective.alignment is not None else ()
+    known = [*trainer.objective.names, *_EVALUATED, *pairs]
+    # Only the task knows the names of its scores.
+    answers = trainer.answer_scores is not None
+    if trainer.prepared_eval is None or name in known or (answers and name.startswith("answer_")):
+        return
+    more = ", answer_SCORE" if answers else "; answer_SCORE needs --eval_generate"
+    raise UserError(f"--metric_for_best_model {name} is unknown; evaluations log {', '.join(known)}{more}")
 
 
 def _describe_stream(stream: RecordStream, args: argparse.Namespace, looked_at: int) -> str:
@@ -299,10 +322,8 @@ def _answer_scores(
     return scores, f"to {len(asked):,} records at every evaluation, task {task.name}"
 
 
-def _run(
-    trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dict[str, Any], before: str | None
-) -> dict[str, float]:
-    """Train, and note in the record what became of it; ``before`` is what ``run.json`` held."""
+def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dict[str, Any]) -> dict[str, float]:
+    """Train, and note in the record how far it came; of failures see ``noting_failures``."""
     start = time.time()
     request = OneRequest(_promise)
     trainer.add_callback(StopCallback(request, trainer.args.world_size, trainer.args.device))
@@ -321,18 +342,6 @@ def _run(
         leave_group()
         saved = folder / f"checkpoint-{trainer.state.global_step}"
         raise Stopped(stop.number, f"stopped; {saved} is saved; go on with --resume_from_checkpoint last") from None
-    except OSError as error:
-        with suppress(OSError):
-            write_run(folder, {**record, "status": "failed", "error": str(error)})
-        raise _disk_error(error, folder) from None
-    except (ValueError, RuntimeError, ImportError) as error:
-        if trainer.state.global_step == 0 and not is_lost(error):
-            # A stream's first record that is wrong; an optimizer or a schedule that can't be made; a checkpoint of
-            # another model.
-            put_back(folder, before)
-            raise error if isinstance(error, UserError) else UserError(f"training can't start: {error}") from None
-        write_run(folder, {**record, "status": "failed", "error": str(error)})
-        raise
     launched()
     return metrics
 
@@ -340,19 +349,6 @@ def _run(
 def _promise(number: int) -> None:
     name = signal.Signals(number).name
     _say(f"{name}: saving a checkpoint at the end of this step, then stopping; once more to stop at once")
-
-
-def _disk_error(error: OSError, folder: Path) -> OSError | UserError:
-    """What to tell of a disk that can't be written to while training."""
-    if error.errno not in DISK_ERRORS:
-        return error
-    last = last_checkpoint(folder)
-    way = (
-        "no checkpoint was saved before"
-        if last is None
-        else f"{last.name} is whole: once it can be written to, go on with --resume_from_checkpoint last"
-    )
-    return UserError(f"{error.strerror}; {way}", path=error.filename or folder)
 
 
 # Settings on which depends what the processes do together, and when.

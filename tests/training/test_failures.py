@@ -1,0 +1,205 @@
+"""Runs that fail, by whatever exception: one line, and a record that says so or is as it was before."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from stepjepa.cli import main
+from stepjepa.files import write_json
+from stepjepa.run_folder import METRICS_FILE, RUN_FILE, read_run
+from stepjepa.training import trainer
+from stepjepa.training.trainer import JepaTrainer
+
+FOO = ("--lr_scheduler_kwargs", '{"foo": 1}')
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: Any) -> Path:
+    """A model, data, and a finished run of two steps with a checkpoint at the second; not to be changed."""
+    folder = tmp_path_factory.mktemp("failures")
+    tiny.write_material(folder, trained_tokenizer)
+    assert train(folder, folder / "run") == 0
+    return folder
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run."""
+    return Path(shutil.copytree(made / "run", tmp_path / "run"))
+
+
+def train(material: Path, run: Path, *more: object) -> int:
+    names = ["--train_file", material / "data.jsonl", "--model_name", material / "base", "--output_dir", run]
+    flags = ["--max_steps", "2", "--save_steps", "2", "--batch_size", "2", "--grad_accum", "1", "--use_cpu"]
+    return main([str(each) for each in ("train", *names, *flags, "--report_to", "none", "--regular", *more)])
+
+
+def fail_in_pass(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) -> None:
+    """Let one pass of the model fail."""
+    forward, passes = trainer.forward_groups, 0
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        if passes == number:
+            raise error
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(trainer, "forward_groups", fail)
+
+
+def test_before_the_first_step_nothing_stays(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert train(made, tmp_path / "new", *FOO) == 2
+    (told,) = capsys.readouterr().err.strip().splitlines()
+    assert told.startswith("stepjepa train: error: training can't start: TypeError: ")
+    assert "unexpected keyword argument 'foo'; change the flag that it is about" in told
+    assert not (tmp_path / "new").exists()
+
+
+def test_of_a_trainer_that_cannot_be_made(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(self: JepaTrainer, *args: Any) -> None:
+        raise AttributeError("no such part")
+
+    monkeypatch.setattr(JepaTrainer, "_guard", fail)
+    capsys.readouterr()
+    assert train(made, tmp_path / "new") == 2
+    (told,) = capsys.readouterr().err.strip().splitlines()
+    assert told.startswith("stepjepa train: error: AttributeError: no such part; ")
+    # Nothing that would be in the way of the next try.
+    assert not any((tmp_path / "new").iterdir())
+
+
+@pytest.mark.parametrize("error", [KeyError("step"), RuntimeError("a bug"), AssertionError()], ids=repr)
+def test_after_some_steps_the_record_says_so(
+    error: Exception,
+    made: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fail_in_pass(monkeypatch, 3, error)
+    capsys.readouterr()
+    folder = tmp_path / "new"
+    assert train(made, folder, "--max_steps", "4") == 2
+    (told,) = capsys.readouterr().err.strip().splitlines()
+    kind = type(error).__name__
+    words = f"{kind}: {error.args[0]}" if error.args else kind
+    assert told == (
+        f"stepjepa train: error: the run failed after step 2 ({words}); checkpoint-2 is whole: go on with "
+        "--resume_from_checkpoint last; --debug 2 shows where it was"
+    )
+    assert read_run(folder)["status"] == "failed"
+    monkeypatch.undo()
+    assert train(made, folder, "--max_steps", "4", "--resume_from_checkpoint", "last") == 0
+    assert read_run(folder)["results"]["steps"] == 4
+
+
+@pytest.mark.parametrize("when", ["evaluate", "save_model"])
+def test_after_the_last_step_as_well(
+    when: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(self: JepaTrainer, *args: Any, **kwargs: Any) -> None:
+        raise LookupError("gone")
+
+    monkeypatch.setattr(JepaTrainer, when, fail)
+    flags = ["--eval_file", made / "data.jsonl", "--eval_strategy", "no", "--save_strategy", "no"]
+    assert train(made, tmp_path / "new", *flags) == 2
+    assert "failed after step 2 (LookupError: gone); no checkpoint was saved before" in capsys.readouterr().err
+    assert read_run(tmp_path / "new")["status"] == "failed"
+
+
+@pytest.mark.parametrize("error", [None, KeyError("x"), OSError(5, "Input/output error")], ids=repr)
+def test_a_resume_without_a_step_leaves_the_results(
+    error: Exception | None,
+    made: Path,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = (run / RUN_FILE).read_bytes()
+    if error is not None:
+        # Training has begun by then.
+        fail_in_pass(monkeypatch, 1, error)
+    capsys.readouterr()
+    flags = FOO if error is None else ()
+    assert train(made, run, "--max_steps", "4", "--resume_from_checkpoint", "last", *flags) == 2
+    assert capsys.readouterr().err.startswith("stepjepa train: error: ")
+    assert (run / RUN_FILE).read_bytes() == before
+    assert "results" in json.loads(before)
+
+
+def test_a_resume_that_fails_after_a_step_says_so(
+    made: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_in_pass(monkeypatch, 2, KeyError("x"))
+    assert train(made, run, "--max_steps", "4", "--resume_from_checkpoint", "last") == 2
+    assert "failed after step 3 (KeyError: x); checkpoint-2 is whole" in capsys.readouterr().err
+    assert read_run(run)["status"] == "failed"
+
+
+def test_where_it_was_is_shown_to_those_who_ask(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "stepjepa.training.failures")
+    fail_in_pass(monkeypatch, 2, KeyError("x"))
+    assert train(made, tmp_path / "new", "--debug", "2") == 2
+    (entry,) = [entry for entry in caplog.records if entry.name == "stepjepa.training.failures"]
+    assert entry.levelname == "DEBUG"
+    assert entry.exc_info is not None
+    assert isinstance(entry.exc_info[1], KeyError)
+
+
+@pytest.mark.parametrize("line", ["{}", "null", "5", '{"step": "a"}', '{"step": true}', '{"step', "\udcff"])
+def test_a_line_of_logs_without_a_step_is_left_out(
+    line: str, made: Path, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = run / METRICS_FILE
+    with metrics.open("ab") as stream:
+        stream.write(f"{line}\n{line}\n".encode(errors="surrogateescape"))
+    write_json(run / RUN_FILE, {**read_run(run), "status": "running"})
+    assert train(made, run, "--max_steps", "3", "--resume_from_checkpoint", "last") == 0
+    assert read_run(run)["results"]["steps"] == 3
+    assert all(isinstance(json.loads(kept)["step"], int) for kept in metrics.read_text().splitlines())
+    said = [entry.getMessage() for entry in caplog.records if "left out" in entry.getMessage()]
+    assert said == [f"{metrics}: 2 lines left out that a kill cut short or that names no step"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--regular"], "evaluations log lm_loss, loss, runtime, samples_per_second; answer_SCORE needs --eval_gen"),
+        (["--step_jepa"], "evaluations log lm_loss, jepa_loss, loss, runtime, samples_per_second, matched_similarity"),
+    ],
+)
+def test_a_metric_that_no_evaluation_logs_is_refused_at_once(
+    flags: list[str], words: str, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["--train_file", made / "data.jsonl", "--eval_file", made / "data.jsonl", "--model_name", made / "base"]
+    best = ["--load_best_model_at_end", "--save_strategy", "epoch", "--metric_for_best_model", "lossy", *flags]
+    given = ["train", *names, *best, "--output_dir", tmp_path / "new", "--use_cpu", "--report_to", "none"]
+    assert main(list(map(str, given))) == 2
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert told.startswith(f"stepjepa train: error: --metric_for_best_model lossy is unknown; {words}")
+    assert not any((tmp_path / "new").iterdir())
+
+
+def test_every_metric_of_an_evaluation_can_choose_the_best(made: Path, tmp_path: Path) -> None:
+    """What is refused at the start is not what the evaluation knows."""
+    folder = tmp_path / "whole"
+    names = ["--train_file", made / "data.jsonl", "--eval_file", made / "data.jsonl", "--model_name", made / "base"]
+    flags = ["--step_jepa", "--sigreg", "0.1", "--stp", "0.1", "--max_steps", "1", "--use_cpu", "--report_to", "none"]
+    assert main(list(map(str, ["train", *names, *flags, "--output_dir", folder]))) == 0
+    logged = [name for name in read_run(folder)["results"] if name.startswith("eval_")]
+    assert {"eval_stp_loss", "eval_sigreg_loss", "eval_retrieval_top1"} <= set(logged)
+    for name in logged:
+        best = ["--metric_for_best_model", name, "--dry_run"]
+        assert main(list(map(str, ["train", *names, *flags, *best, "--output_dir", tmp_path / name]))) == 0, name
