@@ -11,15 +11,15 @@ from stepjepa.cli import main
 
 
 class InProcess:
-    """Stands for ``experiments.processes.Child``: runs ``python -m stepjepa ...`` to its end as soon as it is made."""
+    """Stands for ``experiments.processes.Child``: runs ``python -P -m stepjepa ...`` to its end once it is made."""
 
     def __init__(
         self, command: Sequence[str], log: IO[bytes], environment: Mapping[str, str], lock: int | None = None
     ) -> None:
-        assert list(command[1:3]) == ["-m", "stepjepa"]
+        assert list(command[1:4]) == ["-P", "-m", "stepjepa"]
         said = io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            self._code = main(list(command[3:]))
+            self._code = main(list(command[4:]))
         log.write(said.getvalue().encode())
 
     def ended(self) -> int:

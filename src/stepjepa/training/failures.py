@@ -69,7 +69,7 @@ def noting_failures(trainer: Trainer, folder: Path, record: dict[str, Any], befo
         with suppress(OSError):
             note(error)
         raise _disk_error(error, folder) from None
-    except Exception as error:
+    except Exception as error:  # of whatever kind: the record must not say for ever that the run goes on
         if is_lost(error):
             note(error)
             raise
