@@ -156,6 +156,30 @@ def test_a_line_with_a_field_missing_is_refused(name, loaded, test_file):
         Evaluation(settings(test_file))
 
 
+@pytest.mark.parametrize(
+    ("task", "truth", "extracted"), [("nl-rx", ".*a.*", {"answer": "a"}), ("sentiment", "Good", {"truth": "Fine"})]
+)
+def test_a_line_damaged_in_what_only_its_task_reads_is_named_before_more_is_generated(
+    task, truth, extracted, loaded, test_file
+):
+    def never():
+        raise AssertionError("the model was loaded")
+
+    records = [[*record.messages[:-1], {"role": "assistant", "content": truth}] for record in question_records()]
+    write_jsonl(test_file, [{"messages": messages} for messages in records])
+    Evaluation(settings(test_file, task=task)).run(lambda: loaded)
+    path = test_file.parent / "out.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines[1]["extracted"] = extracted
+    write_jsonl(path, lines[:-1])
+    (test_file.parent / "out.summary.json").unlink()
+    with pytest.raises(UserError, match=rf"out\.jsonl:2: .* not what the task {task} writes; take the line out"):
+        Evaluation(settings(test_file, task=task)).run(never)
+    # What the message says.
+    write_jsonl(path, [lines[0], *lines[2:-1]])
+    assert Evaluation(settings(test_file, task=task)).run(lambda: loaded)["generated_now"] == 2
+
+
 def test_lines_with_other_scores_are_not_mixed(loaded, test_file):
     Evaluation(settings(test_file)).run(lambda: loaded)
     path = test_file.parent / "out.jsonl"

@@ -13,12 +13,13 @@ from typing import IO, Any
 from stepjepa.data.records import bad_records, read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.batcher import Batcher
-from stepjepa.evaluation.output import OutputFile, model_fingerprint
+from stepjepa.evaluation.output import Line, OutputFile, model_fingerprint
 from stepjepa.evaluation.prompts import Example, make_template
 from stepjepa.evaluation.settings import EvaluationSettings
 from stepjepa.evaluation.summary import summarise
 from stepjepa.files import fingerprint
 from stepjepa.memory import is_out_of_memory
+from stepjepa.tasks.base import Task
 from stepjepa.tasks.registry import choose_task, keep, users_source
 from stepjepa.text.system_prompts import training_system_prompt, with_system_prompt
 
@@ -126,6 +127,7 @@ class Evaluation:
         written = output.summary()
         if written is not None:
             return written
+        self._check_kept()
         kept = set(output.done)
         load = functools.cache(load or self._load)
         # Before generating, so that records without views, or a folder without a run, are noticed at once.
@@ -156,6 +158,25 @@ class Evaluation:
         }
         output.write_summary(summary)
         return summary
+
+    def _check_kept(self) -> None:
+        """Let the task read the lines that are there before hours of answers are added to them.
+
+        Raises:
+            UserError: one lacks, or has wrongly, what the task's own part of a line must hold.
+        """
+        kept = list(self.output.done.values())
+        if not kept or _can_detail(self.task, kept):
+            return
+        # In the order of the file, as the output has read them.
+        for number, line in enumerate(kept, 1):
+            if not _can_detail(self.task, [line]):
+                raise UserError(
+                    f"'truth', 'scores' or 'extracted' are not what the task {self.task.name} writes; take the line out "
+                    "to have it made again, or pass --overwrite",
+                    path=self.output.path,
+                    line=number,
+                )
 
     def _load(self) -> tuple[Any, Any]:
         from stepjepa.models.loading import load_for_inference
@@ -257,3 +278,12 @@ class Evaluation:
 
     def _answer(self, batcher: Batcher, batch: Sequence[Example], number: int) -> list[dict[str, Any]]:
         return batcher.lines(batch, number)
+
+
+def _can_detail(task: Task, lines: Sequence[Line]) -> bool:
+    """Whether a task can say more about these lines; what it reads in them is known to it alone."""
+    try:
+        task.details(lines)
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
+        return False
+    return True
