@@ -32,6 +32,8 @@ NOTHING = "–"
 NOT_RUN = "Not run yet."
 
 STOPPED = "stopped"
+# The end of the names of arms with `labels: reference`.
+REFERENCE = "-reference"
 # Head of a column, where its number is, how it is written.
 SIMILARITY = (
     ("matched", "matched_similarity", "{:.3f}"),
@@ -122,7 +124,14 @@ def equal_flops(figures: Sequence[Figures], baseline: str) -> list[Figures]:
     arms = arms_of(figures)
     of_arm = {label: spread([each.run.figures["flops"] or 0.0 for each in runs]).mean for label, runs in arms.items()}
     near = {label for label, flops in of_arm.items() if abs(flops / of_arm[baseline] - 1) <= SAME_FLOPS}
+    # Plain training for other FLOPs, or with other labels, is no arm of this question.
+    near -= {label for label in near if label != baseline and label.startswith("regular")}
     return [each for each in figures if each.label in near]
+
+
+def with_reference_labels(figures: Sequence[Figures]) -> list[Figures]:
+    """The arms with the labels of the published code, plain training among them."""
+    return [each for each in figures if each.label.endswith(REFERENCE)]
 
 
 def part(name: str, figures: Sequence[Figures], plots: Path) -> str:
@@ -137,8 +146,11 @@ def part(name: str, figures: Sequence[Figures], plots: Path) -> str:
         parts += differences(figures, baseline, picture)
         parts.append(f"![every arm of {name} with its seeds](plots/{picture.name})")
         for label in arms:
-            if label.startswith("regular-") and len(same := equal_flops(figures, label)) > len(arms[label]):
-                parts += differences(same, label, None)
+            if label.startswith("regular-"):
+                reference = label.endswith(REFERENCE)
+                like = with_reference_labels(figures) if reference else equal_flops(figures, label)
+                if len(like) > len(arms[label]):
+                    parts += differences(like, label, None)
     return "\n\n".join(parts)
 
 

@@ -75,7 +75,8 @@ def sweep_of(folder: Path, trials: list[tuple[str, int, str, str]]) -> Path:
     listed = []
     for label, seed, status, right in trials:
         name = f"{label}/seed{seed}"
-        jepa = None if label.startswith("regular") else {"mode": "llm-jepa", "lbd": 0.5}
+        jepa = {"mode": "regular"} if label.startswith("regular") else {"mode": "llm-jepa", "lbd": 0.5}
+        jepa["labels"] = "reference" if label.endswith("-reference") else "assistant"
         longer = label == "regular-long"
         if status == "finished":
             make_run(
@@ -85,7 +86,7 @@ def sweep_of(folder: Path, trials: list[tuple[str, int, str, str]]) -> Path:
                 jepa=jepa,
                 training={"num_train_epochs": 3.9} if longer else None,
                 steps=26 if longer else 20,
-                flops=1e9 if label == "regular" else 1.3e9,
+                flops=1e9 if label in ("regular", "regular-reference") else 1.3e9,
             )
         (folder / label).mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.trial.json").write_text(json.dumps({"status": status}))
@@ -110,7 +111,13 @@ def test_figures_of_two_machines_are_put_together(scripts: dict[str, ModuleType]
 
 
 def test_a_page_tells_arms_and_tests_also_at_equal_flops(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
-    rights = {"regular": ("11000", "10000"), "regular-long": ("11100", "10000"), "jepa": ("11110", "11100")}
+    rights = {
+        "regular": ("11000", "10000"),
+        "regular-long": ("11100", "10000"),
+        "regular-reference": ("10000", "10000"),
+        "jepa": ("11110", "11100"),
+        "jepa-reference": ("11000", "11110"),
+    }
     trials = [
         (label, seed, "finished", right)
         for label, both in rights.items()
@@ -131,7 +138,13 @@ def test_a_page_tells_arms_and_tests_also_at_equal_flops(scripts: dict[str, Modu
     assert row.endswith("| 1.00 | 1.30 |")
     assert "stale text" not in text
     assert "Not run yet." in text
-    assert "At equal FLOPs, against regular-long" in text
+    same_flops = text[text.index("At equal FLOPs, against regular-long") :]
+    assert "| jepa | 2 |" in same_flops
+    assert "| regular-reference | 2 |" not in same_flops
+    # The published way against its own baseline, by hand: 2/5 - 1/5 and 4/5 - 1/5.
+    published = text[text.index("At equal steps, against regular-reference, paired by seed") :].split("\n\n")[1]
+    assert [line.split(" | ")[:2] for line in published.splitlines()[2:]] == [["| jepa-reference", "2"]]
+    assert "| +40.00 [" in published
     assert (tmp_path / "plots" / "results-a.png").stat().st_size > 0
     shutil.rmtree(tmp_path / "figures")
     assert scripts["results"].main([*where, "--check"]) == 1
