@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -273,6 +274,15 @@ def test_json_and_csv_hold_every_number(runs):
     assert float(rows[1]["headline_difference_p_greater"]) == found["headline"]["p_greater"]
     assert float(rows[1]["example_p_two_sided"]) == found["by_example"]["p_two_sided"]
     assert (rows[1]["paired_seeds"], rows[1]["example_gained"], rows[0]["example_gained"]) == ("23 37 82", "6", "")
+
+
+def test_a_setting_that_json_has_no_number_for(tmp_path):
+    without_bound = {"max_grad_norm": math.inf}
+    folders = [make_run(tmp_path / "a", "10"), make_run(tmp_path / "b", "11", jepa=LLM, training=without_bound)]
+    (regular, jepa) = json.loads(FORMATS["json"](compare(folders)))["arms"]
+    assert "max_grad_norm" in jepa["settings"]
+    assert jepa["settings"]["max_grad_norm"] is None
+    assert regular["settings"].get("max_grad_norm") != jepa["settings"]
 
 
 def test_formats_are_those_of_the_command():

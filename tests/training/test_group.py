@@ -1,6 +1,9 @@
 """What processes that train together must agree on, and what is said when one is gone."""
 
 import datetime
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +104,18 @@ def test_on_cpus_the_time_that_is_waited_is_ours(
     )
     open_group(cpu=cpu, seconds=17, environment=environment)
     assert calls == ([("gloo", datetime.timedelta(seconds=17))] if opened else [])
+
+
+@pytest.mark.parametrize("how", [[], ["lost"]])
+def test_no_process_waits_for_its_own_threads_when_it_leaves(how: list[str]) -> None:
+    """Without the pause one of seven launches hangs that end well, so that fifteen find it but for one time in ten."""
+    program = Path(__file__).resolve().parents[1] / "leaving.py"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(program), "15", *how],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=600,
+        check=True,
+    )
+    assert done.stdout.strip() == "0", done.stderr

@@ -14,6 +14,7 @@ from typing import Any
 from stepjepa.experiments.comparison import EQUAL, Comparison, Difference
 from stepjepa.experiments.evaluated_run import FIGURES, MEASURES
 from stepjepa.experiments.statistics import ExampleTest, PairedT, Spread
+from stepjepa.terminal import finite
 
 NOTHING = "–"
 """Stands for what is not known or not tested."""
@@ -314,8 +315,8 @@ def _fields(found: Spread | PairedT | ExampleTest | None) -> dict[str, Any] | No
 
 
 def as_json(comparison: Comparison) -> str:
-    """:func:`as_dict` as text."""
-    return json.dumps(as_dict(comparison), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """:func:`as_dict` as text; numbers that JSON does not have, as a ``max_grad_norm`` of infinity, are null in it."""
+    return json.dumps(finite(as_dict(comparison)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def as_csv(comparison: Comparison) -> str:

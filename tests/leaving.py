@@ -1,0 +1,74 @@
+"""Two processes that train together for a moment and leave, over and over, forked from one that has loaded torch.
+
+    python tests/leaving.py LAUNCHES [lost]
+
+prints how many of them did not end. With ``lost`` the second process is gone before the last step of each launch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch._dynamo  # what wrapping a model loads, once instead of in every fork
+
+from stepjepa.errors import UserError
+from stepjepa.training.group import leave_group, naming_lost_processes
+
+PATIENCE = 20.0
+
+
+def _train(rank: int, folder: Path, *, lost: bool) -> None:
+    # The wrapped model is let go of on the way out, as the trainer is.
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(7, 5))
+    for step in range(3):
+        if lost and rank == 1 and step == 2:
+            os._exit(0)
+        model(torch.ones(3, 7)).sum().backward()
+    if not lost:
+        leave_group()
+
+
+def _process(rank: int, folder: Path, *, lost: bool) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    try:
+        with naming_lost_processes(folder):
+            _train(rank, folder, lost=lost)
+    except UserError:
+        if not lost:
+            raise
+
+
+def main(launches: int, *, lost: bool) -> int:
+    """Launch so many times; returns how many processes had to be killed."""
+    torch.set_num_threads(1)
+    hung = 0
+    for _ in range(launches):
+        with tempfile.TemporaryDirectory() as folder:
+            left = set()
+            for rank in range(2):
+                pid = os.fork()
+                if pid == 0:
+                    try:
+                        _process(rank, Path(folder), lost=lost)
+                    finally:
+                        os._exit(0)
+                left.add(pid)
+            end = time.monotonic() + PATIENCE
+            while left and time.monotonic() < end:
+                left -= {pid for pid in left if os.waitpid(pid, os.WNOHANG)[0]}
+                time.sleep(0.005)
+            hung += len(left)
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+    return hung
+
+
+if __name__ == "__main__":
+    print(main(int(sys.argv[1]), lost=sys.argv[2:] == ["lost"]))
