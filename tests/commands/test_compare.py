@@ -40,6 +40,15 @@ def test_every_format_to_the_terminal_or_a_file(runs, tmp_path, capsys):
         assert file.read_text(encoding="utf-8") == printed
 
 
+def test_the_folder_of_a_sweep_stands_for_its_runs(runs, tmp_path, capsys):
+    assert compare(*runs) == 0
+    by_run = capsys.readouterr().out
+    trials = [{"name": run.name, "arm": run.name[0], "label": run.name[0]} for run in runs]
+    (tmp_path / "sweep.json").write_text(json.dumps({"grid": {}, "trials": trials}), encoding="utf-8")
+    assert compare(tmp_path) == 0
+    assert capsys.readouterr().out == by_run
+
+
 def test_nothing_is_replaced_unasked(runs, tmp_path, capsys):
     table, picture = tmp_path / "table.txt", tmp_path / "picture.svg"
     for file in (table, picture):

@@ -83,6 +83,9 @@ def test_verification(data: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     found, told = document(capsys, "verify", "--step_jepa", "--max_records", "3", "--train_file", data)
     assert found["passed"] and all(check["passed"] for check in found["checks"])
     assert told.count("PASS") == len(found["checks"]) > 3
+    total = len(data.read_text(encoding="utf-8").splitlines())
+    assert f"3 of {total:,} records looked at, spread over all" in told
+    assert "system prompts" not in told
 
     monkeypatch.setattr(verification, "L2", lambda: lambda source, target: (source - target).sum())
     found, told = document(capsys, "verify", "--step_jepa", "--max_records", "3", "--train_file", data, code=1)

@@ -79,6 +79,15 @@ def test_input_is_never_replaced(raw_file):
     assert raw_file.read_text() == before
 
 
+def test_both_fields_may_have_other_names(tmp_path):
+    source = write_lines(tmp_path / "raw.jsonl", {"problem": "2 + 3?", "solution": "First 2.\n\nThen 5."})
+    target = tmp_path / "steps.jsonl"
+    fields = ("--question_field", "problem", "--response_field", "solution")
+    assert call("steps", "--input_file", source, "--output_file", target, *fields) == 0
+    (record,) = read_records(target)
+    assert (record.messages[1]["content"], record.answer) == ("2 + 3?", "First 2.\n\nThen 5.")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -87,7 +96,11 @@ def test_input_is_never_replaced(raw_file):
         ("", r"raw\.jsonl: no record could be kept \(it is empty\)"),
         (
             '{"question": "a", "text": "b"}\n',
-            r"no field 'deepseek_response': 1\); a row needs the fields 'question' and 'deepseek_response' \(",
+            r"no field 'deepseek_response': 1\); name the fields .* --response_field; there is 'question', 'text'$",
+        ),
+        (
+            '{"conversations": [{"from": "human", "value": "a"}]}\n',
+            r"no field 'question': 1\); whole chats are read by 'stepjepa prepare chat'$",
         ),
     ],
 )

@@ -99,6 +99,8 @@ def test_empty_answers_may_be_left_out(tmp_path: Path, capsys) -> None:
             "prompt,completion\n1,2\n",
             "is a table (.csv), not JSON lines; make records of it with",
         ),
+        ("chats.json", ' [{"conversations": []}]', "or of worked solutions with 'prepare steps'"),
+        ("chats.json", "\ufeff\n[\n{}]", "chats.json: is one JSON list, not JSON lines; make records of it with"),
         ("train.jsonl", '{"prompt": "a", "completion": "b"}\n', "run 'stepjepa prepare chat' first"),
         ("train.jsonl", '{"question": "a", "answer": "b"}\n', "'steps' or 'chat' first"),
     ],

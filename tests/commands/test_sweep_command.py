@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -165,6 +166,12 @@ def test_a_grid_of_flags_is_that_of_the_file(grid: dict[str, Any], tmp_path: Pat
     assert main([*command, "--config", str(path)]) == 0
     assert sorted(shown.splitlines()) == sorted(capsys.readouterr().out.splitlines())
     assert shown.count(" train ") == 2 * (2 + 2 * 2 * 2)
+    # An arm beside that of equal steps; plain training is the same with and without.
+    by_epochs = [flag for flag in flags if not flag.startswith("--max_steps")]
+    assert main([*command, *by_epochs, "--step-jepa", "--same_flop"]) == 0
+    shown = capsys.readouterr().out
+    assert re.findall(r"^(\S+)/seed82 ", shown, re.MULTILINE) == ["regular", "step-jepa-same-flop"]
+    assert [" --same_flop" in line for line in shown.splitlines() if " train " in line] == [False, False, True, True]
     # What is not of the objective concerns both, also where it means something only beside another flag.
     model = ["--model_name", "org/model", "--lora", "--lora_rank", "8"]
     kept = [flag for flag in flags if not flag.startswith("--model_name")]

@@ -53,15 +53,16 @@ def test_answers_of_another_program_have_no_stop_rate(folder, capsys):
 @pytest.mark.parametrize(
     ("flags", "name"),
     [
-        (["--max_new_tokens", "2"], "max_new_tokens 2 and 3"),
-        (["--temperature", "0.5"], "temperature 0.0 and 0.5"),
+        (["--max_new_tokens", "2"], ("max_new_tokens", 2, "b", 3, "a")),
+        (["--temperature", "0.5"], ("temperature", 0.0, "a", 0.5, "b")),
     ],
 )
 def test_answers_made_in_different_ways_do_not_stand_in_one_table(flags, name, folder, capsys):
     evaluate(folder, "a")
     evaluate(folder, "b", *flags)
     error = report(folder, capsys)
-    assert f"the runs were evaluated with --{name}" in error
+    flag, one, its, other, others = name
+    assert f"with --{flag} {one} ({folder / its}) and {other} ({folder / others}), so" in error
     assert error.count("\n") == 1
 
 

@@ -176,6 +176,9 @@ def test_other_flags_under_an_old_name_are_refused_with_the_difference(tmp_path:
     with pytest.raises(UserError, match=r"nothing became --new"):
         folder_of(tmp_path, trials).state(Trial(**{**vars(trials[0]), "evaluate": ("--new",)}))
     assert sorted(tmp_path.rglob("*")) == before
+    # In what order flags stand means nothing; which value belongs to which does.
+    turned = Trial(**{**vars(trials[0]), "train": tuple(reversed(trials[0].train))})
+    assert folder_of(tmp_path, trials).state(turned) == "finished"
     # Those that were not begun may change.
     assert set(folder_of(tmp_path, changed).states(changed[1:]).values()) == {"new"}
 

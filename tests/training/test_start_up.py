@@ -113,7 +113,9 @@ def test_everything_fits_one_screen(
 
 def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -> None:
     made = trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="step-jepa", predictors=3), eval_strategy="epoch")
-    rows = dict(start_up_rows(arguments(tmp_path / "run"), made, checkpoint=str(tmp_path / "checkpoint-6")))
+    about = {"checkpoint": str(tmp_path / "checkpoint-6"), "prompts": "different ones"}
+    rows = dict(start_up_rows(arguments(tmp_path / "run"), made, **about))
+    assert rows["prompts"] == "different ones"
     assert rows["model"].startswith("m (LlamaForCausalLM), ") and "all trained; float32 on cpu" in rows["model"]
     assert rows["mode"] == "step-jepa, layout branched, K = 3, the first pair of a record"
     assert rows["loss"] == "1 LM + 0.1 cosine"
@@ -125,4 +127,4 @@ def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -
     assert "epochs of 4; evaluated every epoch; saved at the end; learning rate" in rows["steps"]
     assert rows["output"] == f"{tmp_path / 'run'}, going on from checkpoint-6"
     regular = dict(start_up_rows(arguments(tmp_path), trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="regular"))))
-    assert not {"encoding", "cost", "held out"} & set(regular)
+    assert not {"encoding", "cost", "held out", "prompts"} & set(regular)

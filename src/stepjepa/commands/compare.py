@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("runs", nargs="+", metavar="DIR", help="finished run folders with an evaluation in each")
+    parser.add_argument("runs", nargs="+", metavar="DIR", help="run folders, each evaluated, or folders of sweeps")
     arms = parser.add_argument_group("what is compared")
     arms.add_argument("--evaluation", metavar="NAME", help="which one, where there are several: NAME.summary.json")
     arms.add_argument("--baseline", metavar="ARM", help="name of the arm to compare with (the regular one)")
@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from stepjepa.experiments.comparison_plot import check_picture, write_picture
     from stepjepa.experiments.comparison_table import FORMATS as WRITERS
     from stepjepa.files import atomic_write, refuse_existing
+    from stepjepa.pages.material import run_folders
 
     if args.json and args.format not in ("text", "json"):
         raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             raise UserError("is a folder; name a file in it", path=file)
         refuse_existing(file, args.overwrite)
     comparison = compare(
-        args.runs,
+        run_folders(args.runs),
         evaluation=args.evaluation,
         names=[" ".join(name.split()) for name in args.names.split(",")] if args.names is not None else (),
         baseline=args.baseline,

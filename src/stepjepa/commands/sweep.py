@@ -168,6 +168,10 @@ def _grid_of_flags(flags: Flags, seeds: Sequence[int] | None) -> Grid:
     for flag, value in flags.items():
         if flag in evaluating:
             grid["evaluate"][flag] = value
+        elif flag == "same_flop":
+            # Of plain training it makes nothing else. Another name, so that the arm stands beside that of equal steps.
+            own[flag] = value
+            name += "-same-flop" if value not in (False, "false") and not isinstance(value, list) else ""
         elif flag in objective and not _changes_regular(flag, value):
             own[flag] = value
         elif isinstance(value, list):

@@ -53,6 +53,7 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
     from stepjepa.models.loading import LoraSettings, add_lora, load_model
     from stepjepa.models.token_rows import adapter_ids
     from stepjepa.tasks.stepmath import Difficulty, generate
+    from stepjepa.text.system_prompts import count_system_prompts, describe_system_prompts
 
     if args.train_file is not None:
         bad = bad_records(args.bad_records)
@@ -63,6 +64,12 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
         records = [parse_record(value, "built-in problems", line) for line, value in enumerate(made, start=1)]
     name = args.model_name or "preset:tiny"
     print(f"model {name}, data {args.train_file or 'built-in problems'}, mode {config.mode}, layout {config.layout}")
+    # Spread over the file, which may be put together from several sources.
+    looked_at = records[:: max(1, len(records) // args.max_records)][: args.max_records]
+    print(f"{len(looked_at):,} of {len(records):,} records looked at, spread over all (--max_records)")
+    prompts = describe_system_prompts(count_system_prompts(records))
+    if prompts is not None:
+        print(f"note: system prompts: {prompts}")
     model, tokenizer = load_model(
         name,
         texts=(message["content"] for record in records for message in record.messages),
@@ -78,7 +85,7 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
             model.eval(),
             tokenizer,
             config,
-            records[: args.max_records],
+            looked_at,
             lora=(lambda base: add_lora(base, settings, trained)) if args.lora else None,
         )
     except ValueError as error:

@@ -16,6 +16,9 @@ ROLES = ("system", "user", "assistant")
 _MOST_WORDS = 8
 # What people take for a training file, and 'stepjepa prepare' reads.
 _TABLES = (".csv", ".tsv", ".parquet")
+_PREPARE = (
+    "make records of it with 'stepjepa prepare chat --input_file ...', or of worked solutions with 'prepare steps'"
+)
 
 VIEW_ROLES = {"text": "user", "code": "assistant"}
 
@@ -184,6 +187,14 @@ def tell_bad_records(bad: BadRecords | None) -> None:
         print(f"note: {bad.describe()}", file=sys.stderr)
 
 
+def _is_list(path: Path) -> bool:
+    """Whether a file is a list as a whole, as ``json.dump`` and chat tools write them."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+
+
 def iterate_records(path: str | os.PathLike[str], bad: BadRecords | None = None) -> Iterator[Record]:
     """The records of a JSON lines file, one after the other.
 
@@ -195,10 +206,9 @@ def iterate_records(path: str | os.PathLike[str], bad: BadRecords | None = None)
         UserError: the file is missing, no text, or one of its lines is wrong.
     """
     if (kind := Path(path).suffix.lower()) in _TABLES and Path(path).is_file():
-        raise UserError(
-            f"is a table ({kind}), not JSON lines; make records of it with 'stepjepa prepare chat --input_file ...'",
-            path=path,
-        )
+        raise UserError(f"is a table ({kind}), not JSON lines; {_PREPARE}", path=path)
+    if kind == ".json" and _is_list(Path(path)):
+        raise UserError(f"is one JSON list, not JSON lines; {_PREPARE}", path=path)
     lines = read_jsonl(path, "data file", finite=True, **({} if bad is None else {"wrong": bad.note}))
     for line, value in lines:
         try:

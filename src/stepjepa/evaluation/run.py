@@ -172,8 +172,8 @@ class Evaluation:
         for number, line in enumerate(kept, 1):
             if not _can_detail(self.task, [line]):
                 raise UserError(
-                    f"'truth', 'scores' or 'extracted' are not what the task {self.task.name} writes; take the line out "
-                    "to have it made again, or pass --overwrite",
+                    f"'truth', 'scores' or 'extracted' are not what the task {self.task.name} writes; take the line "
+                    "out to have it made again, or pass --overwrite",
                     path=self.output.path,
                     line=number,
                 )

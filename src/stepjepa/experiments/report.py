@@ -71,11 +71,13 @@ def report(folders: Sequence[str | os.PathLike[str]]) -> list[dict[str, Any]]:
         raise UserError("the runs were scored by different tasks, so their numbers can't stand in one table")
     for name in _GENERATION:
         # Of another program's answers nobody knows.
-        values = {json.dumps(run.protocol.get(name)) for run in runs} - {"null"}
+        values = {json.dumps(run.protocol.get(name)): run.folder for run in reversed(runs)}
+        values.pop("null", None)
         if len(values) > 1:
+            told = " and ".join(f"{value} ({folder})" for value, folder in sorted(values.items()))
             raise UserError(
-                f"the runs were evaluated with --{name} {' and '.join(sorted(values))}, so their numbers can't stand "
-                "in one table"
+                f"the runs were evaluated with --{name} {told}, so their numbers can't stand in one table; evaluate "
+                "one again, or leave it out"
             )
     return [run_row(run) for run in runs]
 

@@ -11,6 +11,7 @@ _slurm/                        what submitit keeps of jobs, where there are any
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -122,7 +123,7 @@ class SweepFolder:
                 )
             return NEW
         for stage in ("train", "evaluate"):
-            before, now = record.get(stage, []), list(getattr(trial, stage))
+            before, now = _flags(record.get(stage, [])), _flags(getattr(trial, stage))
             if before != now:
                 raise UserError(
                     f"was begun with other flags of 'stepjepa {stage}' ({_difference(before, now)}); change the grid "
@@ -242,7 +243,16 @@ def _read(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _difference(before: Sequence[str], now: Sequence[str]) -> str:
-    gone = [argument for argument in before if argument not in now]
-    come = [argument for argument in now if argument not in before]
-    return f"{' '.join(gone) or 'nothing'} became {' '.join(come) or 'nothing'}" if gone or come else "another order"
+def _flags(arguments: Sequence[str]) -> set[tuple[str, ...]]:
+    """Each flag with its values; in what order they were given means nothing."""
+    flags: list[list[str]] = []
+    for argument in arguments:
+        if argument.startswith("--") or not flags:
+            flags.append([])
+        flags[-1].append(argument)
+    return set(map(tuple, flags))
+
+
+def _difference(before: set[tuple[str, ...]], now: set[tuple[str, ...]]) -> str:
+    gone, come = (" ".join(itertools.chain(*sorted(flags))) for flags in (before - now, now - before))
+    return f"{gone or 'nothing'} became {come or 'nothing'}"

@@ -133,14 +133,22 @@ def _places(folder: Path) -> list[_Place]:
     sweep = read_json_object(folder / SWEEP_FILE, "file of a sweep", "restore it, or name the run folders")
     trials, grid = sweep.get("trials"), sweep.get("grid")
     baseline = grid.get("baseline") if isinstance(grid, dict) else None
+    # The file has the trials of the last start; those of earlier ones, with other arms, stand beside them.
+    known = {
+        str(trial.get("name")): (trial.get("arm"), trial.get("label"))
+        for trial in (trials if isinstance(trials, list) else [])
+        if isinstance(trial, dict)
+    }
+    for record in sorted(folder.glob("*/seed*.trial.json")):
+        label = record.parent.name
+        known.setdefault(f"{label}/{record.name.removesuffix('.trial.json')}", (None, label))
     found = []
-    for trial in trials if isinstance(trials, list) else []:
-        name, arm, label = (trial.get(key) if isinstance(trial, dict) else None for key in ("name", "arm", "label"))
-        run = folder / str(name)
+    for name, (arm, called) in known.items():
+        run = folder / name
         # A sweep that came from elsewhere must not name other folders of this machine.
         inside = run.resolve().is_relative_to(folder.resolve())
         if inside and (run / RUN_FILE).is_file() and read_run(run).get("status") == "finished":
-            found.append(_Place(run, label if isinstance(label, str) else None, arm is not None and arm == baseline))
+            found.append(_Place(run, called if isinstance(called, str) else None, arm is not None and arm == baseline))
     if not found:
         raise UserError("none of the trials of this sweep is finished; go on with it, or name run folders", path=folder)
     return found

@@ -20,7 +20,7 @@ from stepjepa.preparing.step_splitting import drop_thinking, split_response, tid
 from stepjepa.tasks.base import Unusable, chat_record
 
 FEW_STEPS = "fewer than two steps"
-RESPONSE_FIELD = "deepseek_response"
+QUESTION_FIELD, RESPONSE_FIELD = "question", "deepseek_response"
 SYSTEM_PROMPT = (
     "Please solve the problem step by step (separate steps with double newlines), "
     "and put your final answer within \\boxed{}."
@@ -67,12 +67,14 @@ class StepOptions:
 
     Attributes:
         response_field: the field that holds the response to be split.
+        question_field: the one that holds the question.
         system_prompt: content of the system message of every record.
         splitter: a function from a response to its steps, in place of :func:`split_response`.
         require_correct: keep a record only if its response ends in the right answer.
     """
 
     response_field: str = RESPONSE_FIELD
+    question_field: str = QUESTION_FIELD
     system_prompt: str = SYSTEM_PROMPT
     splitter: Splitter | None = None
     require_correct: bool = False
@@ -151,7 +153,7 @@ def _refuse_wrong(response: str, truth: str | None) -> None:
 
 
 def _prepare(value: Mapping[str, Any], options: StepOptions, path: object, line: int) -> dict[str, Any]:
-    question = _text_field(value, "question", path, line)
+    question = _text_field(value, options.question_field, path, line)
     response = drop_thinking(_text_field(value, options.response_field, path, line))
     if not response:
         raise Unusable(f"'{options.response_field}' holds only thinking")
@@ -180,7 +182,7 @@ def prepare_records(
     """Make training records of raw ones.
 
     Args:
-        values: line numbers and raw records with ``question``, a response, and optionally ``answer`` and
+        values: line numbers and raw records with a question, a response, and optionally ``answer`` and
             ``ground_truth`` (without it, taken from an answer that is a number or ends in ``#### 18`` or
             ``\\boxed{}``).
         options: what to read and what to keep.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from stepjepa.data.records import Record
+from stepjepa.errors import shown
 from stepjepa.run_folder import run_of
 
 
@@ -35,6 +37,24 @@ def common_system_prompt(prompts: Sequence[str | None]) -> str | None:
     """
     # A prompt that is there and empty switches a template's default off; such records are left as they are.
     return (prompts[0] or "") if len(prompts) == 1 and prompts[0] != "" else None
+
+
+def count_system_prompts(records: Sequence[Record]) -> Counter[str | None]:
+    """How many records have which system prompt; None stands for having none."""
+    first = (record.messages[0] for record in records)
+    return Counter(message["content"] if message["role"] == "system" else None for message in first)
+
+
+def describe_system_prompts(counts: Counter[str | None]) -> str | None:
+    """One line for people where records have different ones, as those of several sources do; None where they don't."""
+    if len(counts) < 2:
+        return None
+    told = [
+        f"{count:,} records {'have none' if prompt is None else f'have {shown(prompt)}'}"
+        for prompt, count in counts.most_common(2)
+    ]
+    more = [f"{len(counts) - 2:,} more"] if len(counts) > 2 else []
+    return f"different ones: {', '.join([*told, *more])}"
 
 
 def with_system_prompt(records: Sequence[Record], prompt: str) -> list[Record]:

@@ -58,9 +58,9 @@ def leave_group() -> None:
 def settle() -> None:
     """Give gloo's threads the time to let go of what they have sent or waited for, before the group may be let go of.
 
-    They need the interpreter for it, as tensors are Python's, too. The model that is wrapped for several processes holds
-    the group, and who drops the last of both waits for these threads without giving the interpreter away: then both
-    wait for each other for ever (torch 2.13: 6 of 40 launches of ``tests/leaving.py`` without this).
+    They need the interpreter for it, as tensors are Python's, too. The model that is wrapped for several processes
+    holds the group, and who drops the last of both waits for these threads without giving the interpreter away: then
+    both wait for each other for ever (torch 2.13: 6 of 40 launches of ``tests/leaving.py`` without this).
     """
     if torch.distributed.is_initialized():
         time.sleep(_SETTLE)

@@ -9,7 +9,6 @@ import importlib.util
 import random
 import re
 import sys
-from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from stepjepa.data.streams import RecordFile, RecordStream
 from stepjepa.errors import UserError
 from stepjepa.files import fingerprint
 from stepjepa.run_folder import is_main_process
+from stepjepa.text.system_prompts import count_system_prompts
 from stepjepa.training.group import open_group
 from stepjepa.training.hub import refuse_offline
 from stepjepa.training.tensorboard import has_tensorboard
@@ -71,6 +71,7 @@ def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dic
             )
         held = set(order[:count])
         parts = [records[i] for i in range(len(records)) if i not in held], [records[i] for i in sorted(held)]
+        _tell_overlap(*parts)
         split = {"eval_split": args.eval_split, "split_seed": args.split_seed}
         return *parts, {"data": {**_identify(args.data_file, records, bad), **split}}
     if args.streaming:
@@ -83,6 +84,8 @@ def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dic
     if args.eval_file is None:
         return train_records, [], files
     eval_records, bad = _read(args, args.eval_file)
+    if not args.streaming:
+        _tell_overlap(train_records, eval_records)
     return train_records, eval_records, {**files, "eval": _identify(args.eval_file, eval_records, bad)}
 
 
@@ -93,6 +96,22 @@ def _read(args: argparse.Namespace, path: str) -> tuple[list[Record], BadRecords
     if is_main_process():
         tell_bad_records(bad)
     return records, bad
+
+
+def _tell_overlap(train_records: list[Record], eval_records: list[Record]) -> None:
+    """Say on standard error how many held-out records are trained on, too."""
+
+    def chats(records: list[Record]) -> list[tuple[tuple[str, str], ...]]:
+        return [tuple((message["role"], message["content"]) for message in record.messages) for record in records]
+
+    trained = set(chats(train_records))
+    both = sum(chat in trained for chat in chats(eval_records))
+    if both and is_main_process():
+        print(
+            f"note: {both:,} of {len(eval_records):,} held-out records are among the training records, too, so what is "
+            "measured on them is no measure of new ones; take them out of one",
+            file=sys.stderr,
+        )
 
 
 def _identify(path: str, records: list[Record], bad: BadRecords | None) -> dict[str, Any]:
@@ -109,9 +128,7 @@ def identify_stream(path: str) -> dict[str, Any]:
 
 def system_prompts(records: list[Record]) -> list[str | None]:
     """The different system prompts of some records, the most frequent first; None stands for having none."""
-    first = (record.messages[0] for record in records)
-    counts = Counter(message["content"] if message["role"] == "system" else None for message in first)
-    return [prompt for prompt, _ in counts.most_common(_MOST_PROMPTS)]
+    return [prompt for prompt, _ in count_system_prompts(records).most_common(_MOST_PROMPTS)]
 
 
 def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArguments:

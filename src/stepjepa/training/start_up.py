@@ -91,6 +91,7 @@ def start_up_rows(
     *,
     stream: str | None = None,
     answers: str | None = None,
+    prompts: str | None = None,
     equal: EqualCompute | None = None,
     checkpoint: str | None = None,
 ) -> list[Row]:
@@ -101,6 +102,7 @@ def start_up_rows(
         trainer: ready to train.
         stream: what there is to say of streamed records.
         answers: what there is to say of answers during training.
+        prompts: what there is to say of system prompts.
         equal: of a run that is as long as its compute allows.
         checkpoint: from which the run goes on.
     """
@@ -112,6 +114,8 @@ def start_up_rows(
         rows.append(("data", stream))
     if trainer.prepared is not None:
         rows.append(("data", f"{Path(trainer.prepared.source).name}: {_counts(trainer.prepared, trainer.jepa)}"))
+    if prompts is not None:
+        rows.append(("prompts", prompts))
     if trainer.prepared_eval is not None:
         rows.append(("held out", _counts(trainer.prepared_eval, trainer.jepa)))
     if answers is not None:
