@@ -7,6 +7,7 @@ import importlib
 import json
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def rows() -> list[dict[str, str]]:
 
 
 def make_files(folder: Path) -> None:
-    """What the page takes for granted: mine/train.csv, mine/test.parquet, mine/pairs.parquet and mine/model."""
+    """What the page takes for granted: train.csv, test.parquet, pairs.parquet, chats.json and model in mine/."""
     parquet = pytest.importorskip("pyarrow.parquet")
     arrow = importlib.import_module("pyarrow")
     folder.mkdir()
@@ -56,6 +57,8 @@ def make_files(folder: Path) -> None:
     parquet.write_table(arrow.Table.from_pylist(rows()[5:]), folder / "test.parquet")
     pairs = [{"sentence": f"names of {number} cars", "sql": f"SELECT name LIMIT {number}"} for number in range(3)]
     parquet.write_table(arrow.Table.from_pylist(pairs), folder / "pairs.parquet")
+    turns = [[{"from": "human", "value": row["question"]}, {"from": "gpt", "value": row["solution"]}] for row in rows()]
+    (folder / "chats.json").write_text(json.dumps([{"conversations": each} for each in turns[:2]]), encoding="utf-8")
     model, tokenizer = load_model("preset:tiny", texts=[text for row in rows() for text in row.values()])
     for part in (model, tokenizer):
         part.save_pretrained(folder / "model")
@@ -88,11 +91,14 @@ def test_every_command_in_its_order(
     kinds = []
     for line in lines[3:]:
         program, *words = shlex.split(line)
+        if program == "cat":
+            subprocess.run(line, shell=True, check=True)
+            continue
         assert program == "stepjepa", line
         words = [name for word in words for name in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
         assert main(words) == 0, (line, capsys.readouterr().err)
         kinds.append(words[0])
-    assert kinds == ["prepare", "prepare", "prepare", "inspect", "verify", "sweep", "compare", "report"]
+    assert kinds == [*["prepare"] * 4, "inspect", "verify", "evaluate", "sweep", "compare", "report"]
     said = capsys.readouterr().out
     assert "all checks passed" in said
     assert said.count("PASS") == 8
@@ -107,6 +113,11 @@ def test_every_command_in_its_order(
     weight = sweep.index("--lbd") + 1
     assert main([*sweep[:weight], "0.02", "0.5", *sweep[weight + 1 :], "--dry_run"]) == 0
     assert "9 trials (3 combinations, 3 seeds): 3 finished, 6 new" in capsys.readouterr().out
+    assert main([*sweep, "--same_flop", "--dry_run"]) == 0
+    assert "6 trials (2 combinations, 3 seeds): 3 finished, 3 new" in capsys.readouterr().out
+    both = read_records(home / "both.jsonl")
+    assert len(both) == 7
+    assert {record.messages[0]["content"] for record in both} == {"Solve the problem step by step."}
     records = read_records(home / "train.jsonl")
     assert [record.messages[0]["content"] for record in records] == ["Solve the problem step by step."] * 5
     pair = read_records(home / "pairs.jsonl")[2]

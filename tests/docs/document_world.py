@@ -100,10 +100,13 @@ class World:
     def _stand_in(self, word: str) -> None:
         """A trained and evaluated run, or two arms with two seeds each."""
         if word.startswith("sweeps/"):
+            sweep, trials = Path(*Path(word).parts[:2]), []
             for arm in ("regular", "step-jepa"):
                 for seed, right in ((1, "1101"), (2, "1011" if arm == "regular" else "1010")):
-                    folder = Path(*Path(word).parts[:2], arm, f"seed{seed}")
-                    make_run(folder, right, seed=seed, jepa={"mode": arm}, training={"logging_steps": 10})
+                    trials.append({"name": f"{arm}/seed{seed}", "arm": arm, "label": arm})
+                    run = sweep / arm / f"seed{seed}"
+                    make_run(run, right, seed=seed, jepa={"mode": arm}, training={"logging_steps": 10})
+            (sweep / "sweep.json").write_text(json.dumps({"grid": {"baseline": "regular"}, "trials": trials}))
         else:
             kind = "regular" if "regular" in word else "step-jepa"
             shutil.copytree(self._shared / kind, Path(*Path(word).parts[:2]))

@@ -16,13 +16,13 @@ def records(*prompts: str | None) -> list:
 
 def test_one_prompt_is_not_worth_a_line() -> None:
     for prompts in (("Add.", "Add."), (None, None), ()):
-        assert describe_system_prompts(count_system_prompts(records(*prompts))) is None
+        assert describe_system_prompts(records(*prompts)) is None
 
 
 def test_files_put_together_without_a_look_at_their_prompts() -> None:
-    counts = count_system_prompts(records("Add.", None, None))
-    assert counts == {"Add.": 1, None: 2}
-    assert describe_system_prompts(counts) == "different ones: 2 records have none, 1 records have 'Add.'"
+    mixed = records("Add.", None, None)
+    assert count_system_prompts(mixed) == {"Add.": 1, None: 2}
+    assert describe_system_prompts(mixed) == "different ones: 2 records have none, 1 records have 'Add.'"
     # An empty prompt is not the same as none: it switches a template's own off.
-    many = count_system_prompts(records("a", "a", "a", "", "", "b", "c"))
+    many = records("a", "a", "a", "", "", "b", "c")
     assert describe_system_prompts(many) == "different ones: 3 records have 'a', 2 records have '', 2 more"

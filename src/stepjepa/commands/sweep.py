@@ -213,7 +213,7 @@ def run(args: argparse.Namespace) -> int:
     folder = SweepFolder(path, trials, grid.to_dict())
     states = folder.states(chosen)
     engine, where = _engine(args, folder)
-    _announce(grid, trials, states, where)
+    _announce(grid, trials, states, where, path)
     if args.dry_run:
         for trial in chosen:
             print(f"\n{trial.name} ({states[trial.name]})")
@@ -241,7 +241,7 @@ def _engine(args: argparse.Namespace, folder: SweepFolder) -> tuple[Engine, str]
     return Local(jobs, gpus), f"{jobs} ({f'{len(gpus)} GPUs' if gpus else 'no GPU'})"
 
 
-def _announce(grid: Grid, trials: Sequence[Trial], states: dict[str, str], where: str) -> None:
+def _announce(grid: Grid, trials: Sequence[Trial], states: dict[str, str], where: str, path: Path) -> None:
     """What is about to be run."""
     if grid.baseline_added:
         print(f"baseline: the arm '{grid.baseline}' (regular: true) was added")
@@ -249,7 +249,8 @@ def _announce(grid: Grid, trials: Sequence[Trial], states: dict[str, str], where
     narrowed = f", {len(states)} of them chosen" if len(states) < len(trials) else ""
     there = ", ".join(f"{list(states.values()).count(state)} {state}" for state in dict.fromkeys(states.values()))
     print(f"sweep: {len(trials)} trials ({labels} combinations, {len(grid.seeds)} seeds){narrowed}: {there}")
-    print(f"at a time: {where}", flush=True)
+    print(f"at a time: {where}")
+    print(f"what a trial says: {path}/ARM/seedN.log", flush=True)
 
 
 def _conclude(folder: SweepFolder, grid: Grid, outcome: Outcome, count: int) -> int:

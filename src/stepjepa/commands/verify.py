@@ -53,7 +53,7 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
     from stepjepa.models.loading import LoraSettings, add_lora, load_model
     from stepjepa.models.token_rows import adapter_ids
     from stepjepa.tasks.stepmath import Difficulty, generate
-    from stepjepa.text.system_prompts import count_system_prompts, describe_system_prompts
+    from stepjepa.text.system_prompts import describe_system_prompts
 
     if args.train_file is not None:
         bad = bad_records(args.bad_records)
@@ -67,7 +67,7 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
     # Spread over the file, which may be put together from several sources.
     looked_at = records[:: max(1, len(records) // args.max_records)][: args.max_records]
     print(f"{len(looked_at):,} of {len(records):,} records looked at, spread over all (--max_records)")
-    prompts = describe_system_prompts(count_system_prompts(records))
+    prompts = describe_system_prompts(records)
     if prompts is not None:
         print(f"note: system prompts: {prompts}")
     model, tokenizer = load_model(

@@ -10,13 +10,11 @@ from typing import Any
 from stepjepa.errors import UserError
 from stepjepa.experiments.comparison import Comparison, compare
 from stepjepa.experiments.comparison_table import measure_names, tables
-from stepjepa.pages.charts import PALETTE, chart, chart_text
+from stepjepa.pages.charts import PALETTE, chart, chart_text, colour
 from stepjepa.pages.markup import environment
 from stepjepa.pages.material import Run
 from stepjepa.pages.scores import by_evaluation, run_axis
 from stepjepa.pages.section import Section
-
-_BASELINE_COLOUR, _ARM_COLOUR = PALETTE[1], PALETTE[0]
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ def _means(prefix: str, comparison: Comparison) -> list[dict[str, str]]:
                 means["x"].append(100 * spread.mean)
                 means["y"].append(row)
                 means["error"].append(0.0 if spread.std is None else 100 * spread.std)
-                means["colour"].append(_BASELINE_COLOUR if arm is comparison.baseline else _ARM_COLOUR)
+                means["colour"].append(colour(row))
                 seeds = f"{spread.n} seed{'s' if spread.n > 1 else ''}"
                 means["text"].append(f"{chart_text(arm.name)}<br>mean of {seeds}: {spread.mean:.2%}{deviation}")
         traces = [
@@ -146,7 +144,7 @@ def _means(prefix: str, comparison: Comparison) -> list[dict[str, str]]:
         layout = _layout([arm.name for arm in comparison.arms], "share of answers", "%")
         base = comparison.baseline.spread(measure)
         if base is not None:
-            layout["shapes"] = [_line(100 * base.mean)]
+            layout["shapes"] = [_line(100 * base.mean, comparison)]
         label = f"{name}: mean and standard deviation of each arm"
         html = chart(f"{prefix}-{measure}", traces, layout, label=label, height=_height(len(comparison.arms)))
         found.append({"title": f"{name}, mean ± standard deviation; rings are seeds", "html": html})
@@ -163,6 +161,9 @@ def _difference(name: str, comparison: Comparison) -> list[dict[str, str]]:
     """The differences from the baseline with their intervals, where several seeds give one."""
     x, y, above, below, texts = [], [], [], [], []
     names: list[str] = []
+    colours: list[str] = []
+    # The same as in every other picture of the page, see ``looks``.
+    rows = {arm.name: row for row, arm in enumerate(comparison.arms)}
     for arm, found in comparison.differences.items():
         test = found.measures["headline"]
         if test is None or test.low is None or test.high is None:
@@ -174,16 +175,17 @@ def _difference(name: str, comparison: Comparison) -> list[dict[str, str]]:
         ends = f"{100 * test.mean:+.2f} [{100 * test.low:+.2f}, {100 * test.high:+.2f}]"
         texts.append(f"{chart_text(arm)}<br>{ends} points over {test.n} seeds")
         names.append(arm)
+        colours.append(colour(rows[arm]))
     if not names:
         return []
     error = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1.5, "width": 5}
     trace = {"type": "scatter", "mode": "markers", "x": x, "y": y, "text": texts, "error_x": error}
     trace |= {
-        "marker": {"size": 10, "symbol": "diamond", "color": _ARM_COLOUR},
+        "marker": {"size": 10, "symbol": "diamond", "color": colours},
         "hovertemplate": "%{text}<extra></extra>",
     }
     layout = _layout(names, "percentage points", "")
-    layout["shapes"] = [_line(0.0)]
+    layout["shapes"] = [_line(0.0, comparison)]
     what = f"{comparison.scores['headline']}: difference from {comparison.baseline.name}, 95 % interval over seeds"
     return [{"title": what, "html": chart(name, [trace], layout, label=what, height=_height(len(names)))}]
 
@@ -197,7 +199,7 @@ def _layout(names: Sequence[str], title: str, suffix: str) -> dict[str, Any]:
     }
 
 
-def _line(x: float) -> dict[str, Any]:
+def _line(x: float, comparison: Comparison) -> dict[str, Any]:
     """The baseline, from top to bottom."""
-    line = {"color": _BASELINE_COLOUR, "dash": "dash", "width": 1}
+    line = {"color": colour(comparison.arms.index(comparison.baseline)), "dash": "dash", "width": 1}
     return {"type": "line", "xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": line}

@@ -126,9 +126,10 @@ def _sections(
     compared = compare_runs(runs, baseline)
     look = looks(runs, compared)
     makers: list[tuple[str, Callable[[], Section | None]]] = [
+        # What a colleague asks first.
+        ("arms", lambda: arms_section(compared)),
         ("overview", lambda: overview_section(runs)),
         ("accuracy", lambda: accuracy_section(runs)),
-        ("arms", lambda: arms_section(compared)),
         ("losses", lambda: loss_section(runs, look)),
         ("similarity and ranks", lambda: representation_section(runs, look)),
         ("errors", lambda: error_section(runs)),

@@ -45,8 +45,9 @@ def count_system_prompts(records: Sequence[Record]) -> Counter[str | None]:
     return Counter(message["content"] if message["role"] == "system" else None for message in first)
 
 
-def describe_system_prompts(counts: Counter[str | None]) -> str | None:
+def describe_system_prompts(records: Sequence[Record]) -> str | None:
     """One line for people where records have different ones, as those of several sources do; None where they don't."""
+    counts = count_system_prompts(records)
     if len(counts) < 2:
         return None
     told = [

@@ -45,12 +45,7 @@ from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.terminal import print_rows
 from stepjepa.text.predictors import all_predictor_ids
-from stepjepa.text.system_prompts import (
-    common_system_prompt,
-    count_system_prompts,
-    describe_system_prompts,
-    with_system_prompt,
-)
+from stepjepa.text.system_prompts import common_system_prompt, describe_system_prompts, with_system_prompt
 from stepjepa.training.card import CARD_FILE, is_somebodys_own
 from stepjepa.training.dry_run import dry_run
 from stepjepa.training.failures import cannot_start, noting_failures
@@ -98,7 +93,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
     transformers.logging.disable_progress_bar()
     equal = _equal_compute(trainer, args) if args.same_flop else None
     if is_main_process():
-        prompts = describe_system_prompts(count_system_prompts(train_records))
+        prompts = describe_system_prompts(train_records)
         print_rows(start_up_rows(args, trainer, prompts=prompts, equal=equal, checkpoint=checkpoint, **told))
     record = {
         **_describe(args, trainer),
