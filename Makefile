@@ -3,7 +3,7 @@ BIN := .venv/bin
 # A file's tests share what they set up, so they stay on one worker.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: setup quickstart test test-all soak check format bench wheel-test audit docs pictures
+.PHONY: setup quickstart test test-all test-oldest soak check format bench wheel-test audit docs pictures
 
 # A half-made environment is made again: the stamp is written last.
 .venv/.made: pyproject.toml constraints.txt
@@ -21,6 +21,18 @@ test: setup  ## the test suite, without the slow tests
 
 test-all: setup  ## every test
 	$(BIN)/python -m pytest $(PARALLEL)
+
+# The lower bound of pyproject.toml, with the releases of its libraries that it takes, in an environment of its own.
+OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+
+.oldest/.made: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .oldest
+	grep -vE '^(transformers|tokenizers|huggingface_hub)==' constraints.txt > .oldest/constraints.txt
+	.oldest/bin/pip install --quiet --disable-pip-version-check -c .oldest/constraints.txt 'transformers==$(OLDEST).*' -e '.[dev]'
+	touch .oldest/.made
+
+test-oldest: .oldest/.made  ## the tests that meet transformers, with the oldest one allowed
+	.oldest/bin/python -m pytest $(PARALLEL) -m "not slow" tests/invariants tests/models tests/training tests/evaluation
 
 check: setup  ## lint, format, types
 	$(BIN)/ruff check .

@@ -1,8 +1,9 @@
 """Two processes that train together for a moment and leave, over and over, forked from one that has loaded torch.
 
-    python tests/leaving.py LAUNCHES [lost]
+    python -W ignore tests/leaving.py LAUNCHES [lost] [unsettled]
 
-prints how many of them did not end. With ``lost`` the second process is gone before the last step of each launch.
+prints how many of them did not end. With ``lost`` the second process is gone before the last step of each launch, with
+``unsettled`` gloo's threads get no time to let go.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import torch
 import torch._dynamo  # what wrapping a model loads, once instead of in every fork
 
 from stepjepa.errors import UserError
-from stepjepa.training.group import leave_group, naming_lost_processes
+from stepjepa.training import group
 
 PATIENCE = 20.0
+"""Seconds after which a launch counts as hung; one takes less than one."""
 
 
 def _train(rank: int, folder: Path, *, lost: bool) -> None:
@@ -31,13 +33,13 @@ def _train(rank: int, folder: Path, *, lost: bool) -> None:
             os._exit(0)
         model(torch.ones(3, 7)).sum().backward()
     if not lost:
-        leave_group()
+        group.leave_group()
 
 
 def _process(rank: int, folder: Path, *, lost: bool) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     try:
-        with naming_lost_processes(folder):
+        with group.naming_lost_processes(folder):
             _train(rank, folder, lost=lost)
     except UserError:
         if not lost:
@@ -71,4 +73,6 @@ def main(launches: int, *, lost: bool) -> int:
 
 
 if __name__ == "__main__":
-    print(main(int(sys.argv[1]), lost=sys.argv[2:] == ["lost"]))
+    if "unsettled" in sys.argv:
+        group.settle = lambda: None
+    print(main(int(sys.argv[1]), lost="lost" in sys.argv))
