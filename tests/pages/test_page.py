@@ -5,6 +5,7 @@ import hashlib
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,9 @@ def test_titles(arms):
     assert default_title(runs[:1]) == "Run regular/seed2"
     assert default_title(runs[:2]) == "2 runs: regular/seed2, regular/seed3"
     assert default_title(runs) == "6 runs"
+    of_a_sweep = [replace(run, arm="ab"[n % 2], is_baseline=n % 2 == 0) for n, run in enumerate(runs)]
+    assert default_title(of_a_sweep) == "b against a: 6 runs"
+    assert default_title([replace(run, is_baseline=False) for run in of_a_sweep]) == "6 runs"
 
 
 def test_a_damaged_file_of_answers_is_a_note(arms):

@@ -22,6 +22,9 @@ from stepjepa.pages.section import Section
 
 Say = Callable[[str], None]
 
+# More names than this are no title.
+_MOST_ARMS = 4
+
 
 def write_page(
     runs: Sequence[Run],
@@ -94,9 +97,14 @@ def make_page(
 
 
 def default_title(runs: Sequence[Run]) -> str:
-    """A title from the names of the runs."""
+    """A title from the names of the runs, or of the arms of a sweep."""
     if len(runs) == 1:
         return f"Run {runs[0].name}"
+    arms = list(dict.fromkeys(run.arm for run in runs))
+    bases = {run.arm for run in runs if run.is_baseline}
+    if None not in arms and len(bases) == 1 and 1 < len(arms) <= _MOST_ARMS:
+        others = [str(arm) for arm in arms if arm not in bases]
+        return f"{', '.join(others)} against {bases.pop()}: {len(runs)} runs"
     names = [run.name for run in runs]
     return f"{len(runs)} runs: {', '.join(names)}" if len(runs) <= 3 else f"{len(runs)} runs"
 
