@@ -22,7 +22,7 @@ test: setup  ## the test suite, without the slow tests
 test-all: setup  ## every test
 	$(BIN)/python -m pytest $(PARALLEL)
 
-# The lower bound of pyproject.toml, with the releases of its libraries that it takes, in an environment of its own.
+# The lower bound of pyproject.toml, with the tokenizers and huggingface_hub that it needs, in an environment of its own.
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 
 .oldest/.made: pyproject.toml constraints.txt
@@ -31,7 +31,7 @@ OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml
 	.oldest/bin/pip install --quiet --disable-pip-version-check -c .oldest/constraints.txt 'transformers==$(OLDEST).*' -e '.[dev]'
 	touch .oldest/.made
 
-test-oldest: .oldest/.made  ## the tests that meet transformers, with the oldest one allowed
+test-oldest: .oldest/.made  ## models, training, evaluation and invariants with the oldest transformers allowed
 	.oldest/bin/python -m pytest $(PARALLEL) -m "not slow" tests/invariants tests/models tests/training tests/evaluation
 
 check: setup  ## lint, format, types

@@ -18,7 +18,7 @@ ERRORS = [
     ([*TRAIN, "--xyzzy"], "unknown argument '--xyzzy'; stepjepa train --help names all"),
     (
         [*TRAIN, "stray"],
-        "unknown argument 'stray', which belongs to no flag; a flag takes one file, put several into one; a text with",
+        "unknown argument 'stray', which belongs to no flag; leave it out, put several files together into one, or",
     ),
     ([*TRAIN, "--layout", "branchd"], "argument --layout: invalid choice 'branchd'; did you mean 'branched'?"),
     ([*TRAIN, "--layout", "xyz"], "argument --layout: invalid choice: 'xyz' (choose from "),

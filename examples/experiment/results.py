@@ -124,8 +124,10 @@ def equal_flops(figures: Sequence[Figures], baseline: str) -> list[Figures]:
     arms = arms_of(figures)
     of_arm = {label: spread([each.run.figures["flops"] or 0.0 for each in runs]).mean for label, runs in arms.items()}
     near = {label for label, flops in of_arm.items() if abs(flops / of_arm[baseline] - 1) <= SAME_FLOPS}
-    # Plain training for other FLOPs, or with other labels, is no arm of this question.
-    near -= {label for label in near if label != baseline and label.startswith("regular")}
+    # Plain training for other FLOPs, and what has other labels, is no arm of this question.
+    near -= {
+        label for label in near if label != baseline and (label.startswith("regular") or label.endswith(REFERENCE))
+    }
     return [each for each in figures if each.label in near]
 
 
@@ -135,7 +137,11 @@ def with_reference_labels(figures: Sequence[Figures]) -> list[Figures]:
 
 
 def part(name: str, figures: Sequence[Figures], plots: Path) -> str:
-    """What a file of figures gives: arms, tests, picture, and the same at equal FLOPs for every longer baseline."""
+    """What a file of figures gives: arms, tests, picture, and tests against every other plain training.
+
+    Those that are longer are compared with what spends as many FLOPs, the one with the published labels with those that
+    have them, too.
+    """
     arms = arms_of(figures)
     baseline = "regular" if "regular" in arms else None
     common = figures[0].run

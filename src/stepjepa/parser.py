@@ -121,7 +121,7 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str], know
     name = unknown[0].partition("=")[0]
     if not name.startswith("-"):
         # A second file behind --train_file, or a text with a blank in it.
-        remedy = "a flag takes one file, put several into one; a text with blanks needs quotes"
+        remedy = "leave it out, put several files together into one, or a text with blanks into quotes"
         parser.error(f"unknown argument '{unknown[0]}', which belongs to no flag; {remedy}")
     flags = [flag for action in parser._actions for flag in action.option_strings] + list(known)
     if name in NO_COUNTERPART:

@@ -41,12 +41,26 @@ def test_every_format_to_the_terminal_or_a_file(runs, tmp_path, capsys):
 
 
 def test_the_folder_of_a_sweep_stands_for_its_runs(runs, tmp_path, capsys):
-    assert compare(*runs) == 0
-    by_run = capsys.readouterr().out
+    """Under the names of its arms, against its baseline, though there is a second arm of plain training."""
+    for seed, right in enumerate(("1100", "1101"), start=1):
+        runs.append(make_run(tmp_path / f"c{seed}", right, seed=seed, training={"num_train_epochs": 5.0}))
+    assert compare(*runs) == 2
+    assert "2 arms are regular" in capsys.readouterr().err
     trials = [{"name": run.name, "arm": run.name[0], "label": run.name[0]} for run in runs]
-    (tmp_path / "sweep.json").write_text(json.dumps({"grid": {}, "trials": trials}), encoding="utf-8")
+    grid = {"baseline": "a"}
+    (tmp_path / "sweep.json").write_text(json.dumps({"grid": grid, "trials": trials}), encoding="utf-8")
     assert compare(tmp_path) == 0
-    assert capsys.readouterr().out == by_run
+    assert "3 arms, 6 runs, baseline a;" in capsys.readouterr().out
+    assert compare(tmp_path, "--baseline", "c") == 0
+    assert "3 arms, 6 runs, baseline c;" in capsys.readouterr().out
+    # One is trained and waits for its evaluation; of a run that is named it is an error.
+    for file in (runs[-1] / "test.jsonl", runs[-1] / "test.summary.json"):
+        file.unlink()
+    assert compare(tmp_path) == 0
+    printed = capsys.readouterr()
+    assert "3 arms, 5 runs, baseline a;" in printed.out
+    assert printed.err == f"note: {runs[-1]}: not evaluated yet, left out\n"
+    assert compare(runs[0], runs[-1]) == 2
 
 
 def test_nothing_is_replaced_unasked(runs, tmp_path, capsys):

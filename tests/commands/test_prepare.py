@@ -96,11 +96,11 @@ def test_both_fields_may_have_other_names(tmp_path):
         ("", r"raw\.jsonl: no record could be kept \(it is empty\)"),
         (
             '{"question": "a", "text": "b"}\n',
-            r"no field 'deepseek_response': 1\); name the fields .* --response_field; there is 'question', 'text'$",
+            r"no field 'deepseek_response': 1\); name the fields .* \(there is 'question', 'text'\)$",
         ),
         (
             '{"conversations": [{"from": "human", "value": "a"}]}\n',
-            r"no field 'question': 1\); whole chats are read by 'stepjepa prepare chat'$",
+            r"--response_field \(there is 'conversations'\), or read whole chats with 'stepjepa prepare chat'$",
         ),
     ],
 )

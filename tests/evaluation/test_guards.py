@@ -172,8 +172,10 @@ def test_a_line_damaged_in_what_only_its_task_reads_is_named_before_more_is_gene
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     lines[1]["extracted"] = extracted
     write_jsonl(path, lines[:-1])
+    # Blank lines are passed over, and counted.
+    path.write_text("\n" + path.read_text(encoding="utf-8"), encoding="utf-8")
     (test_file.parent / "out.summary.json").unlink()
-    with pytest.raises(UserError, match=rf"out\.jsonl:2: .* not what the task {task} writes; take the line out"):
+    with pytest.raises(UserError, match=rf"out\.jsonl:3: .* not what the task {task} writes; take the line out"):
         Evaluation(settings(test_file, task=task)).run(never)
     # What the message says.
     write_jsonl(path, [lines[0], *lines[2:-1]])

@@ -176,11 +176,22 @@ def test_other_flags_under_an_old_name_are_refused_with_the_difference(tmp_path:
     with pytest.raises(UserError, match=r"nothing became --new"):
         folder_of(tmp_path, trials).state(Trial(**{**vars(trials[0]), "evaluate": ("--new",)}))
     assert sorted(tmp_path.rglob("*")) == before
-    # In what order flags stand means nothing; which value belongs to which does.
+    # In what order flags stand means nothing; ...
     turned = Trial(**{**vars(trials[0]), "train": tuple(reversed(trials[0].train))})
     assert folder_of(tmp_path, trials).state(turned) == "finished"
     # Those that were not begun may change.
     assert set(folder_of(tmp_path, changed).states(changed[1:]).values()) == {"new"}
+
+
+def test_which_value_belongs_to_which_flag_means_something(tmp_path: Path) -> None:
+    def trial(*arguments: str) -> Trial:
+        return Trial("a/seed1", "a", "a", 1, arguments, ())
+
+    begun = trial("--b", "1", "2", "--c", "3")
+    folder_of(tmp_path, [begun]).record(begun, "running")
+    assert folder_of(tmp_path, [begun]).state(trial("--c", "3", "--b", "1", "2")) == "new"
+    with pytest.raises(UserError, match=r"\(--b 1 2 --c 3 became --b 1 --c 2 3\)"):
+        folder_of(tmp_path, [begun]).state(trial("--b", "1", "--c", "2", "3"))
 
 
 def test_a_folder_that_no_sweep_made_is_left_alone(tmp_path: Path) -> None:

@@ -111,19 +111,6 @@ def test_a_sweep_stands_for_its_finished_trials(tmp_path, arms):
     ]
 
 
-def test_a_sweep_stands_for_the_trials_of_earlier_starts_too(tmp_path, arms):
-    """``sweep.json`` has those of the last one."""
-    sweep(tmp_path, "regular/seed2", "step/seed2")
-    for name in ("regular/seed2", "step/seed2", "step/seed3"):
-        (tmp_path / f"{name}.trial.json").write_text("{}", encoding="utf-8")
-    runs = read_runs([tmp_path])
-    assert [(run.name, run.arm) for run in runs] == [
-        ("regular/seed2", "regular"),
-        ("step/seed2", "step"),
-        ("step/seed3", "step"),
-    ]
-
-
 def test_a_sweep_does_not_reach_outside_its_folder(tmp_path):
     make_run(tmp_path / "other", "1")
     folder = tmp_path / "sweep"

@@ -123,6 +123,7 @@ def test_titles(arms):
     assert default_title(runs) == "6 runs"
     of_a_sweep = [replace(run, arm="ab"[n % 2], is_baseline=n % 2 == 0) for n, run in enumerate(runs)]
     assert default_title(of_a_sweep) == "b against a: 6 runs"
+    assert default_title(of_a_sweep, baseline="b") == "a against b: 6 runs"
     assert default_title([replace(run, is_baseline=False) for run in of_a_sweep]) == "6 runs"
 
 

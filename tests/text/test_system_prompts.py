@@ -22,7 +22,9 @@ def test_one_prompt_is_not_worth_a_line() -> None:
 def test_files_put_together_without_a_look_at_their_prompts() -> None:
     mixed = records("Add.", None, None)
     assert count_system_prompts(mixed) == {"Add.": 1, None: 2}
-    assert describe_system_prompts(mixed) == "different ones: 2 records have none, 1 records have 'Add.'"
+    assert describe_system_prompts(mixed) == "2 different ones among 3 records: none (2), 'Add.' (1)"
+    # Each of its own: these are parts of the records.
+    assert describe_system_prompts(records(*map(str, range(11)))) is None
     # An empty prompt is not the same as none: it switches a template's own off.
     many = records("a", "a", "a", "", "", "b", "c")
-    assert describe_system_prompts(many) == "different ones: 3 records have 'a', 2 records have '', 2 more"
+    assert describe_system_prompts(many) == "4 different ones among 7 records: 'a' (3), '' (2) and 2 more"

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from stepjepa.errors import UserError
+from stepjepa.training import group
 from stepjepa.training.group import is_lost, naming_lost_processes, open_group, refuse_disagreement
 
 GLOO = "[/src/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:37606: Connection reset by peer"
@@ -106,9 +107,23 @@ def test_on_cpus_the_time_that_is_waited_is_ours(
     assert calls == ([("gloo", datetime.timedelta(seconds=17))] if opened else [])
 
 
+@pytest.mark.parametrize("error", [RuntimeError(GLOO), ValueError("ours")])
+def test_a_process_that_fails_lets_threads_settle_before_its_model_goes(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled: list[bool] = []
+    monkeypatch.setattr(group, "settle", lambda: settled.append(True))
+    with pytest.raises((UserError, ValueError)), naming_lost_processes(tmp_path):
+        raise error
+    assert settled == [True]
+
+
 @pytest.mark.parametrize("how", [[], ["lost"]])
 def test_no_process_waits_for_its_own_threads_when_it_leaves(how: list[str]) -> None:
-    """Without the pause one of seven launches hangs that end well, so that fifteen find it but for one time in ten."""
+    """Without the pause one of seven launches hangs that end well, so that fifteen find it but for one time in ten.
+
+    Launches of which a process is lost did not hang without it either; that they end is tested here, too.
+    """
     program = Path(__file__).resolve().parents[1] / "leaving.py"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(program), "15", *how],

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from stepjepa.arguments import add_switch
 from stepjepa.terminal import visible_lines
+
+if TYPE_CHECKING:
+    from stepjepa.experiments.comparison import Comparison
 
 SUMMARY = "compare methods over seeds with a baseline: tests, intervals, tables, a picture"
 
@@ -51,11 +56,9 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from stepjepa.errors import UserError
-    from stepjepa.experiments.comparison import compare
     from stepjepa.experiments.comparison_plot import check_picture, write_picture
     from stepjepa.experiments.comparison_table import FORMATS as WRITERS
     from stepjepa.files import atomic_write, refuse_existing
-    from stepjepa.pages.material import run_folders
 
     if args.json and args.format not in ("text", "json"):
         raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
@@ -68,13 +71,7 @@ def run(args: argparse.Namespace) -> int:
         if file.is_dir():
             raise UserError("is a folder; name a file in it", path=file)
         refuse_existing(file, args.overwrite)
-    comparison = compare(
-        run_folders(args.runs),
-        evaluation=args.evaluation,
-        names=[" ".join(name.split()) for name in args.names.split(",")] if args.names is not None else (),
-        baseline=args.baseline,
-        tails=args.tails,
-    )
+    comparison = _compare(args)
     read = {file.resolve() for arm in comparison.arms for run in arm.runs for file in run.files}
     for file in written:
         if file.resolve() in read:
@@ -90,3 +87,29 @@ def run(args: argparse.Namespace) -> int:
     if written:
         print(f"written: {', '.join(map(str, written))}", file=sys.stderr if args.output_file is None else sys.stdout)
     return 0
+
+
+def _compare(args: argparse.Namespace) -> Comparison:
+    """The runs under the names that the user gives, or the sweep that they are of, or by what differs between them."""
+    from stepjepa.errors import UserError
+    from stepjepa.experiments.comparison import compare
+    from stepjepa.experiments.evaluated_run import SUMMARY
+    from stepjepa.pages.material import find_places, sweep_names
+
+    places = find_places(args.runs)
+    # A sweep that goes on has runs that wait for their evaluation; those that were named one by one must have it.
+    waiting = [place for place in places if place.arm is not None and not any(place.folder.glob(f"*{SUMMARY}"))]
+    places = [place for place in places if place not in waiting]
+    if waiting:
+        more = "" if len(waiting) == 1 else f" and {len(waiting) - 1} more"
+        print(f"note: {visible_lines(str(waiting[0].folder))}{more}: not evaluated yet, left out", file=sys.stderr)
+    folders = [place.folder for place in places]
+    given = [" ".join(name.split()) for name in args.names.split(",")] if args.names is not None else []
+    settings = {"evaluation": args.evaluation, "tails": args.tails}
+    known = sweep_names(places) if not given else None
+    if known is not None:
+        names, baseline = known
+        # Arms of several sweeps may have one name, and arms of several names may be one.
+        with suppress(UserError):
+            return compare(folders, names=names, baseline=args.baseline or baseline, **settings)
+    return compare(folders, names=given, baseline=args.baseline, **settings)

@@ -24,7 +24,8 @@ CHATS = ("messages", "conversations")
 ROLES = {"human": "user", "gpt": "assistant"}
 """ShareGPT's names; others are the same."""
 
-_MOST_NAMES = 12
+MOST_NAMES = 12
+"""Columns that a message lists."""
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +49,7 @@ def _chosen(row: Mapping[str, Any], named: str | None, usual: tuple[str, ...], f
     for name in usual if named is None else (named,):
         if name in there:
             return name
-    listed = ", ".join(there[:_MOST_NAMES])
+    listed = ", ".join(there[:MOST_NAMES])
     missing = "none of the columns " + ", ".join(usual) if named is None else f"no column '{named}'"
     raise UserError(f"{missing}; name one with --{flag} (there is {listed})")
 

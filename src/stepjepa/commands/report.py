@@ -14,8 +14,8 @@ SUMMARY = "show runs: one table, or one HTML page with everything to look at"
 
 EPILOG = """\
 Without --output_file the evaluated runs stand in one table. With --output_file FILE.html all that is known of the runs
-goes into one file that opens by double click and loads nothing: what was trained, losses, similarity and ranks over
-steps, accuracy, the comparison of arms, errors, answers, records. Runs that are not evaluated or not finished are shown
+goes into one file that opens by double click and loads nothing: the comparison of arms, what was trained, accuracy,
+losses, similarity and ranks over steps, errors, answers, records. Runs that are not evaluated or not finished are shown
 as far as they came. The folder of a sweep stands for its finished trials."""
 
 

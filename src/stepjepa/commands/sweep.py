@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stepjepa.arguments import objective_flags
+from stepjepa.arguments import TRUE, objective_flags
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
 from stepjepa.parser import Parser, refuse_unknown
@@ -39,6 +39,8 @@ Without a file, every other flag is one of train or evaluate, and several values
 
   stepjepa sweep --output_dir sweeps/a --train_file train.jsonl --test_file test.jsonl --model_name preset:tiny \\
     --step_jepa --lbd 0.1 0.5 --predictors 0 1 2
+
+There --same_flop makes an arm of its own, ARM-same-flop, beside that of equal steps; in a file it is a flag as others.
 
 Each trial has a run folder, DIR/ARM_lbd0.5_predictors1/seed82, with a log beside it. Stop it at any moment and start it
 again: what is finished is skipped, what was interrupted goes on, what failed is kept until --retry_failed.
@@ -171,7 +173,7 @@ def _grid_of_flags(flags: Flags, seeds: Sequence[int] | None) -> Grid:
         elif flag == "same_flop":
             # Of plain training it makes nothing else. Another name, so that the arm stands beside that of equal steps.
             own[flag] = value
-            name += "-same-flop" if value not in (False, "false") and not isinstance(value, list) else ""
+            name += "-same-flop" if str(value).lower() in TRUE else ""
         elif flag in objective and not _changes_regular(flag, value):
             own[flag] = value
         elif isinstance(value, list):

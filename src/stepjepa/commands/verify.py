@@ -65,7 +65,8 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
     name = args.model_name or "preset:tiny"
     print(f"model {name}, data {args.train_file or 'built-in problems'}, mode {config.mode}, layout {config.layout}")
     # Spread over the file, which may be put together from several sources.
-    looked_at = records[:: max(1, len(records) // args.max_records)][: args.max_records]
+    count = min(len(records), args.max_records)
+    looked_at = [records[place * len(records) // count] for place in range(count)]
     print(f"{len(looked_at):,} of {len(records):,} records looked at, spread over all (--max_records)")
     prompts = describe_system_prompts(records)
     if prompts is not None:

@@ -31,6 +31,7 @@ class OutputFile:
 
     Attributes:
         done: the lines that are there, by index.
+        line_numbers: where those stood that were there from the start, by index.
 
     Raises:
         UserError: what is there belongs to something else, or can't be told to belong, or is damaged.
@@ -47,6 +48,7 @@ class OutputFile:
         self.path = Path(path)
         self.summary_file, self._meta_file = summary_file(self.path), meta_file(self.path)
         self._indices, self._identity, self._overwrite = indices, dict(identity), overwrite
+        self.line_numbers: dict[int, int] = {}
         self.done: dict[int, Line] = {} if overwrite or not self.path.exists() else self._read()
         self._keep_others_summary()
 
@@ -70,7 +72,7 @@ class OutputFile:
                 )
             # The names by which the lines are summarised are those of one of them.
             _check_line(line, self.path, number, next(iter(done.values()), line))
-            done[index] = line
+            done[index], self.line_numbers[index] = line, number
         return done
 
     def _read_meta(self) -> dict[str, Any]:

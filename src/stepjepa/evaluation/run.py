@@ -168,14 +168,13 @@ class Evaluation:
         kept = list(self.output.done.values())
         if not kept or _can_detail(self.task, kept):
             return
-        # In the order of the file, as the output has read them.
-        for number, line in enumerate(kept, 1):
+        for line in kept:
             if not _can_detail(self.task, [line]):
                 raise UserError(
                     f"'truth', 'scores' or 'extracted' are not what the task {self.task.name} writes; take the line "
                     "out to have it made again, or pass --overwrite",
                     path=self.output.path,
-                    line=number,
+                    line=self.output.line_numbers[line["index"]],
                 )
 
     def _load(self) -> tuple[Any, Any]:
@@ -284,6 +283,6 @@ def _can_detail(task: Task, lines: Sequence[Line]) -> bool:
     """Whether a task can say more about these lines; what it reads in them is known to it alone."""
     try:
         task.details(lines)
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
+    except (LookupError, TypeError, AttributeError):
         return False
     return True

@@ -123,7 +123,7 @@ class SweepFolder:
                 )
             return NEW
         for stage in ("train", "evaluate"):
-            before, now = _flags(record.get(stage, [])), _flags(getattr(trial, stage))
+            before, now = _by_flag(record.get(stage, [])), _by_flag(getattr(trial, stage))
             if before != now:
                 raise UserError(
                     f"was begun with other flags of 'stepjepa {stage}' ({_difference(before, now)}); change the grid "
@@ -243,7 +243,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _flags(arguments: Sequence[str]) -> set[tuple[str, ...]]:
+def _by_flag(arguments: Sequence[str]) -> set[tuple[str, ...]]:
     """Each flag with its values; in what order they were given means nothing."""
     flags: list[list[str]] = []
     for argument in arguments:

@@ -12,7 +12,7 @@ from stepjepa.experiments.comparison import Comparison, compare
 from stepjepa.experiments.comparison_table import measure_names, tables
 from stepjepa.pages.charts import PALETTE, chart, chart_text, colour
 from stepjepa.pages.markup import environment
-from stepjepa.pages.material import Run
+from stepjepa.pages.material import Run, sweep_names
 from stepjepa.pages.scores import by_evaluation, run_axis
 from stepjepa.pages.section import Section
 
@@ -59,13 +59,12 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> list[Compa
 def _compare(runs: Sequence[Run], evaluation: str, baseline: str | None) -> Comparison:
     """Under the names of the sweep that the runs are of, if it is one that names all arms and the baseline."""
     folders = [run.folder for run in runs]
-    names = list(dict.fromkeys(run.arm for run in runs if run.arm is not None))
-    bases = list(dict.fromkeys(run.arm for run in runs if run.is_baseline and run.arm is not None))
-    if len(bases) == 1 and all(run.arm is not None for run in runs):
-        chosen = bases[0] if baseline is None else baseline
+    known = sweep_names(runs)
+    if known is not None:
+        names, base = known
         # Arms of several sweeps may have one name, and arms of several names may be one.
         with suppress(UserError):
-            return compare(folders, evaluation=evaluation, names=names, baseline=chosen)
+            return compare(folders, evaluation=evaluation, names=names, baseline=base if baseline is None else baseline)
     return compare(folders, evaluation=evaluation, baseline=baseline)
 
 
@@ -144,7 +143,7 @@ def _means(prefix: str, comparison: Comparison) -> list[dict[str, str]]:
         layout = _layout([arm.name for arm in comparison.arms], "share of answers", "%")
         base = comparison.baseline.spread(measure)
         if base is not None:
-            layout["shapes"] = [_line(100 * base.mean, comparison)]
+            layout["shapes"] = [_line(100 * base.mean)]
         label = f"{name}: mean and standard deviation of each arm"
         html = chart(f"{prefix}-{measure}", traces, layout, label=label, height=_height(len(comparison.arms)))
         found.append({"title": f"{name}, mean ± standard deviation; rings are seeds", "html": html})
@@ -162,7 +161,7 @@ def _difference(name: str, comparison: Comparison) -> list[dict[str, str]]:
     x, y, above, below, texts = [], [], [], [], []
     names: list[str] = []
     colours: list[str] = []
-    # The same as in every other picture of the page, see ``looks``.
+    # As in the curves, see ``looks``.
     rows = {arm.name: row for row, arm in enumerate(comparison.arms)}
     for arm, found in comparison.differences.items():
         test = found.measures["headline"]
@@ -185,7 +184,7 @@ def _difference(name: str, comparison: Comparison) -> list[dict[str, str]]:
         "hovertemplate": "%{text}<extra></extra>",
     }
     layout = _layout(names, "percentage points", "")
-    layout["shapes"] = [_line(0.0, comparison)]
+    layout["shapes"] = [_line(0.0)]
     what = f"{comparison.scores['headline']}: difference from {comparison.baseline.name}, 95 % interval over seeds"
     return [{"title": what, "html": chart(name, [trace], layout, label=what, height=_height(len(names)))}]
 
@@ -199,7 +198,7 @@ def _layout(names: Sequence[str], title: str, suffix: str) -> dict[str, Any]:
     }
 
 
-def _line(x: float, comparison: Comparison) -> dict[str, Any]:
-    """The baseline, from top to bottom."""
-    line = {"color": colour(comparison.arms.index(comparison.baseline)), "dash": "dash", "width": 1}
+def _line(x: float) -> dict[str, Any]:
+    """The baseline, which is the first arm, from top to bottom."""
+    line = {"color": colour(0), "dash": "dash", "width": 1}
     return {"type": "line", "xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": line}

@@ -83,14 +83,27 @@ def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
     Raises:
         UserError: a folder is neither, is named twice, or is a sweep of which nothing is finished.
     """
-    found = _found(folders)
+    found = find_places(folders)
     names = run_names([each.folder for each in found])
     return [_read(each, name) for each, name in zip(found, names, strict=True)]
 
 
 def run_folders(folders: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """The run folders that are meant, see :func:`read_runs`."""
-    return [each.folder for each in _found(folders)]
+    return [each.folder for each in find_places(folders)]
+
+
+def sweep_names(runs: Sequence[Place | Run]) -> tuple[list[str], str] | None:
+    """What the sweep that runs are of calls its arms, in the order of their first runs, and its baseline.
+
+    Returns:
+        None where a run is of no sweep, or there is not one baseline among the arms.
+    """
+    names = list(dict.fromkeys(run.arm for run in runs))
+    bases = list(dict.fromkeys(run.arm for run in runs if run.is_baseline))
+    if None in names or len(bases) != 1:
+        return None
+    return [str(name) for name in names], str(bases[0])
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
@@ -108,15 +121,16 @@ def run_names(folders: Sequence[Path]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A run folder; arm and baseline as in :class:`Run`."""
+class Place:
+    """A run folder that is meant; arm and baseline as in :class:`Run`."""
 
     folder: Path
     arm: str | None = None
     is_baseline: bool = False
 
 
-def _found(folders: Sequence[str | os.PathLike[str]]) -> list[_Place]:
+def find_places(folders: Sequence[str | os.PathLike[str]]) -> list[Place]:
+    """The run folders that are meant, with what a sweep knows of them, see :func:`read_runs`."""
     found = [place for folder in folders for place in _places(Path(folder))]
     seen: set[Path] = set()
     for place in found:
@@ -126,35 +140,27 @@ def _found(folders: Sequence[str | os.PathLike[str]]) -> list[_Place]:
     return found
 
 
-def _places(folder: Path) -> list[_Place]:
+def _places(folder: Path) -> list[Place]:
     """The run folders that a folder stands for."""
     if (folder / RUN_FILE).is_file() or not (folder / SWEEP_FILE).is_file():
-        return [_Place(folder)]
+        return [Place(folder)]
     sweep = read_json_object(folder / SWEEP_FILE, "file of a sweep", "restore it, or name the run folders")
     trials, grid = sweep.get("trials"), sweep.get("grid")
     baseline = grid.get("baseline") if isinstance(grid, dict) else None
-    # The file has the trials of the last start; those of earlier ones, with other arms, stand beside them.
-    known = {
-        str(trial.get("name")): (trial.get("arm"), trial.get("label"))
-        for trial in (trials if isinstance(trials, list) else [])
-        if isinstance(trial, dict)
-    }
-    for record in sorted(folder.glob("*/seed*.trial.json")):
-        label = record.parent.name
-        known.setdefault(f"{label}/{record.name.removesuffix('.trial.json')}", (None, label))
     found = []
-    for name, (arm, called) in known.items():
-        run = folder / name
+    for trial in trials if isinstance(trials, list) else []:
+        name, arm, label = (trial.get(key) if isinstance(trial, dict) else None for key in ("name", "arm", "label"))
+        run = folder / str(name)
         # A sweep that came from elsewhere must not name other folders of this machine.
         inside = run.resolve().is_relative_to(folder.resolve())
         if inside and (run / RUN_FILE).is_file() and read_run(run).get("status") == "finished":
-            found.append(_Place(run, called if isinstance(called, str) else None, arm is not None and arm == baseline))
+            found.append(Place(run, label if isinstance(label, str) else None, arm is not None and arm == baseline))
     if not found:
         raise UserError("none of the trials of this sweep is finished; go on with it, or name run folders", path=folder)
     return found
 
 
-def _read(place: _Place, name: str) -> Run:
+def _read(place: Place, name: str) -> Run:
     folder = place.folder
     notes: list[str] = []
     run = read_run(folder)

@@ -15,7 +15,7 @@ from stepjepa.files import atomic_write
 from stepjepa.pages.arms import arms_section, compare_runs, looks
 from stepjepa.pages.curves import loss_section, representation_section
 from stepjepa.pages.markup import environment
-from stepjepa.pages.material import Run
+from stepjepa.pages.material import Run, sweep_names
 from stepjepa.pages.overview import overview_section
 from stepjepa.pages.scores import accuracy_section, error_section
 from stepjepa.pages.section import Section
@@ -83,7 +83,7 @@ def make_page(
         environment()
         .get_template("page.html")
         .render(
-            title=title or default_title(runs),
+            title=title or default_title(runs, baseline),
             policy=content_policy([first, *scripts, *filter(None, [plotly])]),
             version=__version__,
             styles=[_template("page.css"), *dict.fromkeys(section.style for section in sections if section.style)],
@@ -96,15 +96,20 @@ def make_page(
     )
 
 
-def default_title(runs: Sequence[Run]) -> str:
-    """A title from the names of the runs, or of the arms of a sweep."""
+def default_title(runs: Sequence[Run], baseline: str | None = None) -> str:
+    """A title from the names of the runs, or of the arms of a sweep.
+
+    Args:
+        runs: of the page.
+        baseline: the arm that the others are compared with, where it is not that of the sweep.
+    """
     if len(runs) == 1:
         return f"Run {runs[0].name}"
-    arms = list(dict.fromkeys(run.arm for run in runs))
-    bases = {run.arm for run in runs if run.is_baseline}
-    if None not in arms and len(bases) == 1 and 1 < len(arms) <= _MOST_ARMS:
-        others = [str(arm) for arm in arms if arm not in bases]
-        return f"{', '.join(others)} against {bases.pop()}: {len(runs)} runs"
+    known = sweep_names(runs)
+    if known is not None and 1 < len(known[0]) <= _MOST_ARMS:
+        names, base = known
+        base = base if baseline is None else baseline
+        return f"{', '.join(name for name in names if name != base)} against {base}: {len(runs)} runs"
     names = [run.name for run in runs]
     return f"{len(runs)} runs: {', '.join(names)}" if len(runs) <= 3 else f"{len(runs)} runs"
 

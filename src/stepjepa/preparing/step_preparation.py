@@ -88,11 +88,13 @@ class StepCounts:
         kept: records written.
         steps: their steps, all together.
         skipped: records left out, by reason.
+        columns: the names in the first row.
     """
 
     kept: int = 0
     steps: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
+    columns: tuple[str, ...] = ()
 
     @property
     def read(self) -> int:
@@ -200,4 +202,6 @@ def prepare_records(
     records, counts = convert_rows(
         values, lambda line, value: _prepare(value, options, path, line), limit=limit, path=path, bad=bad
     )
-    return records, StepCounts(len(records), sum(record["total_steps"] for record in records), counts.dropped)
+    return records, StepCounts(
+        len(records), sum(record["total_steps"] for record in records), counts.dropped, tuple(counts.columns)
+    )

@@ -203,7 +203,8 @@ class Task(ABC):
         """What else the summary should say, from all lines of an evaluation: tables by class, by difficulty.
 
         Args:
-            lines: at least one, as ``evaluation`` writes them.
+            lines: at least one, as ``evaluation`` writes them; before an evaluation goes on those that it has, to see
+                whether they are sound.
 
         Returns:
             Values that JSON can hold.

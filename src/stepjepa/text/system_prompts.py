@@ -11,6 +11,9 @@ from stepjepa.data.records import Record
 from stepjepa.errors import shown
 from stepjepa.run_folder import run_of
 
+MOST_PROMPTS = 10
+"""More than this many are no system prompts but parts of the records."""
+
 
 def training_system_prompt(model_path: str | os.PathLike[str]) -> str | None:
     """The system prompt that all records of a model's training had.
@@ -48,14 +51,11 @@ def count_system_prompts(records: Sequence[Record]) -> Counter[str | None]:
 def describe_system_prompts(records: Sequence[Record]) -> str | None:
     """One line for people where records have different ones, as those of several sources do; None where they don't."""
     counts = count_system_prompts(records)
-    if len(counts) < 2:
+    if not 1 < len(counts) <= MOST_PROMPTS:
         return None
-    told = [
-        f"{count:,} records {'have none' if prompt is None else f'have {shown(prompt)}'}"
-        for prompt, count in counts.most_common(2)
-    ]
-    more = [f"{len(counts) - 2:,} more"] if len(counts) > 2 else []
-    return f"different ones: {', '.join([*told, *more])}"
+    told = [f"{'none' if prompt is None else shown(prompt)} ({count:,})" for prompt, count in counts.most_common(2)]
+    more = f" and {len(counts) - 2} more" if len(counts) > 2 else ""
+    return f"{len(counts)} different ones among {len(records):,} records: {', '.join(told)}{more}"
 
 
 def with_system_prompt(records: Sequence[Record], prompt: str) -> list[Record]:

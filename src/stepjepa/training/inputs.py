@@ -21,13 +21,10 @@ from stepjepa.data.streams import RecordFile, RecordStream
 from stepjepa.errors import UserError
 from stepjepa.files import fingerprint
 from stepjepa.run_folder import is_main_process
-from stepjepa.text.system_prompts import count_system_prompts
+from stepjepa.text.system_prompts import MOST_PROMPTS, count_system_prompts
 from stepjepa.training.group import open_group
 from stepjepa.training.hub import refuse_offline
 from stepjepa.training.tensorboard import has_tensorboard
-
-# More than this many are no system prompts but parts of the records.
-_MOST_PROMPTS = 10
 
 SHUFFLE_BUFFER = 1000
 """Records of a stream to draw the next one from, where nothing is said (as in ``datasets``)."""
@@ -128,7 +125,7 @@ def identify_stream(path: str) -> dict[str, Any]:
 
 def system_prompts(records: list[Record]) -> list[str | None]:
     """The different system prompts of some records, the most frequent first; None stands for having none."""
-    return [prompt for prompt, _ in count_system_prompts(records).most_common(_MOST_PROMPTS)]
+    return [prompt for prompt, _ in count_system_prompts(records).most_common(MOST_PROMPTS)]
 
 
 def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArguments:
