@@ -159,7 +159,9 @@ def enable_forest(model: PreTrainedModel) -> None:
         raise ValueError(f"{reason}; use encoding 'rows'")
     sdpa = getattr(model, "_supports_sdpa", False)
     if uses_flex(model):
-        model.set_attn_implementation(FLEX if sdpa else FLEX_UNFUSED)
+        # Releases of transformers in which Gemma-2 takes sdpa leave its soft cap out there; FlexAttention has it.
+        caps = getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
+        model.set_attn_implementation(FLEX if sdpa and not caps else FLEX_UNFUSED)
         return
     eager = not sdpa or model.config._attn_implementation == "eager"
     model.set_attn_implementation(EAGER if eager else SDPA)
