@@ -61,6 +61,11 @@ def test_the_folder_of_a_sweep_stands_for_its_runs(runs, tmp_path, capsys):
     assert "3 arms, 5 runs, baseline a;" in printed.out
     assert printed.err == f"note: {runs[-1]}: not evaluated yet, left out\n"
     assert compare(runs[0], runs[-1]) == 2
+    capsys.readouterr()
+    for run in runs[:-1]:
+        (run / "test.summary.json").unlink()
+    assert compare(tmp_path) == 2
+    assert "none of its runs is evaluated yet; go on with the sweep" in capsys.readouterr().err
 
 
 def test_nothing_is_replaced_unasked(runs, tmp_path, capsys):

@@ -103,6 +103,8 @@ def _compare(args: argparse.Namespace) -> Comparison:
     if waiting:
         more = "" if len(waiting) == 1 else f" and {len(waiting) - 1} more"
         print(f"note: {visible_lines(str(waiting[0].folder))}{more}: not evaluated yet, left out", file=sys.stderr)
+    if not places:
+        raise UserError("none of its runs is evaluated yet; go on with the sweep", path=waiting[0].folder.parents[1])
     folders = [place.folder for place in places]
     given = [" ".join(name.split()) for name in args.names.split(",")] if args.names is not None else []
     settings = {"evaluation": args.evaluation, "tails": args.tails}
