@@ -1,9 +1,9 @@
 """Stands for ``python -m stepjepa`` in tests of sweeps: trains by adding numbers, with checkpoints, in no time.
 
 ``--fail_in STAGE --cure FILE`` makes a stage fail until the file is there; ``--slow S`` makes each of the six steps of
-a training take S seconds; ``--silent`` keeps an evaluation from writing anything; ``--worker S`` starts a process that
-outlives a killed training by up to S seconds; the environment variable FAKE_SLOW goes before ``--slow``. Two trainings
-at once in one folder are found out, and fail.
+a training take S seconds; ``--told`` says each step; ``--silent`` keeps an evaluation from writing anything;
+``--worker S`` starts a process that outlives a killed training by up to S seconds; the environment variable FAKE_SLOW
+goes before ``--slow``. Two trainings at once in one folder are found out, and fail.
 """
 
 import fcntl
@@ -67,6 +67,8 @@ def train(flags):
     while step < STEPS:
         time.sleep(float(os.environ.get("FAKE_SLOW", flags.get("slow", 0))))
         step, total = step + 1, (total * 31 + int(flags.get("lbd", 7)) + step) % 1000
+        if "told" in flags:
+            print(f"step {step}/{STEPS}  LM loss: {total}, {STEPS - step} s left", flush=True)
         if step % 2 == 0:
             (run / f"checkpoint-{step}").mkdir(exist_ok=True)
             # A file of no tensors and archives of no files: whole, as far as anybody can tell.

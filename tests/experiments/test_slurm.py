@@ -116,6 +116,17 @@ def test_a_failed_trial_is_kept_and_retried_only_when_asked(engine: Make, tmp_pa
     assert sweep(folder, trials, engine(folder), retry_failed=True).finished == trials
 
 
+def test_at_work_are_those_that_their_jobs_have_begun(engine: Make, tmp_path: Path) -> None:
+    trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}}, slow=0.1)
+    folder = folder_of(tmp_path, trials)
+    made = engine(folder)
+    made.begin(folder, trials, None)
+    assert wait_for(made.at_work) == trials
+    ended = wait_for(made.ended)
+    assert [(trial, ending.status) for trial, ending in ended] == [(trials[0], "finished")]
+    assert made.at_work() == []
+
+
 def test_a_killed_sweep_leaves_its_jobs_and_the_next_one_watches_them(
     engine: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """Sweeps, with a stand-in for the commands: what is skipped, kept, gone on with; stops and kills at any moment."""
 
+import io
 import json
 import os
 import random
@@ -382,3 +383,17 @@ def test_a_training_killed_before_its_first_checkpoint_is_set_aside(
     aside = tmp_path / "regular" / "interrupted-1-seed1"
     assert json.loads((aside / "run.json").read_text()) == {"status": "running"}
     assert (folder.run_folder(trials[0]) / "checkpoint-6").is_dir()
+
+
+def test_a_terminal_shows_how_far_those_at_work_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepjepa.experiments.sweep._SHOWN_EVERY", 0.0)
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}, "jepa": {"lbd": 1}}, slow=0.2, told=1)
+    sweep(folder_of(tmp_path, trials), trials, Local(2))
+    shown = terminal.getvalue().split("\r")
+    assert any("regular/seed1 step 2/6, 4 s left" in line and "jepa/seed1 step " in line for line in shown)
+    assert any("0/2" in line and "regular/seed1 is evaluated" in line for line in shown)
+    assert "seed1" not in shown[-1]
+    assert "2/2" in shown[-1]

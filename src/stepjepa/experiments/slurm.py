@@ -190,6 +190,15 @@ class Slurm:
         """See :class:`Engine`."""
         return len(self._watched)
 
+    def at_work(self) -> list[Trial]:
+        """See :class:`Engine`."""
+        records = [(each, self._folder.read_record(each.trial)) for each in self._watched.values()]
+        return [
+            each.trial
+            for each, record in records
+            if record.get("token") == each.token and record.get("status") == RUNNING
+        ]
+
     def ended(self) -> list[tuple[Trial, Ending]]:
         """See :class:`Engine`."""
         if time.monotonic() < self._looked + self._look:

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +17,9 @@ from stepjepa.experiments.slurm import refuse_jobs
 from stepjepa.experiments.sweep_folder import FAILED, FINISHED, INTERRUPTED, SweepFolder
 from stepjepa.experiments.trial_run import Ending, TrialRun, end_all
 from stepjepa.signals import Interruptions
+
+# Seconds between two looks at the logs of what is at work.
+_SHOWN_EVERY = 1.0
 
 
 class Engine(Protocol):
@@ -41,6 +44,9 @@ class Engine(Protocol):
 
     def ended(self) -> list[tuple[Trial, Ending]]:
         """Those that have ended since the last call, which is not long ago."""
+
+    def at_work(self) -> list[Trial]:
+        """Those that are at work, not waiting."""
 
     def end(self, asked: Interruptions) -> None:
         """The sweep ends, because all is done or because it was asked to."""
@@ -121,6 +127,7 @@ def _wait(folder: SweepFolder, engine: Engine, asked: Interruptions, outcome: Ou
                 left = engine.busy * sum(took) / len(took) / min(engine.places, engine.busy)
                 line += f", about {_time(left)} left"
             progress.say(line)
+        progress.show(lambda: [f"{trial.name} {folder.far(trial)}".rstrip() for trial in engine.at_work()])
         time.sleep(0.05)
 
 
@@ -166,18 +173,23 @@ class Local:
         found = [(slot, ending) for slot, run in self._running.items() if (ending := run.ended()) is not None]
         return refused + [(self._running.pop(slot).trial, ending) for slot, ending in found]
 
+    def at_work(self) -> list[Trial]:
+        """See :class:`Engine`."""
+        return [run.trial for run in self._running.values()]
+
     def end(self, asked: Interruptions) -> None:
         """See :class:`Engine`: ends what is still running, at once when asked twice."""
         end_all(list(self._running.values()), lambda: asked.count > 1)
 
 
 class _Progress:
-    """How far all trials are: a bar on a terminal, else one line for each that ends."""
+    """How far all trials are: on a terminal a bar with what is at work, else one line for each that ends."""
 
     def __init__(self, total: int, done: int) -> None:
         from tqdm import tqdm
 
         self._total, self._done = total, done
+        self._shown = 0.0
         self._bar = tqdm(
             total=total, initial=done, desc="sweep", unit="trial", file=sys.stderr, disable=not sys.stderr.isatty()
         )
@@ -190,8 +202,15 @@ class _Progress:
         print(f"[{self._done}/{self._total}] {line}", flush=True)
         self._bar.refresh()
 
+    def show(self, at_work: Callable[[], list[str]]) -> None:
+        """Bring up to date what the bar says of those at work, once in a while."""
+        if not self._bar.disable and time.monotonic() - self._shown >= _SHOWN_EVERY:
+            self._shown = time.monotonic()
+            self._bar.set_postfix_str("; ".join(at_work()))
+
     def close(self) -> None:
-        """The bar stays as it is."""
+        """The bar stays, with nothing at work."""
+        self._bar.set_postfix_str("", refresh=False)
         self._bar.close()
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -47,6 +49,10 @@ SUBMITTED, RUNNING, INTERRUPTED = "submitted", "running", "interrupted"
 
 # Bytes at the end of a log in which its last line is looked for.
 _LOOKED_AT = 65536
+
+# What a training says of every interval begins with the step and ends with the time that is left.
+_STEP = re.compile(r"step \d+/\d+\b")
+_LEFT = re.compile(r", ([^,]+ left)$")
 
 
 class SweepFolder:
@@ -224,6 +230,22 @@ class SweepFolder:
 
     def last_line(self, trial: Trial) -> str:
         """What the log of a trial ends with."""
+        _, said = self._last_command(trial)
+        return visible(said[-1][:300]) if said else "it said nothing"
+
+    def far(self, trial: Trial) -> str:
+        """How far a trial at work is: the step its training told last, and the time left; empty before the first."""
+        if not self.log_file(trial).exists():
+            return ""
+        command, said = self._last_command(trial)
+        if command.startswith(f"$ {shlex.join([*self.launcher, 'evaluate'])} "):
+            return "is evaluated"
+        last = said[-1] if said else ""
+        step, left = _STEP.match(last), _LEFT.search(last)
+        return "" if step is None else visible(step[0] + (f", {left[1]}" if left else ""))
+
+    def _last_command(self, trial: Trial) -> tuple[str, list[str]]:
+        """The last command in the log of a trial, if it is near the end, and what it said, spaces put in order."""
         path = self.log_file(trial)
         with path.open("rb") as stream:
             stream.seek(max(0, path.stat().st_size - _LOOKED_AT))
@@ -231,7 +253,7 @@ class SweepFolder:
         # What was said before the last command is not about it.
         start = max((number for number, line in enumerate(lines) if line.startswith("$ ")), default=0)
         said = [" ".join(line.split()) for line in lines[start:] if line.strip() and not line.startswith("$ ")]
-        return visible(said[-1][:300]) if said else "it said nothing"
+        return lines[start], said
 
 
 def _read(path: Path) -> dict[str, Any] | None:
