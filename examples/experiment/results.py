@@ -4,7 +4,7 @@
     python examples/experiment/results.py --check    # exit code 1 where the page is not what the figures give
 
 A marker names a file of figures: ``<!-- synth: begin -->`` to ``<!-- synth: end -->``. What stands between those called
-``shares`` is made of several.
+``shares`` and ``overview`` is made of several.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import overview
 import shares
 from collect import FIGURES
+from overview import REFERENCE
 
 from stepjepa.experiments.comparison import SAME_FLOPS, compare_runs
 from stepjepa.experiments.comparison_plot import write_picture
@@ -32,8 +34,6 @@ NOTHING = "–"
 NOT_RUN = "Not run yet."
 
 STOPPED = "stopped"
-# The end of the names of arms with `labels: reference`.
-REFERENCE = "-reference"
 # Head of a column, where its number is, how it is written.
 SIMILARITY = (
     ("matched", "matched_similarity", "{:.3f}"),
@@ -172,6 +172,13 @@ def shares_part(directory: Path, plots: Path) -> str:
     return f"{markdown(heads, lines)}\n\n![scores against the number of records](plots/{picture.name})"
 
 
+def overview_part(directory: Path) -> str:
+    """All arms of all tests."""
+    files = {name: directory / f"{name}.json" for name in overview.TESTS}
+    heads, *lines = overview.table({name: read_figures(file) for name, file in files.items() if file.exists()})
+    return markdown(heads, lines) if lines else NOT_RUN
+
+
 def rewrite(page: str, directory: Path, plots: Path) -> str:
     """The page with all that stands between markers made anew."""
 
@@ -179,6 +186,8 @@ def rewrite(page: str, directory: Path, plots: Path) -> str:
         file = directory / f"{match[2]}.json"
         if match[2] == "shares":
             text = shares_part(directory, plots)
+        elif match[2] == "overview":
+            text = overview_part(directory)
         else:
             text = part(match[2], read_figures(file), plots) if file.exists() else NOT_RUN
         return f"{match[1]}\n{text}\n\n{match[3]}"

@@ -43,21 +43,23 @@ def rows(found: Curves) -> list[list[str]]:
     sizes = sorted({records for points in found.values() for records in points})
     lines = []
     for label, points in found.items():
-        lines.append([label, *(_score(points.get(records)) for records in sizes)])
+        lines.append([label, *(score(points.get(records)) for records in sizes)])
         if label != BASELINE and BASELINE in found:
             pairs = [(points.get(records), found[BASELINE].get(records)) for records in sizes]
-            lines.append([f"{label} − {BASELINE}, points [95 %]", *(_difference(*pair) for pair in pairs)])
+            lines.append([f"{label} − {BASELINE}, points [95 %]", *(difference(*pair) for pair in pairs)])
     return [["records", *(f"{records:,}" for records in sizes)], *lines]
 
 
-def _score(scores: dict[str, float] | None) -> str:
+def score(scores: dict[str, float] | None) -> str:
+    """Mean and standard deviation of the scores of some seeds, as a cell of a table."""
     if not scores:
         return "–"
     found = spread(list(scores.values()))
     return f"{found.mean:.1%}" if found.std is None else f"{found.mean:.1%} ± {100 * found.std:.1f} ({found.n} seeds)"
 
 
-def _difference(ours: dict[str, float] | None, theirs: dict[str, float] | None) -> str:
+def difference(ours: dict[str, float] | None, theirs: dict[str, float] | None) -> str:
+    """The mean difference of the seeds that both have, in percentage points, and its interval, as a cell of a table."""
     seeds = sorted(set(ours or {}) & set(theirs or {}))
     if not ours or not theirs or not seeds:
         return "–"

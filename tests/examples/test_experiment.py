@@ -23,7 +23,7 @@ GRIDS = sorted(EXPERIMENT.glob("*.yaml"))
 def scripts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(EXPERIMENT))
     # Names as common as these may be taken by other tests' modules.
-    names = ("data", "collect", "results", "shares")
+    names = ("data", "collect", "results", "shares", "overview")
     for name in names:
         monkeypatch.delitem(importlib.sys.modules, name, raising=False)
     yield {name: importlib.import_module(name) for name in names}
@@ -58,7 +58,7 @@ def test_every_grid_expands(grid: Path, tmp_path: Path, monkeypatch: pytest.Monk
             (tmp_path / name).write_text(record("answer", 1) + "\n")
     shared = tmp_path.parent / "shared" / "data" / "llm_jepa"
     shared.mkdir(parents=True, exist_ok=True)
-    for name in ("synth_train", "synth_test"):
+    for name in ("synth_train", "synth_test", "gsm8k_train", "gsm8k_test"):
         (shared / f"{name}.jsonl").write_text(record("answer", 1) + "\n")
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", "--config", str(grid), "--output_dir", str(data / grid.stem), "--dry_run"]) == 0
@@ -177,3 +177,37 @@ def test_a_curve_over_shares(scripts: dict[str, ModuleType], tmp_path: Path, mon
     shutil.rmtree(tmp_path / "figures")
     assert scripts["results"].main(where) == 0
     assert "Not run yet." in page.read_text()
+
+
+def test_the_overview_holds_every_arm_against_plain_training(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
+    rights = {
+        "regular": ("11000", "10000"),
+        "regular-long": ("11110", "11100"),
+        "regular-reference": ("10000", "10000"),
+        "jepa": ("11100", "11100"),
+        "jepa-reference": ("11111", "11111"),
+    }
+    trials = [
+        (label, seed, "finished", right)
+        for label, both in rights.items()
+        for seed, right in zip((23, 82), both, strict=True)
+    ]
+    scripts["collect"].main([str(sweep_of(tmp_path / "synth", trials)), "--figures", str(tmp_path / "figures")])
+    page = tmp_path / "results.md"
+    page.write_text("<!-- overview: begin -->\nstale text\n<!-- overview: end -->\n")
+    where = ["--page", str(page), "--figures", str(tmp_path / "figures"), "--plots", str(tmp_path / "plots")]
+    assert scripts["results"].main(where) == 0
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| ")]
+    # By hand: 3/5 against 2/5 and 1/5, and, for as many FLOPs, against 4/5 and 3/5; t at one degree of freedom: 12.7.
+    cells = [
+        "synth",
+        "jepa",
+        "2",
+        "60.0% ± 0.0",
+        "30.0% ± 14.1",
+        "+30.0 [-97.1, +157.1]",
+        "-10.0 [-137.1, +117.1]",
+        "1.30",
+    ]
+    assert [row.strip("| ").split(" | ")[:8] for row in rows[1:]] == [cells]
+    assert "stale" not in page.read_text()

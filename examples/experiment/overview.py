@@ -1,0 +1,77 @@
+"""All arms with a JEPA objective in one table: each against plain training of as many steps, and of as many FLOPs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shares import BASELINE, difference, score
+
+from stepjepa.experiments.comparison import SAME_FLOPS
+from stepjepa.experiments.figures import Figures
+from stepjepa.experiments.statistics import spread
+
+# The files of figures of test sets, and what they are of. The shares of synth have a table of their own.
+TESTS = {
+    "synth": "synth",
+    "synth-small": "synth, preset:small",
+    "synth-long": "synth, 12 epochs",
+    "synth-finetune": "synth, pretrained",
+    "turk": "TURK",
+    "steps-test": "step problems",
+    "gsm8k": "GSM8K",
+}
+# The end of the names of arms with `labels: reference`.
+REFERENCE = "-reference"
+HEADS = (
+    *("data", "arm", "seeds", "right answers", "regular", "at equal steps, points [95 %]"),
+    *("at equal FLOPs, points [95 %]", "FLOPs, regular = 1", "shuffled similarity"),
+)
+
+
+def rows(name: str, figures: Sequence[Figures]) -> list[list[str]]:
+    """One row for each arm with views or STP under right labels; a dash where there is nothing to compare with.
+
+    Args:
+        name: of the file.
+        figures: its runs.
+    """
+    scores: dict[str, dict[str, float]] = {}
+    for each in figures:
+        scores.setdefault(each.label, {})[each.run.seed] = each.scores[str(each.run.protocol["headline"])]
+    plain = [label for label in scores if label.startswith(BASELINE) and not label.endswith(REFERENCE)]
+    cost = {label: _flops([each for each in figures if each.label == label]) for label in scores}
+    lines = []
+    for label in sorted(label for label in scores if not label.startswith(BASELINE) and not label.endswith(REFERENCE)):
+        same = next((other for other in plain if abs(cost[label] / cost[other] - 1) <= SAME_FLOPS), None)
+        lines.append(
+            [
+                TESTS[name],
+                label,
+                str(len(scores[label])),
+                score(scores[label]).partition(" (")[0],
+                score(scores[BASELINE]).partition(" (")[0],
+                difference(scores[label], scores[BASELINE]),
+                difference(scores[label], scores[same]) if same else "–",
+                f"{cost[label] / cost[BASELINE]:.2f}",
+                _shuffled([each for each in figures if each.label == label]),
+            ]
+        )
+    return lines
+
+
+def _flops(runs: Sequence[Figures]) -> float:
+    return spread([each.run.figures["flops"] or 0.0 for each in runs]).mean
+
+
+def _shuffled(runs: Sequence[Figures]) -> str:
+    """Near 1 where all views are embedded alike."""
+    return f"{spread([each.similarity['shuffled_similarity'] for each in runs]).mean:.3f}"
+
+
+def table(figures: Mapping[str, Sequence[Figures]]) -> list[list[str]]:
+    """Heads and rows of all tests that have been run.
+
+    Args:
+        figures: runs by name of the file.
+    """
+    return [list(HEADS), *(row for name in TESTS if name in figures for row in rows(name, figures[name]))]
