@@ -244,7 +244,7 @@ def test_what_a_run_leaves(base: Path, good: Path, tmp_path: Path, capsys: Any) 
     arguments += ["--use_cpu", "--max_steps", "2", "--logging_steps", "1", "--eval_steps", "1"]
     assert main(list(map(str, arguments))) == 0
     out = capsys.readouterr().out
-    assert "LM loss: " in out and ", JEPA loss: " in out and ", Total: " in out
+    assert "LM loss: " in out and ", alignment loss: " in out and ", Total: " in out
     record = json.loads((run / "run.json").read_text())
     assert record["status"] == "finished"
     assert record["data"]["data"]["records"] == 5

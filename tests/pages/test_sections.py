@@ -137,7 +137,7 @@ def test_losses_over_steps_of_one_run(tmp_path):
     assert total["x"] == [7, 14, 21] and total["y"] == [13, 6.5, 4.33333]
     assert (lm["name"], held_out["name"]) == ("LM loss", "LM loss, held-out")
     assert held_out["line"]["dash"] == "dot"
-    assert [each["name"] for each in found["loss-1"]["data"]] == ["JEPA loss"]
+    assert [each["name"] for each in found["loss-1"]["data"]] == ["alignment loss"]
     assert "Answers during training: exact" in section.html
     columns, rows = last_values(runs, LOSSES)
     assert dict(zip(columns, rows[0], strict=True)) == {
@@ -145,7 +145,7 @@ def test_losses_over_steps_of_one_run(tmp_path):
         "Total loss": "4.333",
         "LM loss": "4",
         "LM loss, held-out": "5",
-        "JEPA loss": "0.25",
+        "Alignment loss": "0.25",
     }
 
 

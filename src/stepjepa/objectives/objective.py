@@ -26,6 +26,16 @@ Gather = Callable[[Tensor], tuple[Tensor, int]]
 UNITS = {"lm_loss": 0, "stp_loss": 2}
 """What a part is a mean over: 0 labels, 2 triples; the others are means over pairs (1)."""
 
+PART_WORDS = {
+    "lm_loss": "LM loss",
+    "jepa_loss": "alignment loss",
+    "sigreg_loss": "SIGReg",
+    "variance_loss": "variance",
+    "covariance_loss": "covariance",
+    "stp_loss": "STP",
+}
+"""What people are told that a part is."""
+
 
 def alone(rows: Tensor) -> tuple[Tensor, int]:
     """The ``Gather`` of a single process."""

@@ -36,12 +36,12 @@ class Panel:
 
 LOSSES = (
     Panel("Loss", (("loss", "total"), ("lm_loss", "LM loss"))),
-    Panel("JEPA loss", (("jepa_loss", "JEPA loss"),)),
+    Panel("Alignment loss", (("jepa_loss", "alignment loss"),)),
     Panel("SIGReg loss", (("sigreg_loss", "SIGReg loss"),)),
     Panel("Variance loss", (("variance_loss", "variance loss"),)),
     Panel("Covariance loss", (("covariance_loss", "covariance loss"),)),
     Panel("STP loss", (("stp_loss", "STP loss"),)),
-    Panel("Weight of the JEPA loss", (("lbd", "lbd"),)),
+    Panel("Weight of the alignment loss", (("lbd", "lbd"),)),
 )
 
 REPRESENTATIONS = (

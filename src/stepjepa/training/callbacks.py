@@ -16,6 +16,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from stepjepa.files import atomic_write
 from stepjepa.objectives.monitors import COLLAPSE_PAIRS, COLLAPSE_RANK, COLLAPSE_SIMILARITY, REMEDIES
+from stepjepa.objectives.objective import PART_WORDS
 from stepjepa.run_folder import METRICS_FILE
 from stepjepa.terminal import duration
 
@@ -25,23 +26,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# Parts of the loss beside the LM loss, as a console line names them.
-_PARTS = {
-    "jepa_loss": "JEPA loss",
-    "sigreg_loss": "SIGReg",
-    "variance_loss": "variance",
-    "covariance_loss": "covariance",
-    "stp_loss": "STP",
-}
-
-
 def console_line(logs: dict[str, float]) -> str | None:
     """One line for people out of a line of logs; None for logs that are not losses."""
     prefix = "eval_" if "eval_lm_loss" in logs else ""
     if f"{prefix}lm_loss" not in logs:
         return None
-    parts = [f"LM loss: {logs[f'{prefix}lm_loss']:.4f}"]
-    parts += [f"{word}: {logs[prefix + name]:.4f}" for name, word in _PARTS.items() if prefix + name in logs]
+    parts = [f"{word}: {logs[prefix + name]:.4f}" for name, word in PART_WORDS.items() if prefix + name in logs]
     parts.append(f"Total: {logs[f'{prefix}loss']:.4f}")
     if f"{prefix}matched_similarity" in logs:
         shuffled = logs.get(f"{prefix}shuffled_similarity")

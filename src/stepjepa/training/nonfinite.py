@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from stepjepa.files import atomic_write, write_json
 from stepjepa.forests.collate import Members
+from stepjepa.objectives.objective import PART_WORDS
 
 OnNonfinite = Literal["stop", "skip"]
 """What becomes of a step whose loss or gradient is not finite: the run stops, or the step is not taken."""
@@ -40,16 +41,8 @@ COUNT_FILE = "nonfinite.json"
 GRADIENT = "gradient"
 """Stands for a part where all losses are finite and it is not known which of them has the gradient that is not."""
 
-PART_WORDS = {
-    "lm_loss": "LM loss",
-    "jepa_loss": "alignment loss",
-    "sigreg_loss": "SIGReg",
-    "variance_loss": "variance",
-    "covariance_loss": "covariance",
-    "stp_loss": "STP",
-    GRADIENT: GRADIENT,
-}
-"""Parts of the objective as an error names them."""
+# What is said of a part.
+_WORDS = PART_WORDS | {GRADIENT: GRADIENT}
 
 # Records that a message names; the kept batch has them all.
 _NAMED = 8
@@ -142,13 +135,13 @@ def describe(findings: Sequence[Finding], source: str) -> str:
         findings: of all processes; at least one.
         source: what the records' file is called.
     """
-    names = sorted({name for each in findings for name in each.values}, key=list(PART_WORDS).index)
+    names = sorted({name for each in findings for name in each.values}, key=list(_WORDS).index)
     values = [next(each.values[name] for each in findings if name in each.values) for name in names]
     if all(each.by_gradient for each in findings):
-        of = [PART_WORDS[name] for name in names if name != GRADIENT]
+        of = [_WORDS[name] for name in names if name != GRADIENT]
         what = "the gradient" + (f" of {' and '.join(of)}" if of else "") + " is not finite (the loss is)"
     else:
-        what = " and ".join(f"{PART_WORDS[name]} is {value}" for name, value in zip(names, values, strict=True))
+        what = " and ".join(f"{_WORDS[name]} is {value}" for name, value in zip(names, values, strict=True))
     lines = dict.fromkeys(line for each in findings for line in each.lines)
     return f"{what}, with {name_records(source, lines)}"
 
