@@ -4,18 +4,20 @@
     python examples/experiment/results.py --check    # exit code 1 where the page is not what the figures give
 
 A marker names a file of figures: ``<!-- synth: begin -->`` to ``<!-- synth: end -->``. What stands between those called
-``shares`` and ``overview`` is made of several.
+``overview``, ``arms``, ``unseen`` and ``shares`` has a script of that name.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import arms as flags_of_arms
 import overview
 import shares
+import unseen
 from collect import FIGURES
 from overview import REFERENCE
 
@@ -62,8 +64,11 @@ def arms_of(figures: Sequence[Figures]) -> dict[str, list[Figures]]:
     return arms
 
 
-def arms_table(figures: Sequence[Figures], baseline: str | None) -> str:
-    """All that was measured of every arm, its cost over the baseline's; with one seed each, the best arm first."""
+def arms_tables(figures: Sequence[Figures], baseline: str | None) -> list[str]:
+    """Scores of every arm and its cost over the baseline's, and what its embeddings are, where that was measured.
+
+    With one seed each, the best arm comes first.
+    """
     arms = arms_of(figures)
     headline, lenient = (str(figures[0].run.protocol[name]) for name in ("headline", "lenient"))
     # Each once, in this order; some tasks have no exact match of their own.
@@ -72,19 +77,24 @@ def arms_table(figures: Sequence[Figures], baseline: str | None) -> str:
     if all(len(runs) == 1 for runs in arms.values()):
         arms = dict(sorted(arms.items(), key=lambda item: -item[1][0].scores[headline]))
     heads = ["arm", "seeds", *("stop rate" if name == STOPPED else name.replace("_", " ") for name in scores)]
-    heads += ["LM loss, gold", *(head for head, *_ in SIMILARITY)]
-    rows = []
+    heads.append("LM loss, gold")
+    rows, alive = [], []
     for label, runs in arms.items():
         line = [label, str(len(runs))]
         line += [cell([each.scores[name] for each in runs], "{:.1%}") for name in scores]
         line.append(cell([each.run.figures["gold_loss"] for each in runs], "{:.3f}"))
-        line += [cell([each.similarity.get(name) for each in runs], form) for _, name, form in SIMILARITY]
         if baseline is not None:
             line += [ratio(runs, arms[baseline], name) for name in ("tokens", "flops")]
         rows.append(line)
+        alive.append(
+            [label, *(cell([each.similarity.get(name) for each in runs], form) for _, name, form in SIMILARITY)]
+        )
     if baseline is not None:
         heads += [f"{what}, {baseline} = 1" for what in ("tokens", "FLOPs")]
-    return markdown(heads, rows)
+    made = [markdown(heads, rows)]
+    if any(each.similarity for each in figures):
+        made.append(f"Their embeddings:\n\n{markdown(['arm', *(head for head, *_ in SIMILARITY)], alive)}")
+    return made
 
 
 def ratio(runs: Sequence[Figures], baseline: Sequence[Figures], name: str) -> str:
@@ -109,9 +119,10 @@ def differences(figures: Sequence[Figures], baseline: str, picture: Path | None)
     comparison = compare_runs([each.run for each in ordered], names=list(arms), baseline=baseline, tails="two")
     if picture is not None:
         write_picture(comparison, picture)
-    # The first table is told by arms_table, the last names every run.
+    # The first table is told by arms_tables, the last names every run. Tests over examples ask whether these very
+    # models differ on other examples; what training again would give is the question here.
     middle = tables(comparison)[1:-1]
-    return [block(each) for each in middle]
+    return [block(each) for each in middle if "paired by seed" in each.title]
 
 
 def block(table: Table) -> str:
@@ -146,7 +157,7 @@ def part(name: str, figures: Sequence[Figures], plots: Path) -> str:
     baseline = "regular" if "regular" in arms else None
     common = figures[0].run
     head = f"{len(figures)} runs, each evaluated on {len(common.indices):,} examples (`figures/{name}.json`)."
-    parts = [head, arms_table(figures, baseline)]
+    parts = [head, *arms_tables(figures, baseline)]
     if baseline is not None and any(len(runs) > 1 for runs in arms.values()):
         picture = plots / f"results-{name}.png"
         parts += differences(figures, baseline, picture)
@@ -179,17 +190,37 @@ def overview_part(directory: Path) -> str:
     return markdown(heads, lines) if lines else NOT_RUN
 
 
+def unseen_part(directory: Path) -> str:
+    """The arms of synth on what they can't have learnt by heart."""
+    file = directory / "synth.json"
+    if not file.exists():
+        return NOT_RUN
+    ordered = [each for runs in arms_of(read_figures(file)).values() for each in runs]
+    heads, *lines = unseen.rows(ordered, unseen.read_seen())
+    return markdown(heads, lines)
+
+
+def arms_part() -> str:
+    """What the arms of synth are."""
+    heads, *lines = flags_of_arms.rows(Path(__file__).with_name("synth.yaml"))
+    return markdown(heads, lines).replace("---:", "---")
+
+
 def rewrite(page: str, directory: Path, plots: Path) -> str:
     """The page with all that stands between markers made anew."""
+    special: dict[str, Callable[[], str]] = {
+        "overview": lambda: overview_part(directory),
+        "arms": arms_part,
+        "unseen": lambda: unseen_part(directory),
+        "shares": lambda: shares_part(directory, plots),
+    }
 
     def made(match: re.Match[str]) -> str:
-        file = directory / f"{match[2]}.json"
-        if match[2] == "shares":
-            text = shares_part(directory, plots)
-        elif match[2] == "overview":
-            text = overview_part(directory)
+        name, file = match[2], directory / f"{match[2]}.json"
+        if name in special:
+            text = special[name]()
         else:
-            text = part(match[2], read_figures(file), plots) if file.exists() else NOT_RUN
+            text = part(name, read_figures(file), plots) if file.exists() else NOT_RUN
         return f"{match[1]}\n{text}\n\n{match[3]}"
 
     return MARKERS.sub(made, page)

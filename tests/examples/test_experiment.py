@@ -23,7 +23,7 @@ GRIDS = sorted(EXPERIMENT.glob("*.yaml"))
 def scripts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(EXPERIMENT))
     # Names as common as these may be taken by other tests' modules.
-    names = ("data", "collect", "results", "shares", "overview")
+    names = ("data", "collect", "results", "shares", "unseen", "arms", "overview")
     for name in names:
         monkeypatch.delitem(importlib.sys.modules, name, raising=False)
     yield {name: importlib.import_module(name) for name in names}
