@@ -25,6 +25,8 @@ SHARES = (2, 4, 8, 16)
 # Two steps and small numbers: what a million parameters learn in one pass, and some get wrong. A third of the chains of
 # equations that there are is held out; with more of them too few are left to learn from.
 STEPS = {"train_size": 16000, "test_size": 500, "max_steps": 2, "max_quantity": 6, "max_amount": 20}
+# With two steps there is one pair; problems of two and three tell all pairs from the first.
+STEP_SETS = {"steps": STEPS, "steps-3": STEPS | {"max_steps": 3}}
 
 
 def draw(text: str) -> bytes:
@@ -106,13 +108,14 @@ def main(argv: list[str] | None = None) -> int:
     for name, lines in (("test", test), ("validation", validation), ("rest", rest), ("train", [*validation, *rest])):
         write(args.output_dir / f"turk-{name}.jsonl", lines)
     write(args.output_dir / "texts.jsonl", texts([*synth, *turk], [*synth_validation, *synth_test, *validation, *test]))
-    steps = args.output_dir / "steps"
-    flags = [word for name, value in STEPS.items() for word in (f"--{name}", str(value))]
-    if not steps.exists() and (code := stepjepa(["prepare", "stepmath", "--output_dir", str(steps), *flags])):
-        return code
-    problems = (steps / "test.jsonl").read_text(encoding="utf-8").splitlines()
-    write(args.output_dir / "steps-validation.jsonl", problems[:STEP_VALIDATION])
-    write(args.output_dir / "steps-test.jsonl", problems[STEP_VALIDATION:])
+    for name, sizes in STEP_SETS.items():
+        steps = args.output_dir / name
+        flags = [word for size, value in sizes.items() for word in (f"--{size}", str(value))]
+        if not steps.exists() and (code := stepjepa(["prepare", "stepmath", "--output_dir", str(steps), *flags])):
+            return code
+        problems = (steps / "test.jsonl").read_text(encoding="utf-8").splitlines()
+        write(args.output_dir / f"{name}-validation.jsonl", problems[:STEP_VALIDATION])
+        write(args.output_dir / f"{name}-test.jsonl", problems[STEP_VALIDATION:])
     return 0
 
 

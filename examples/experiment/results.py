@@ -185,7 +185,7 @@ def shares_part(directory: Path, plots: Path) -> str:
 
 def overview_part(directory: Path) -> str:
     """All arms of all tests."""
-    files = {name: directory / f"{name}.json" for name in overview.TESTS}
+    files = {file: directory / f"{file}.json" for _, file, _ in overview.TESTS}
     heads, *lines = overview.table({name: read_figures(file) for name, file in files.items() if file.exists()})
     return markdown(heads, lines) if lines else NOT_RUN
 

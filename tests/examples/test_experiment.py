@@ -211,3 +211,31 @@ def test_the_overview_holds_every_arm_against_plain_training(scripts: dict[str, 
     ]
     assert [row.strip("| ").split(" | ")[:8] for row in rows[1:]] == [cells]
     assert "stale" not in page.read_text()
+
+
+def test_right_answers_without_those_that_a_training_record_has(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
+    train = [record("x", 1), record("y", 2)]
+    # A record of the training file, another question with its answer, and two that are new.
+    test = [record("z", 1), record("x", 1), record("w", 7), record("y", 9)]
+    assert scripts["unseen"].seen(train, test) == {"answer": [1, 3], "record": [1]}
+    sweep = sweep_of(tmp_path / "synth", [("a", 23, "finished", "11000"), ("a", 82, "finished", "01011")])
+    scripts["collect"].main([str(sweep), "--figures", str(tmp_path)])
+    rows = scripts["unseen"].rows(read_figures(tmp_path / "synth.json"), [1, 3])
+    # By hand: 2/5 and 3/5; of examples 0, 2 and 4 one third in both.
+    assert rows[1:] == [["a", "50.0% ± 14.1", "33.3% ± 0.0"]]
+
+
+def test_the_answers_that_were_seen_are_those_of_the_data(scripts: dict[str, ModuleType], shared_data: Path) -> None:
+    train, test = (
+        (shared_data / "llm_jepa" / f"synth_{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        for name in ("train", "test")
+    )
+    found = scripts["unseen"].seen(train, test)
+    assert found["answer"] == scripts["unseen"].read_seen()
+    assert set(found["record"]) < set(found["answer"])
+
+
+def test_arms_are_told_by_their_flags(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("arms:\n  plain: {regular: true}\n  far: {layout: separate, lbd: 0.5}\n")
+    expected = [["arm", "flags"], ["plain", "`--regular`"], ["far", "`--layout separate --lbd 0.5`"]]
+    assert scripts["arms"].rows(tmp_path / "a.yaml") == expected
