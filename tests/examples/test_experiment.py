@@ -95,6 +95,15 @@ def sweep_of(folder: Path, trials: list[tuple[str, int, str, str]]) -> Path:
     return folder
 
 
+def of_two_seeds(rights: dict[str, tuple[str, str]]) -> list[tuple[str, int, str, str]]:
+    """Finished trials for :func:`sweep_of`: the right answers of both seeds by label."""
+    return [
+        (label, seed, "finished", right)
+        for label, both in rights.items()
+        for seed, right in zip((23, 82), both, strict=True)
+    ]
+
+
 def test_figures_of_two_machines_are_put_together(scripts: dict[str, ModuleType], tmp_path: Path, capsys) -> None:
     figures = tmp_path / "figures"
     here = sweep_of(tmp_path / "here" / "a", [("regular", 23, "finished", "11000"), ("jepa", 23, "failed", "")])
@@ -118,12 +127,7 @@ def test_a_page_tells_arms_and_tests_also_at_equal_flops(scripts: dict[str, Modu
         "jepa": ("11110", "11100"),
         "jepa-reference": ("11000", "11110"),
     }
-    trials = [
-        (label, seed, "finished", right)
-        for label, both in rights.items()
-        for seed, right in zip((23, 82), both, strict=True)
-    ]
-    sweep = sweep_of(tmp_path / "a", trials)
+    sweep = sweep_of(tmp_path / "a", of_two_seeds(rights))
     scripts["collect"].main([str(sweep), "--figures", str(tmp_path / "figures")])
     page = tmp_path / "results.md"
     page.write_text("# Results\n\n<!-- a: begin -->\nstale text\n<!-- a: end -->\n<!-- b: begin -->\n<!-- b: end -->\n")
@@ -187,12 +191,9 @@ def test_the_overview_holds_every_arm_against_plain_training(scripts: dict[str, 
         "jepa": ("11100", "11100"),
         "jepa-reference": ("11111", "11111"),
     }
-    trials = [
-        (label, seed, "finished", right)
-        for label, both in rights.items()
-        for seed, right in zip((23, 82), both, strict=True)
-    ]
-    scripts["collect"].main([str(sweep_of(tmp_path / "synth", trials)), "--figures", str(tmp_path / "figures")])
+    scripts["collect"].main(
+        [str(sweep_of(tmp_path / "synth", of_two_seeds(rights))), "--figures", str(tmp_path / "figures")]
+    )
     page = tmp_path / "results.md"
     page.write_text("<!-- overview: begin -->\nstale text\n<!-- overview: end -->\n")
     where = ["--page", str(page), "--figures", str(tmp_path / "figures"), "--plots", str(tmp_path / "plots")]
