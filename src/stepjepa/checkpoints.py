@@ -125,6 +125,7 @@ def _archive_fault(file: Path) -> str | None:
     try:
         with zipfile.ZipFile(file) as archive:
             names = {name.partition("/")[0] for name in archive.namelist()}
+    # A list of contents that is damaged may tell impossible places, or a version of the format that is not known.
     except (zipfile.BadZipFile, ValueError, OverflowError, NotImplementedError):
         return f"is cut short ({file.stat().st_size:,} bytes)"
     others = names - {file.stem, "archive"}
