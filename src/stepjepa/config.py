@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 Mode = Literal["regular", "llm-jepa", "step-jepa"]
 Layout = Literal["separate", "branched", "inplace"]
-Encoding = Literal["auto", "forest", "rows"]
+Encoding = Literal["auto", "tree", "rows"]
 Labels = Literal["assistant", "all", "reference"]
 Alignment = Literal["cosine", "l2", "mse", "infonce"]
 Pooling = Literal["last", "mean"]
@@ -20,7 +20,7 @@ LbdSchedule = Literal["constant", "warmup", "cosine"]
 CHOICES: dict[str, tuple[str, ...]] = {
     "mode": ("regular", "llm-jepa", "step-jepa"),
     "layout": ("separate", "branched", "inplace"),
-    "encoding": ("auto", "forest", "rows"),
+    "encoding": ("auto", "tree", "rows"),
     "labels": ("assistant", "all", "reference"),
     "jepa_loss_type": ("cosine", "l2", "mse", "infonce"),
     "pairs": ("first", "all"),
@@ -45,7 +45,7 @@ _FROM_ZERO: tuple[Callable[[Any], bool], str] = (lambda value: 0 <= value < math
 
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     # Field -> whether a value is one, and how that is said. Comparisons are such that NaN is none.
-    **dict.fromkeys(("predictors", "lbd", "gamma", "sigreg", "variance", "covariance", "stp"), _FROM_ZERO),
+    **dict.fromkeys(("predictors", "lbd", "gamma", "sigreg", "variance", "covariance", "stp", "prompt_loss_weight"), _FROM_ZERO),
     "last_token": (lambda value: value < 0, "a negative number (-1 is the last token)"),
     "pair_distance": (lambda value: value >= 1, "1 or more"),
     "jepa_ratio": (lambda value: 0 <= value <= 1, "a share between 0 and 1"),
@@ -53,6 +53,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "lbd_warmup": (lambda value: 0 < value <= 1, "a share of the run above 0 and up to 1"),
     "infonce_temperature": (lambda value: 0 < value < math.inf, "more than 0"),
     "max_length": (lambda value: value >= 2, "2 or more"),
+    "row_length": (lambda value: value >= 2, "2 or more"),
 }
 
 DEFAULT_PREDICTORS = {"regular": 0, "llm-jepa": 1, "step-jepa": 2}
@@ -60,7 +61,7 @@ DEFAULT_PREDICTORS = {"regular": 0, "llm-jepa": 1, "step-jepa": 2}
 
 @dataclass
 class JepaConfig:
-    """The objective and how records become forests; stands beside ``transformers.TrainingArguments``.
+    """The objective and how records become sequences; stands beside ``transformers.TrainingArguments``.
 
     Raises:
         ValueError: a value is outside what its field says, or two options contradict each other; the message names
@@ -124,17 +125,25 @@ class JepaConfig:
     dropout leaves it."""
     gamma: float = 1.0
     """Weight of the LM loss."""
+    prompt_loss_weight: float = 0.0
+    """Weight of the LM loss on the tokens of user messages, a mean of its own; system prompt and template do not
+    count."""
     jepa_ratio: float = 1.0
     """Share of optimizer steps that carry the alignment loss; the rest run without views, at the cost of ``regular``
     (loss dropout with alpha = 1 - jepa_ratio)."""
     encoding: Encoding = "auto"
-    """``forest`` runs one row per record with a mask; ``rows`` gives every view a plain row of its own; ``auto`` picks
-    by architecture."""
+    """``tree`` packs all sequences of a micro-batch into rows in which every common beginning stands once; ``rows``
+    gives every sequence a plain row of its own; ``auto`` tries the model out and picks."""
+    row_length: int | None = None
+    """Most tokens of a row of trees; None picks by device and attention. A longer sequence makes rows as long as
+    itself."""
+    share_prefixes: bool = True
+    """Compute what records of a micro-batch begin with alike once; off shares within each record alone."""
     plain: bool = False
     """No chat format: the user's text, ``<|perception|>``, the answer; with ``labels='all'`` the user's text alone."""
     labels: Labels = "assistant"
     """Tokens that carry LM loss: the assistant's content and end of turn; ``all`` tokens; or those of the published
-    collator (``reference``: all but every end of turn)."""
+    collator (``reference``: all but what equals the padding token)."""
     step_separator: str = "blank"
     """What separates steps: ``blank`` lines, ``line`` ends, or a literal string."""
     max_length: int = 512
@@ -145,6 +154,9 @@ class JepaConfig:
     """Make a record without a usable pair an error; otherwise it trains the LM loss and is counted."""
 
     def __post_init__(self) -> None:
+        if str(self.encoding) == "forest":
+            # The word of the first edition.
+            self.encoding = "tree"
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices and not (name == "layout" and value is None):
@@ -179,7 +191,7 @@ class JepaConfig:
             if self.encoding == "rows":
                 raise ValueError(
                     "encoding 'rows' can't express layout 'inplace', where later steps see an isolated one; "
-                    "use layout 'branched' or encoding 'forest'"
+                    "use layout 'branched' or encoding 'tree'"
                 )
             if self.last_token is not None:
                 raise ValueError("last_token contradicts layout 'inplace', whose views end inside the row")

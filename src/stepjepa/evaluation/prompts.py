@@ -12,7 +12,7 @@ import numpy as np
 
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.forests.tokenisation import Tokens
+from stepjepa.batch.tokenize import Tokens
 from stepjepa.run_folder import trained_objective
 from stepjepa.tasks.base import Continuation
 from stepjepa.text.frames import Rendered

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from stepjepa.batch.collate import Batch
 from stepjepa.models.architecture import find_decoder
-from stepjepa.models.attention import forest_visibility
-from stepjepa.models.embeddings import decoder_inputs, hidden_state, read
+from stepjepa.models.attention import tree_mask
+from stepjepa.models.encode import decoder_inputs, flat_states
 
 EMA_FILE = "ema.safetensors"
 
@@ -25,7 +26,7 @@ class EmaEncoder:
     Frozen weights, such as those below an adapter, are shared with the model and take no memory.
 
     Args:
-        model: not wrapped by DDP; it must not have a predictor head, which belongs to the source.
+        model: not wrapped by DDP; it must not have heads of terms.
         decay: what the average keeps of itself at every update.
     """
 
@@ -56,26 +57,18 @@ class EmaEncoder:
                 self._weights[name].copy_(value)
 
     @torch.no_grad()
-    def targets(self, groups: Sequence[dict[str, Tensor]], layer: int = -1) -> Tensor:
-        """The target embeddings of a batch: one more pass of the decoder, without head and without gradient.
+    def states(self, batch: Batch, layer: int = -1) -> Tensor:
+        """Hidden states under the average: one more pass of the decoder, without head and without gradient.
 
         Args:
-            groups: of a batch of ``grouping.GroupCollator``.
-            layer: see ``embeddings.forward``.
+            batch: on the model's device.
+            layer: as transformers counts ``hidden_states``.
 
         Returns:
-            ``[P, D]``, in the order of ``grouping.forward_groups``.
+            ``[R * T, D]``.
         """
-        decoder = find_decoder(self._model)
-        found = []
-        for group in groups:
-            inputs, visibility = decoder_inputs(group, layer)
-            with forest_visibility(visibility):
-                output = decoder(**inputs)
-            states = output[0] if layer == -1 else hidden_state(output, layer)
-            flat = states.reshape(-1, states.shape[-1])
-            found.append(read(flat, group["target_index"], group.get("target_pooled")))
-        return torch.cat(found)
+        with tree_mask(batch.trees):
+            return flat_states(find_decoder(self._model)(**decoder_inputs(batch, [layer])), layer)
 
     def save(self, folder: str | Path) -> None:
         """Write the average into a checkpoint folder."""

@@ -1,4 +1,4 @@
-"""FlexAttention over a forest: its visibility as a mask that skips blocks of tokens nobody sees.
+"""FlexAttention over prefix trees: their rule as a mask that skips blocks of tokens nobody sees.
 
 The kernel is compiled for one shape at a time, so attention runs over rows of few lengths. Only what attention reads is
 padded to them; all other layers see rows as long as they are.
@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from transformers import PreTrainedModel
-from transformers.masking_utils import causal_mask_function
 
-from stepjepa.forests.blocks import BLOCK, Rule, evaluated_blocks, padded, static_length, visible_blocks
-from stepjepa.forests.masks import Visibility
+from stepjepa.batch.mask import BLOCK, Rule, Trees, blocks, evaluated_blocks, padded, sees, static_length, under
 
 SHAPES = 256
 """For how many shapes the kernel may be compiled; beyond torch's default of 8 it would silently run uncompiled."""
@@ -32,7 +30,7 @@ NO_TRAINING_ON_CPU = (
 
 
 def uses_flex(model: PreTrainedModel) -> bool:
-    """Whether a model's attention is FlexAttention, transformers' own or the forest's."""
+    """Whether a model's attention is FlexAttention, transformers' own or the trees'."""
     return "flex" in (model.config._attn_implementation or "")
 
 
@@ -56,51 +54,25 @@ def refuse_flex_training(model: PreTrainedModel, device: torch.device) -> None:
             raise ValueError(f"FlexAttention has no dropout; set {name} to 0 in the model's configuration, or use sdpa")
 
 
-def visibility_rule(visibility: Visibility, rule: Callable[..., Tensor]) -> Rule:
-    """The forest's visibility and the model's own rule, over places in the row.
-
-    Args:
-        visibility: of the batch.
-        rule: of the model, over positions; what it is called with are ``position_ids``.
-    """
-    segment, offset, seen, position = (tensor.int() for tensor in visibility)
-    # The kernel is compiled for the shapes of what it reads: few of them, padded with segments that nothing sees.
-    more = (1 << max(4, (seen.shape[1] - 1).bit_length())) - seen.shape[1]
-    seen = F.pad(seen, (0, more, 0, more))
-
-    def visible(batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        own, other, place = segment[batch, query], segment[batch, key], offset[batch, key]
-        return ((own == other) & (place <= offset[batch, query])) | (place < seen[batch, own, other])
-
-    if rule is causal_mask_function:
-        # Whatever a forest shows is at an earlier position, so this rule takes nothing away.
-        return visible
-
-    def visible_under_rule(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        allowed = rule(batch, head, position[batch, query], position[batch, key])
-        return visible(batch, head, query, key) & allowed
-
-    return visible_under_rule
-
-
-def block_mask(visibility: Visibility, rule: Callable[..., Tensor] = causal_mask_function) -> BlockMask:
+def block_mask(trees: Trees, rule: Rule | None = None) -> BlockMask:
     """The mask of a batch for FlexAttention, over rows of ``static_length(T)`` tokens.
 
     Args:
-        visibility: of the batch, on the model's device.
-        rule: of the model, over positions. Under the causal one no pair of tokens is evaluated to find the blocks.
+        trees: of the batch, on the model's device.
+        rule: of the model, over positions; None for the ordinary causal one, for which no pair of tokens is evaluated
+            to find the blocks.
     """
-    rows, length = visibility.segment_ids.shape
+    rows, length = trees.start.shape
     length = static_length(length)
-    visibility = padded(visibility, length)
-    allowed = visibility_rule(visibility, rule)
-    if rule is causal_mask_function:
-        blocks = visible_blocks(visibility)
-    else:
-        blocks = evaluated_blocks(allowed, rows, length, visibility.segment_ids.device)
+    narrow = padded(trees, length)
+    # 32 bits are read faster by the kernel.
+    small = Trees(narrow.start.int(), narrow.end.int(), narrow.position_ids.int(), trees.isolates)
+    allowed = sees(small) if rule is None else under(rule, small)
+    simple = rule is None and not trees.isolates
+    found = blocks(small) if simple else evaluated_blocks(allowed, rows, length, trees.start.device)
     return BlockMask.from_kv_blocks(
-        *_listed(blocks.partial),
-        *_listed(blocks.full),
+        *_listed(found.partial),
+        *_listed(found.full),
         BLOCK_SIZE=BLOCK,
         mask_mod=allowed,
         seq_lengths=(length, length),

@@ -1,20 +1,23 @@
-"""Give a model what an objective needs of it: predictor tokens, the forest's attention, a predictor head."""
+"""Give a model what an objective needs of it: predictor tokens, the attention of trees."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.config import JepaConfig
-from stepjepa.models.architecture import choose_encoding
-from stepjepa.models.attention import enable_forest
-from stepjepa.models.embeddings import HEAD, check_layer
+from stepjepa.models.attention import enable_trees
+from stepjepa.models.encode import check_layer
 from stepjepa.models.flex import uses_flex
-from stepjepa.models.predictor_head import attach_head
+from stepjepa.models.probe import choose_encoding
 from stepjepa.models.token_rows import give_plain_tokens, give_predictors
 from stepjepa.text.predictors import all_predictor_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+CPU_ROW, DENSE_ROW, FLEX_ROW = 384, 2048, 8192
+"""Tokens of a row where nobody says: under a dense mask attention costs what the square of a row costs."""
 
 
 def base_model(model: Any) -> Any:
@@ -22,24 +25,22 @@ def base_model(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
-def set_up(model: Any, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, seed: int) -> tuple[str, str]:
-    """Make a model ready for training with an objective.
+def set_up(model: Any, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, seed: int = 42) -> tuple[str, str]:
+    """Make a model ready for training with an objective; the heads of its terms are attached by ``heads.attach_heads``.
 
     Args:
         model: a causal language model, or a PEFT wrapper of one; changed in place.
         tokenizer: changed in place where it lacks predictor tokens.
         config: the objective.
-        seed: of new embedding rows and of the head.
+        seed: of new embedding rows.
 
     Returns:
-        The encoding, ``forest`` or ``rows``, and why.
+        The encoding, see ``collate.Encoding``, and why.
 
     Raises:
         ValueError: the model can't be trained with this objective; the message names the remedy.
     """
     base = base_model(model)
-    # One that an earlier trainer left behind.
-    model._modules.pop(HEAD, None)
     assert config.predictors is not None
     if config.plain:
         give_plain_tokens(base, tokenizer, seed)
@@ -51,31 +52,41 @@ def set_up(model: Any, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, s
                 "call load_model(..., predictors=K) and add_lora(model, settings, all_predictor_ids(tokenizer)) first"
             )
         give_predictors(base, tokenizer, config.predictors, seed)
-    return set_up_shape(model, config, seed)
+    return set_up_attention(model, config)
 
 
-def set_up_shape(model: Any, config: JepaConfig, seed: int) -> tuple[str, str]:
+def set_up_attention(model: Any, config: JepaConfig) -> tuple[str, str]:
     """The part of :func:`set_up` that needs no values, so that a model on the meta device can be set up, too.
 
     Args:
         model: with rows for all tokens of the objective; changed in place.
         config: the objective.
-        seed: of the head.
 
     Returns:
-        The encoding, ``forest`` or ``rows``, and why.
+        The encoding, see ``collate.Encoding``, and why.
 
     Raises:
         ValueError: the model can't be trained with this objective; the message names the remedy.
     """
     base = base_model(model)
     encoding, reason = choose_encoding(base, config.encoding)
-    if config.layout == "inplace" and encoding == "rows":
-        raise ValueError(f"layout 'inplace' needs encoding 'forest', but {reason}; use 'branched'")
-    # Plain rows under FlexAttention are better run by sdpa, which is what the forest's kind of it does.
-    if encoding == "forest" and (config.uses_views or uses_flex(base)):
-        enable_forest(base)
+    assert config.layout is not None
+    if LAYOUTS[config.layout].changes_text and config.uses_views and encoding != "tree":
+        raise ValueError(f"layout '{config.layout}' needs encoding 'tree', but {reason}; use 'branched'")
+    # Plain rows under FlexAttention are better run by sdpa, which is what the trees' kind of it does.
+    if encoding == "tree" or uses_flex(base):
+        enable_trees(base)
     check_layer(int(base.config.get_text_config().num_hidden_layers), config.jepa_layer)
-    if config.predictor_head != "none":
-        attach_head(model, config.predictor_head, seed)
     return encoding, reason
+
+
+def default_row_length(model: Any, device_type: str) -> int:
+    """Most tokens of a row of trees where nobody says.
+
+    Args:
+        model: not a PEFT wrapper but the transformers model itself, after :func:`set_up`.
+        device_type: where it is trained, such as ``cpu`` or ``cuda``.
+    """
+    if device_type == "cpu":
+        return CPU_ROW
+    return FLEX_ROW if uses_flex(model) else DENSE_ROW

@@ -1,7 +1,6 @@
-"""Distances between paired embeddings. Each takes all pairs of a batch and returns the *sum* over them.
+"""The alignment loss: a distance between the two embeddings of each pair, summed over the pairs of a micro-batch.
 
-Sums, because the mean must be taken over the pairs of a whole optimizer step, across accumulation and processes; the
-objective does that. Terms that act on one set of embeddings, against collapse, are in ``regularizers``.
+Terms that act on one set of embeddings, against collapse, are in ``regularizers``.
 
 An embedding without a direction (of length 0) has no cosine: a pair with one adds exactly 0 to a loss that compares
 directions, and gets exactly 0 as its gradient.
@@ -9,11 +8,19 @@ directions, and gets exactly 0 as its gradient.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from stepjepa.models.heads import PredictorHead
+from stepjepa.objectives.term import Context, Term, scheduled, term
+
+if TYPE_CHECKING:
+    from stepjepa.batch.collate import Batch
+    from stepjepa.config import JepaConfig, LbdSchedule
+    from stepjepa.models.encode import Encoded
 
 SHORTEST = 1e-8
 """Length up to which a vector counts as one without a direction. Its gradient would be the inverse of its length."""
@@ -51,7 +58,7 @@ def apart(first: Tensor, second: Tensor) -> Tensor:
     return (1 - (first * second).sum(-1)).masked_fill(~(here & there), 0)
 
 
-class AlignmentLoss(Protocol):
+class Distance(Protocol):
     """Source and target embeddings ``[P, D]`` of P pairs to the sum of their losses, a float32 scalar."""
 
     def __call__(self, source: Tensor, target: Tensor) -> Tensor: ...
@@ -112,8 +119,8 @@ class InfoNCE:
         return losses.masked_fill(~(here & there[wanted]), 0).sum()
 
 
-def make_alignment(name: str, temperature: float = 0.07) -> AlignmentLoss:
-    """The loss of a ``jepa_loss_type``.
+def make_distance(name: str, temperature: float = 0.07) -> Distance:
+    """The distance of a ``jepa_loss_type``.
 
     Args:
         name: ``cosine``, ``l2``, ``mse`` or ``infonce``.
@@ -122,7 +129,86 @@ def make_alignment(name: str, temperature: float = 0.07) -> AlignmentLoss:
     Raises:
         ValueError: no such loss.
     """
-    losses: dict[str, AlignmentLoss] = {"cosine": Cosine(), "l2": L2(), "mse": MSE(), "infonce": InfoNCE(temperature)}
+    losses: dict[str, Distance] = {"cosine": Cosine(), "l2": L2(), "mse": MSE(), "infonce": InfoNCE(temperature)}
     if name not in losses:
-        raise ValueError(f"alignment: expected one of {', '.join(losses)}, got '{name}'")
+        raise ValueError(f"jepa_loss_type: expected one of {', '.join(losses)}, got '{name}'")
     return losses[name]
+
+
+@term("jepa_loss", "alignment loss")
+@dataclass
+class Alignment(Term):
+    """Mean distance between source and target embedding: the second term of LLM-JEPA (arXiv 2509.14252, eq. 2).
+
+    Attributes:
+        weight: lambda of the paper.
+        distance: between the embeddings of pairs, summed.
+        through_target: train the model through the target embedding, too.
+        schedule: of the weight over the run; see ``JepaConfig.lbd_schedule``.
+        warmup: share of the run over which it rises, for ``warmup``.
+        head: kind of the predictor head on the source, see ``heads.PredictorHead``; None for none.
+        seed: of the head's weights.
+    """
+
+    of_pairs = True
+    head_name = "predictor_head"
+
+    weight: float = 0.1
+    distance: Distance = field(default_factory=Cosine)
+    through_target: bool = True
+    schedule: LbdSchedule = "constant"
+    warmup: float = 0.1
+    head: str | None = None
+    seed: int = 42
+
+    @property
+    def compares_pairs(self) -> bool:
+        """InfoNCE finds the target among those of all pairs."""
+        return isinstance(self.distance, InfoNCE)
+
+    def count(self, batch: Batch) -> int:
+        """Pairs."""
+        return batch.pairs
+
+    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+        """Distances, summed over the pairs."""
+        del batch
+        source, target = encoded.pairs
+        if not self.through_target:
+            target = target.detach()
+        if isinstance(self.distance, InfoNCE):
+            candidates, first = context.gather(target)
+            return self.distance(source, candidates, first)
+        return self.distance(source, target)
+
+    def weight_at(self, progress: float | None) -> float:
+        """By the schedule."""
+        return scheduled(self.weight, self.schedule, self.warmup, progress)
+
+    @property
+    def logged_weight(self) -> str | None:
+        """``lbd``, if it has a schedule."""
+        return None if self.schedule == "constant" else "lbd"
+
+    def modules(self, config: Any) -> nn.Module | None:
+        """The predictor head."""
+        if self.head is None:
+            return None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return PredictorHead(self.head, int(config.hidden_size))
+
+    @classmethod
+    def from_config(cls, config: JepaConfig, seed: int) -> Self | None:
+        """In every mode with views."""
+        if not config.uses_views:
+            return None
+        return cls(
+            config.lbd,
+            make_distance(config.jepa_loss_type, config.infonce_temperature),
+            config.target_grad == "on",
+            config.lbd_schedule,
+            config.lbd_warmup,
+            None if config.predictor_head == "none" else config.predictor_head,
+            seed,
+        )

@@ -1,156 +1,160 @@
-"""The LM loss, the alignment loss and whatever else is switched on, as one objective with named parts."""
+"""The objective: weighted terms, each a mean over what it counts."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from stepjepa.config import JepaConfig, LbdSchedule
-from stepjepa.models.embeddings import Outputs
-from stepjepa.objectives.alignment import AlignmentLoss, InfoNCE, make_alignment
-from stepjepa.objectives.regularizers import Covariance, Regularizer, SIGReg, Variance, tube
+from stepjepa.batch.collate import Batch
+from stepjepa.config import JepaConfig
+from stepjepa.models.encode import Encoded, encode
+from stepjepa.objectives.alignment import Alignment
+from stepjepa.objectives.lm import LMLoss, PromptLoss
+from stepjepa.objectives.regularizers import Covariance, SIGReg, Variance
+from stepjepa.objectives.term import TERMS, Context, Term
+from stepjepa.objectives.tube import Tube
 
-Sums = dict[str, Tensor]
-"""Part of the objective -> its sum over the labels, pairs or triples of a batch, a scalar."""
+for kind in (LMLoss, PromptLoss, Alignment, SIGReg, Variance, Covariance, Tube):
+    # In the order in which they are logged, whatever the order of imports.
+    TERMS[kind.name] = TERMS.pop(kind.name)
 
-Parts = dict[str, Tensor]
-"""Part of the objective -> its mean, a scalar; ``loss`` is their weighted sum."""
-
-Gather = Callable[[Tensor], tuple[Tensor, int]]
-"""Rows ``[P, D]`` to those of all processes, and the index of the first of one's own; see ``gathering.gather_rows``."""
-
-UNITS = {"lm_loss": 0, "stp_loss": 2}
-"""What a part is a mean over: 0 labels, 2 triples; the others are means over pairs (1)."""
-
-PART_WORDS = {
-    "lm_loss": "LM loss",
-    "jepa_loss": "alignment loss",
-    "sigreg_loss": "SIGReg",
-    "variance_loss": "variance",
-    "covariance_loss": "covariance",
-    "stp_loss": "STP",
-}
-"""What people are told that a part is."""
+Counts = Mapping[str, Tensor | float]
+"""Term -> what its mean is over, of a whole optimizer step."""
 
 
-def alone(rows: Tensor) -> tuple[Tensor, int]:
-    """The ``Gather`` of a single process."""
-    return rows, 0
-
-
-@dataclass(frozen=True)
 class Objective:
-    """``gamma * LM loss + lbd * alignment loss`` (arXiv 2509.14252, eq. 2), and further weighted terms.
-
-    All are means over an optimizer step: sums over the batch divided by the counts of the whole step, so that neither
-    accumulation nor the number of processes changes the gradient. Terms that compare the pairs of a batch (InfoNCE,
-    the regularizers) see those of all processes, but of one micro-batch.
+    """A weighted sum of terms: ``gamma * LM loss + lbd * alignment loss`` (arXiv 2509.14252, eq. 2) and what else is on.
 
     Args:
-        alignment: distance between paired embeddings; None where there are no views.
-        gamma: weight of the LM loss.
-        lbd: weight of the alignment loss.
-        regularizers: part -> its weight and the term. It acts on all source and on all target embeddings of a batch;
-            the values are added up, or averaged for SIGReg, as their papers do.
-        stp: weight of Semantic Tube Prediction.
-        through_target: let the alignment loss train the model through the target, too.
-        schedule: of ``lbd`` over the run; see ``JepaConfig.lbd_schedule``.
-        warmup: share of the run over which ``lbd`` rises, for ``warmup``.
+        terms: with different names.
+        layer: hidden state that embeddings are read from, as transformers counts ``hidden_states``; -1 is the last one.
+
+    Example:
+        >>> Objective([LMLoss(), Alignment(0.1, InfoNCE())])
     """
 
-    alignment: AlignmentLoss | None
-    gamma: float = 1.0
-    lbd: float = 0.1
-    regularizers: dict[str, tuple[float, Regularizer]] = field(default_factory=dict)
-    stp: float = 0.0
-    through_target: bool = True
-    schedule: LbdSchedule = "constant"
-    warmup: float = 0.1
+    def __init__(self, terms: Iterable[Term], layer: int = -1) -> None:
+        self.terms = {each.name: each for each in terms}
+        self.layer = layer
 
     @classmethod
-    def from_config(cls, config: JepaConfig, seed: int = 42) -> Objective:
+    def from_config(cls, config: JepaConfig, seed: int = 42, extra: Sequence[Term] = ()) -> Objective:
         """The objective that a configuration describes.
 
         Args:
             config: see ``JepaConfig``.
-            seed: of what is drawn at random, the directions of SIGReg.
+            seed: of what is drawn at random.
+            extra: further terms.
         """
-        terms: dict[str, tuple[float, Regularizer]] = {
-            "sigreg_loss": (config.sigreg, SIGReg(seed=seed)),
-            "variance_loss": (config.variance, Variance()),
-            "covariance_loss": (config.covariance, Covariance()),
-        }
-        return cls(
-            make_alignment(config.jepa_loss_type, config.infonce_temperature) if config.uses_views else None,
-            config.gamma,
-            config.lbd,
-            {name: term for name, term in terms.items() if term[0] and config.uses_views},
-            config.stp,
-            config.target_grad == "on",
-            config.lbd_schedule,
-            config.lbd_warmup,
-        )
+        built_in = [kind.from_config(config, seed) for kind in TERMS.values()]
+        return cls([*(each for each in built_in if each is not None), *extra], config.jepa_layer)
 
     @property
     def names(self) -> list[str]:
-        """The parts that are switched on."""
-        aligned = ["jepa_loss", *self.regularizers] if self.alignment is not None else []
-        return ["lm_loss", *aligned, *(["stp_loss"] if self.stp else [])]
+        """The terms that are switched on."""
+        return list(self.terms)
 
-    def lbd_at(self, progress: float) -> float:
-        """The weight of the alignment loss at a share of the run, 0 to 1."""
-        if self.schedule == "warmup":
-            return self.lbd * min(1.0, progress / self.warmup)
-        if self.schedule == "cosine":
-            return self.lbd * 0.5 * (1 + math.cos(math.pi * progress))
-        return self.lbd
+    @property
+    def of_pairs(self) -> list[str]:
+        """Those that are means over pairs."""
+        return [name for name, each in self.terms.items() if each.of_pairs]
 
-    def sums(self, outputs: Outputs, *, step: int = 0, gather: Gather = alone) -> Sums:
-        """The undivided parts of one batch.
+    @property
+    def compares_pairs(self) -> bool:
+        """Whether a term depends on which pairs share a micro-batch."""
+        return any(each.compares_pairs for each in self.terms.values())
+
+    @property
+    def layers(self) -> list[int]:
+        """All hidden states that are read."""
+        return sorted({self.layer, -1, *(layer for each in self.terms.values() for layer in each.layers)})
+
+    def counts(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """What the means of the terms are over, summed over micro-batches."""
+        found = dict.fromkeys(self.terms, 0.0)
+        for batch in batches:
+            for name, each in self.terms.items():
+                found[name] += each.count(batch)
+        return found
+
+    def heads(self, config: object) -> dict[str, nn.Module]:
+        """The trained modules of the terms, by the names under which they are saved.
 
         Args:
-            outputs: of ``embeddings.forward``.
-            step: number of the optimizer step, which decides what is drawn at random.
-            gather: brings in the embeddings of other processes; called equally often on each.
+            config: of the model's decoder.
         """
-        sums = {"lm_loss": outputs.lm_loss}
-        if self.alignment is not None:
-            sums |= self._aligned(self.alignment, outputs, step, gather)
-        if self.stp:
-            sums["stp_loss"] = tube(outputs.triples)
-        return sums
+        found = {each.head_name or name: each.modules(config) for name, each in self.terms.items()}
+        return {name: head for name, head in found.items() if head is not None}
 
-    def _aligned(self, alignment: AlignmentLoss, outputs: Outputs, step: int, gather: Gather) -> Sums:
-        source = outputs.source
-        target = outputs.target if self.through_target else outputs.target.detach()
-        if isinstance(alignment, InfoNCE):
-            candidates, first = gather(target)
-            sums = {"jepa_loss": alignment(source, candidates, first)}
-        else:
-            sums = {"jepa_loss": alignment(source, target)}
-        if self.regularizers:
-            every = gather(source)[0], gather(outputs.target)[0]
-            for name, (_, term) in self.regularizers.items():
-                value = term(every[0], step) + term(every[1], step)
-                # Each process brings in its own share of pairs, so that all together bring in one for every pair.
-                sums[name] = value * len(source) / (2 if isinstance(term, SIGReg) else 1)
-        return sums
+    def sums(self, encoded: Encoded, batch: Batch, context: Context) -> dict[str, Tensor]:
+        """The terms of one micro-batch, undivided and unweighted."""
+        return {name: each(encoded, batch, context) for name, each in self.terms.items()}
 
-    def parts(self, sums: Sums, counts: Tensor, progress: float | None = None) -> Parts:
+    def means(self, sums: Mapping[str, Tensor], counts: Counts, progress: float | None = None) -> dict[str, Tensor]:
         """Divide by the counts of the step and weigh.
 
         Args:
-            sums: of this batch, or of several added up.
-            counts: ``[3]``, labelled tokens, pairs and triples of the whole optimizer step; zeros count as one.
-            progress: share of the run that is over, for the schedule of ``lbd``; None takes ``lbd`` itself.
+            sums: of this micro-batch, or of several added up.
+            counts: of the whole optimizer step; 0 counts as 1.
+            progress: share of the run that is over, for schedules; None for the weights themselves.
+
+        Returns:
+            The mean of each term, and ``loss``, their weighted sum.
         """
-        divisors = counts.clamp(min=1).to(torch.float32)
-        parts = {name: value / divisors[UNITS.get(name, 1)] for name, value in sums.items()}
-        weights = {"lm_loss": self.gamma, "stp_loss": self.stp}
-        weights["jepa_loss"] = self.lbd if progress is None else self.lbd_at(progress)
-        weights |= {name: weight for name, (weight, _) in self.regularizers.items()}
-        return parts | {"loss": torch.stack([weights[name] * part for name, part in parts.items()]).sum()}
+        parts = {name: value / max(float(counts[name]), 1.0) for name, value in sums.items()}
+        weighted = [self.terms[name].weight_at(progress) * part for name, part in parts.items()]
+        return parts | {"loss": torch.stack(weighted).sum()}
+
+
+class Losses(NamedTuple):
+    """What :func:`jepa_loss` gives.
+
+    Attributes:
+        loss: the weighted sum of the terms' means, a scalar to call ``backward()`` on.
+        parts: term -> its mean.
+        sums: term -> its sum over the micro-batch.
+        source: ``[P, D]`` source embeddings, without gradient.
+        target: ``[P, D]`` target embeddings, without gradient.
+    """
+
+    loss: Tensor
+    parts: dict[str, Tensor]
+    sums: dict[str, Tensor]
+    source: Tensor
+    target: Tensor
+
+
+def jepa_loss(
+    model: nn.Module,
+    batch: Batch,
+    objective: Objective,
+    counts: Counts | None = None,
+    context: Context | None = None,
+) -> Losses:
+    """The objective on a micro-batch: one forward pass, with all terms evaluated inside it.
+
+    Args:
+        model: a causal language model, possibly wrapped (PEFT, DDP, FSDP), prepared by ``models.setup.set_up``.
+        batch: of ``batch.collate.Collator``, on the model's device.
+        objective: the terms.
+        counts: of the whole optimizer step, over accumulation and processes; None takes those of this micro-batch.
+            Gradients of several micro-batches then add up to that of the step's mean; DDP and FSDP average over
+            processes, so multiply by their number there.
+        context: step, progress and so on.
+    """
+    context = context or Context()
+    counts = objective.counts([batch]) if counts is None else counts
+
+    def evaluate(encoded: Encoded) -> dict[str, Tensor]:
+        if context.averaged is not None:
+            encoded.replace_targets(context.averaged)
+        source, target = encoded.pairs
+        return {**objective.sums(encoded, batch, context), "source": source.detach(), "target": target.detach()}
+
+    found = encode(model, batch, evaluate, layer=objective.layer, layers=objective.layers)
+    source, target = found.pop("source"), found.pop("target")
+    parts = objective.means(found, counts, context.progress)
+    return Losses(parts.pop("loss"), parts, found, source, target)

@@ -1,44 +1,79 @@
 """Terms that act on one set of embeddings, against collapse: SIGReg, and VICReg's variance and covariance.
 
-Each takes the embeddings of a batch and returns its value; the objective decides on what it acts and how batches are
-averaged. All of them need several embeddings to say anything: for less than two they are 0.
+Each acts on all source and on all target embeddings of a micro-batch, over all processes; the values are added up, or
+averaged for SIGReg, as their papers do. All of them need several embeddings to say anything: for less than two they are
+0.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stepjepa.objectives.alignment import apart
+from stepjepa.objectives.term import Context, Term, term
+
+if TYPE_CHECKING:
+    from stepjepa.batch.collate import Batch
+    from stepjepa.config import JepaConfig
+    from stepjepa.models.encode import Encoded
 
 
-class Regularizer(Protocol):
-    """Embeddings ``[P, D]`` of a batch, and the number of the step, to a float32 scalar."""
+@dataclass
+class Regularizer(Term):
+    """A term on the embeddings of both sides."""
 
-    def __call__(self, embeddings: Tensor, step: int) -> Tensor: ...
+    of_pairs = True
+
+    @property
+    def compares_pairs(self) -> bool:
+        """All of them do."""
+        return True
+
+    def count(self, batch: Batch) -> int:
+        """Pairs."""
+        return batch.pairs
+
+    def value(self, embeddings: Tensor, step: int) -> Tensor:
+        """What is to be small, of one side's embeddings ``[P, D]``: a float32 scalar."""
+        raise NotImplementedError
+
+    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+        """The value of both sides, times this process's share of the pairs."""
+        del batch
+        source, target = encoded.pairs
+        sides = (self.value(context.gather(side)[0], context.step) for side in (source, target))
+        # Each process brings in its own share of pairs, so that all together bring in one for every pair.
+        return sum(sides, start=source.new_zeros((), dtype=torch.float32)) * len(source)
 
 
-@dataclass(frozen=True)
-class SIGReg:
+@term("sigreg_loss", "SIGReg")
+@dataclass
+class SIGReg(Regularizer):
     """Sketched isotropic Gaussian regularisation (LeJEPA, arXiv 2511.08544).
 
     Projects on random directions and averages the Epps-Pulley statistic of each projection, the distance between its
     characteristic function and that of the standard normal distribution:
     ``N * integral |mean exp(itx) - exp(-t^2/2)|^2 exp(-t^2/2) dt`` over -3 to 3, by the trapezoidal rule at 33 points.
 
-    Args:
+    Attributes:
         directions: M, how many are drawn, anew at every step.
         seed: of the directions; they depend on it and on the step alone, so that every process draws the same.
     """
 
+    weight: float = 0.05
     directions: int = 256
     seed: int = 42
 
-    def __call__(self, embeddings: Tensor, step: int) -> Tensor:
+    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+        """The mean of both sides, not their sum."""
+        return super().__call__(encoded, batch, context) / 2
+
+    def value(self, embeddings: Tensor, step: int) -> Tensor:
+        """The statistic, averaged over the directions."""
         values = embeddings.float()
         count, width = values.shape
         if count < 2:
@@ -54,30 +89,45 @@ class SIGReg:
         apart = (angles.cos().mean(0) - normal) ** 2 + angles.sin().mean(0) ** 2  # [M, 17]
         return (2 * count * torch.trapezoid(apart * normal, t, dim=-1)).mean()
 
+    @classmethod
+    def from_config(cls, config: JepaConfig, seed: int) -> Self | None:
+        """Where ``sigreg`` is not 0."""
+        return cls(config.sigreg, seed=seed) if config.uses_views and config.sigreg else None
 
-@dataclass(frozen=True)
-class Variance:
+
+@term("variance_loss", "variance")
+@dataclass
+class Variance(Regularizer):
     """Hinge on the standard deviation of every dimension: ``mean_d max(0, 1 - sqrt(var_d + 1e-4))``.
 
     The variance term of VICReg (arXiv 2105.04906, eq. 1 and 2, with gamma 1).
     """
 
-    def __call__(self, embeddings: Tensor, step: int = 0) -> Tensor:
+    def value(self, embeddings: Tensor, step: int = 0) -> Tensor:
+        """See the class."""
         del step
         values = embeddings.float()
         if len(values) < 2:
             return values.sum() * 0
         return F.relu(1 - torch.sqrt(values.var(dim=0) + 1e-4)).mean()
 
+    @classmethod
+    def from_config(cls, config: JepaConfig, seed: int) -> Self | None:
+        """Where ``variance`` is not 0."""
+        del seed
+        return cls(config.variance) if config.uses_views and config.variance else None
 
-@dataclass(frozen=True)
-class Covariance:
+
+@term("covariance_loss", "covariance")
+@dataclass
+class Covariance(Regularizer):
     """Squares of the covariances between different dimensions, summed and divided by D.
 
     The covariance term of VICReg (arXiv 2105.04906, eq. 3 and 4).
     """
 
-    def __call__(self, embeddings: Tensor, step: int = 0) -> Tensor:
+    def value(self, embeddings: Tensor, step: int = 0) -> Tensor:
+        """See the class."""
         del step
         values = embeddings.float()
         count, width = values.shape
@@ -90,17 +140,8 @@ class Covariance:
         own = centred.square().sum(0).square().sum()
         return (every - own) / (count - 1) ** 2 / width
 
-
-def tube(triples: Tensor) -> Tensor:
-    """Semantic Tube Prediction (arXiv 2602.22617): ``1 - cos(h_t - h_r, h_r - h_s)``, summed over the triples.
-
-    It is 0 where hidden states move on a straight line, and where two of the three are one and the same.
-
-    Args:
-        triples: ``[S, 3, D]``, hidden states at places s < r < t of a row.
-
-    Returns:
-        A float32 scalar; 0 for no triples.
-    """
-    first, second, third = triples.float().unbind(dim=1)
-    return apart(third - second, second - first).sum()
+    @classmethod
+    def from_config(cls, config: JepaConfig, seed: int) -> Self | None:
+        """Where ``covariance`` is not 0."""
+        del seed
+        return cls(config.covariance) if config.uses_views and config.covariance else None

@@ -16,7 +16,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from stepjepa.files import atomic_write
 from stepjepa.objectives.monitors import COLLAPSE_PAIRS, COLLAPSE_RANK, COLLAPSE_SIMILARITY, REMEDIES
-from stepjepa.objectives.objective import PART_WORDS
+from stepjepa.objectives.term import TERMS
 from stepjepa.run_folder import METRICS_FILE
 from stepjepa.terminal import duration
 
@@ -31,7 +31,7 @@ def console_line(logs: dict[str, float]) -> str | None:
     prefix = "eval_" if "eval_lm_loss" in logs else ""
     if f"{prefix}lm_loss" not in logs:
         return None
-    parts = [f"{word}: {logs[prefix + name]:.4f}" for name, word in PART_WORDS.items() if prefix + name in logs]
+    parts = [f"{term.words}: {logs[prefix + name]:.4f}" for name, term in TERMS.items() if prefix + name in logs]
     parts.append(f"Total: {logs[f'{prefix}loss']:.4f}")
     if f"{prefix}matched_similarity" in logs:
         shuffled = logs.get(f"{prefix}shuffled_similarity")

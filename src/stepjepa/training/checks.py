@@ -9,8 +9,9 @@ from typing import Any
 from transformers import TrainingArguments
 
 from stepjepa.config import JepaConfig
-from stepjepa.forests.preparation import Prepared
-from stepjepa.forests.sampler import STRATEGIES
+from stepjepa.batch.dataset import Prepared
+from stepjepa.batch.sampler import STRATEGIES
+from stepjepa.objectives.objective import Objective
 
 # Arguments of Trainer's own token count, last batch and evaluation loop, none of which is used here.
 WITHOUT_EFFECT = (
@@ -48,9 +49,9 @@ def refuse_contradictions(args: TrainingArguments) -> None:
             raise ValueError(f"{name}: has no effect with this trainer; leave it at {defaults[name]}")
 
 
-def refuse_lonely_pairs(config: JepaConfig, args: TrainingArguments) -> None:
+def refuse_lonely_pairs(objective: Objective, config: JepaConfig, args: TrainingArguments) -> None:
     """Terms that compare the pairs of a micro-batch say nothing where there is only one."""
-    if config.compares_pairs and config.pairs == "first" and args.train_batch_size * args.world_size == 1:
+    if objective.compares_pairs and config.pairs == "first" and args.train_batch_size * args.world_size == 1:
         raise ValueError(
             "infonce, sigreg, variance and covariance compare the pairs of a micro-batch, and a batch size of 1 has "
             "one; raise --batch_size (and lower --grad_accum), or take another loss"
@@ -70,7 +71,7 @@ def refuse_sharding(config: JepaConfig, answer_scores: object | None) -> None:
 
 def check_positions(model: Any, prepared: Sequence[Prepared | None]) -> None:
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    longest = max((int(f.position_ids.max()) + 1 for p in prepared if p for f in p.dataset.forests), default=0)
+    longest = max((each.longest for each in prepared if each), default=0)
     if limit is not None and longest > limit:
         raise ValueError(
             f"expected rows of at most {limit} positions (the model's max_position_embeddings), got {longest}; "

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from stepjepa.forests.preparation import Prepared
-from stepjepa.forests.sampler import StepSampler
-from stepjepa.models.embeddings import Outputs
+from stepjepa.batch.collate import Batch
+from stepjepa.batch.dataset import Prepared
+from stepjepa.batch.sampler import StepSampler
 from stepjepa.objectives.monitors import Window, share
-from stepjepa.objectives.objective import Objective, Sums
+from stepjepa.objectives.objective import Losses, Objective
+from stepjepa.training.meter import Total
 
 _MONITORS = ["records", "matched", "shuffled", "pairs", "crossings"]
 
@@ -20,49 +21,46 @@ _MONITORS = ["records", "matched", "shuffled", "pairs", "crossings"]
 def measure(
     prepared: Prepared,
     objective: Objective,
-    run: Callable[[dict[str, Any]], tuple[Outputs, Sums]],
+    run: Callable[[Batch], Losses],
     *,
-    collator: Callable[[list[Any]], dict[str, Any]],
+    collator: Callable[[list[Any]], Batch],
     batch_size: int,
     rank: int,
-    world: int,
-    total: Callable[[Sequence[float]], list[float]],
+    processes: int,
+    total: Total,
 ) -> tuple[dict[str, float], int]:
     """Run all records and reduce what was seen.
 
     Args:
         prepared: the records.
-        objective: whose parts are measured, with ``lbd`` itself, whatever its schedule.
-        run: a collated batch to its outputs and the sums of the parts.
+        objective: whose terms are measured, with their weights, whatever their schedules.
+        run: runs a collated batch.
         collator: makes a batch.
         batch_size: records of this process's batches.
         rank: of this process.
-        world: number of processes.
-        total: numbers of this process to their sums over all processes.
+        processes: number of them.
+        total: sums numbers over processes.
 
     Returns:
         The metrics by name, the same on every process, and how many records they are of.
     """
-    sampler = StepSampler(
-        prepared.dataset.lengths, batch_size * world, strategy="sequential", multiple=batch_size * world
-    )
-    keys = list(sampler)
+    together = batch_size * processes
+    keys = list(StepSampler(prepared.dataset.lengths, together, strategy="sequential", multiple=together))
     # Every process runs the same number of batches, empty ones if need be: FSDP waits for all of them.
-    batches = [keys[at : at + batch_size] for at in range(rank * batch_size, len(keys), batch_size * world)]
+    batches = [keys[at : at + batch_size] for at in range(rank * batch_size, len(keys), together)]
     window = Window()
     for batch in DataLoader(prepared.dataset, batch_sampler=batches, collate_fn=collator):
-        outputs, sums = run(batch)
-        labels = sum(group["label_ids"].numel() for group in batch["groups"])
-        window.add(**sums, labels=labels, triples=len(outputs.triples))
-        window.add(records=sum(group["num_records"][0] for group in batch["groups"]))
-        if len(outputs.source):
-            window.add_pairs(outputs.source, outputs.target)
-    names = ["labels", "triples", *objective.names, *_MONITORS]
+        losses = run(batch)
+        window.add(**losses.sums, **{f"count_{name}": count for name, count in objective.counts([batch]).items()})
+        window.add(records=batch["num_records"][0])
+        if len(losses.source):
+            window.add_pairs(losses.source, losses.target)
+    names = [*objective.names, *(f"count_{name}" for name in objective.names), *_MONITORS]
     seen = dict(zip(names, total(window.totals(names)), strict=True))
-    counts = torch.tensor([seen["labels"], seen["pairs"], seen["triples"]], dtype=torch.float64)
-    parts = objective.parts({name: torch.tensor(seen[name]) for name in objective.names}, counts)
-    metrics = {name: float(value) for name, value in parts.items()}
-    if objective.alignment is not None:
+    sums = {name: torch.tensor(seen[name]) for name in objective.names}
+    means = objective.means(sums, {name: seen[f"count_{name}"] for name in objective.names})
+    metrics = {name: float(value) for name, value in means.items()}
+    if objective.of_pairs:
         metrics |= {
             **share("matched_similarity", seen["matched"], seen["pairs"]),
             **share("shuffled_similarity", seen["shuffled"], seen["crossings"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -14,9 +14,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from stepjepa.batch.collate import Batch, Members
 from stepjepa.files import atomic_write, write_json
-from stepjepa.forests.collate import Members
-from stepjepa.objectives.objective import PART_WORDS
+from stepjepa.objectives.term import TERMS
 
 OnNonfinite = Literal["stop", "skip"]
 """What becomes of a step whose loss or gradient is not finite: the run stops, or the step is not taken."""
@@ -41,9 +41,6 @@ COUNT_FILE = "nonfinite.json"
 GRADIENT = "gradient"
 """Stands for a part where all losses are finite and it is not known which of them has the gradient that is not."""
 
-# What is said of a part.
-_WORDS = PART_WORDS | {GRADIENT: GRADIENT}
-
 # Records that a message names; the kept batch has them all.
 _NAMED = 8
 
@@ -55,25 +52,25 @@ class MicroBatch:
     """One micro-batch of the step that is being computed.
 
     Attributes:
-        inputs: the collated batch.
-        counts: what its losses are divided by; see ``Objective.parts``.
-        parts: its losses, on their device; empty until they are there.
+        batch: as collated.
+        counts: what its terms are divided by; see ``Objective.means``.
+        parts: the means of its terms, on their device; empty until they are there.
     """
 
-    inputs: dict[str, Any]
-    counts: Tensor | None = None
+    batch: Batch
+    counts: Mapping[str, float] | None = None
     parts: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def members(self) -> Members:
-        """The records it holds; none for a batch that was not made by ``GroupCollator``."""
-        found: Members = self.inputs.get("members", Members())
+        """The records it holds."""
+        found: Members = self.batch["members"]
         return found
 
     @property
     def cells(self) -> int:
         """Tokens of all rows, padding among them."""
-        return sum(group["input_ids"].numel() for group in self.inputs["groups"])
+        return int(self.batch["input_ids"].numel())
 
 
 @dataclass(frozen=True)
@@ -105,12 +102,6 @@ def in_losses(process: int, micros: Sequence[MicroBatch]) -> list[Finding]:
     return found
 
 
-def has_broken_gradient(model: nn.Module) -> bool:
-    """Whether the norm of the gradient is not finite. Waits for the device."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    return not math.isfinite(float(torch.nn.utils.get_total_norm(gradients)))
-
-
 def broken_weight(model: nn.Module) -> str | None:
     """A parameter that is itself not finite, where there is one: no batch is to blame then."""
     for name, parameter in model.named_parameters():
@@ -135,13 +126,14 @@ def describe(findings: Sequence[Finding], source: str) -> str:
         findings: of all processes; at least one.
         source: what the records' file is called.
     """
-    names = sorted({name for each in findings for name in each.values}, key=list(_WORDS).index)
+    order = [*TERMS, GRADIENT]
+    names = sorted({name for each in findings for name in each.values}, key=order.index)
     values = [next(each.values[name] for each in findings if name in each.values) for name in names]
     if all(each.by_gradient for each in findings):
-        of = [_WORDS[name] for name in names if name != GRADIENT]
+        of = [TERMS[name].words for name in names if name != GRADIENT]
         what = "the gradient" + (f" of {' and '.join(of)}" if of else "") + " is not finite (the loss is)"
     else:
-        what = " and ".join(f"{_WORDS[name]} is {value}" for name, value in zip(names, values, strict=True))
+        what = " and ".join(f"{TERMS[name].words} is {value}" for name, value in zip(names, values, strict=True))
     lines = dict.fromkeys(line for each in findings for line in each.lines)
     return f"{what}, with {name_records(source, lines)}"
 
@@ -160,8 +152,7 @@ def keep(
         about: what else is to be known of it.
 
     Returns:
-        The file of its tensors, named as ``collate.ForestCollator`` names them, each with the number of its group; a
-        JSON file of the same name says the rest. None where ``MOST_KEPT`` are there already.
+        The file of its tensors, named as in ``collate.Batch``; a JSON file of the same name says the rest. None where ``MOST_KEPT`` are there already.
 
     Raises:
         OSError: it can't be written.
@@ -174,10 +165,7 @@ def keep(
     # A run that was stopped and resumed comes to the same step again.
     free = next(each for each in names if not any((place / (each + end)).exists() for end in _ENDS))
     tensors = {
-        f"{number}.{key}": value.detach().cpu().contiguous()
-        for number, group in enumerate(micro.inputs["groups"])
-        for key, value in group.items()
-        if isinstance(value, Tensor)
+        name: value.detach().cpu().contiguous() for name, value in micro.batch.items() if isinstance(value, Tensor)
     }
     members = micro.members
     description = {

@@ -17,6 +17,7 @@ import transformers
 from transformers import TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 
+from stepjepa.batch.dataset import CacheDir, Prepared, prepare
 from stepjepa.compute.equal_compute import EqualCompute, equal_compute
 from stepjepa.compute.flop_callback import EqualComputeCallback
 from stepjepa.config import JepaConfig
@@ -25,8 +26,6 @@ from stepjepa.data.streams import RecordStream
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores, spread
 from stepjepa.files import fingerprint
-from stepjepa.forests.cache import ForestCache
-from stepjepa.forests.preparation import Prepared, prepare
 from stepjepa.models.checkpointing import enable_selective, refuse_full
 from stepjepa.models.loading import LoraSettings, add_lora, load_model
 from stepjepa.models.quantization import compute_dtype, parameter_counts, quantization_options
@@ -121,9 +120,9 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
         "status": "finished",
         "results": {
             "steps": trainer.state.global_step,
-            "tokens": trainer.num_tokens,
+            "tokens": trainer.meter.num_tokens,
             "flops": trainer.state.total_flos,
-            "nonfinite_steps": trainer.skipped,
+            "nonfinite_steps": trainer.guard.skipped,
             "last_log": next((line for line in reversed(trainer.state.log_history) if "lm_loss" in line), {}),
             "train_seconds": sum(launch["seconds"] for launch in record["launches"]),
             "seconds": time.time() - start,
@@ -133,7 +132,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
     write_run(folder, record)
     leave_group()
     # The other processes need not wait for it.
-    address = trainer.upload_run(folder)
+    address = trainer.uploads.upload_run(folder)
     if address is not None:
         _say(f"uploaded: {address}")
     return record
@@ -179,17 +178,17 @@ def _build(
         trust_remote_code=args.trust_remote_code,
         quantization=_quantization(args, training),
     )
-    cache = None if args.no_cache else ForestCache(args.cache_dir, writes=is_main_process(), say=_say)
+    cache: CacheDir = False if args.no_cache else args.cache_dir
     data: Prepared | RecordStream
     told: dict[str, str] = {}
     if args.streaming:
         data = open_stream(args)
         told["stream"] = _describe_stream(data, args, len(train_records))
     else:
-        data = prepare(train_records, tokenizer, config, cache=cache)
+        data = prepare(train_records, tokenizer, config, cache_dir=cache, say=_say)
     held_out = None
     if eval_records:
-        held_out = prepare(eval_records, tokenizer, config, what="evaluation data", cache=cache)
+        held_out = prepare(eval_records, tokenizer, config, what="evaluation data", cache_dir=cache, say=_say)
     if lora is not None:
         model = add_lora(model, lora, adapter_ids(tokenizer, plain=config.plain))
     # Generation must never produce a token that only training knows.
@@ -232,7 +231,7 @@ _OF_PAIRS = (
 def _refuse_unknown_metric(trainer: JepaTrainer) -> None:
     """Refuse to call a checkpoint the best by what no evaluation measures, which would end the run at the first one."""
     name = (trainer.args.metric_for_best_model or "loss").removeprefix("eval_")
-    pairs = _OF_PAIRS if trainer.objective.alignment is not None else ()
+    pairs = _OF_PAIRS if trainer.objective.of_pairs else ()
     known = [*trainer.objective.names, *_EVALUATED, *pairs]
     # Only the task knows the names of its scores.
     answers = trainer.answer_scores is not None
@@ -280,7 +279,7 @@ def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
         "order": _order(trainer.args, trainer.stream),
         **trainer.found(),
         "eval_counts": trainer.prepared_eval.counts if trainer.prepared_eval else None,
-        "on_nonfinite": trainer.on_nonfinite,
+        "on_nonfinite": trainer.guard.on_nonfinite,
         "parameters": {"trained": trainable, "total": total},
         "versions": versions(),
         "launches": [],

@@ -1,161 +1,111 @@
-"""A trainer whose checkpoints are whole or absent, and hold what belongs to a run beside the model."""
+"""Checkpoints by atomic rename, and in one line what is wrong with one that can't be loaded."""
 
 from __future__ import annotations
 
+import pickle
 import shutil
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from transformers.trainer_utils import rotate_checkpoints
+import torch
+from peft import get_peft_model_state_dict
+from safetensors import SafetensorError, safe_open
 
-from stepjepa.config import JepaConfig
-from stepjepa.disk import naming_disk_errors
-from stepjepa.models.ema import EmaEncoder
-from stepjepa.models.loading import refuse_pickled
-from stepjepa.models.predictor_head import load_head, save_head, split_state, without_head
-from stepjepa.models.setup import base_model
-from stepjepa.run_folder import PART, RUN_FILE, read_run, versions
-from stepjepa.text.predictors import all_predictor_ids
-from stepjepa.training.card import CARD_FILE, is_somebodys_own, model_card, results_at, write_card
-from stepjepa.training.tensorboard import RunTensorBoard
-from stepjepa.training.uploading import UploadingTrainer
+from stepjepa.errors import UserError
 
+# What PyTorch, safetensors, transformers and pickle raise where a file holds something else than it should.
+_DAMAGE = (
+    *(ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError, EOFError, RuntimeError),
+    *(pickle.UnpicklingError, zipfile.BadZipFile, SafetensorError),
+)
 
-class SavingTrainer(UploadingTrainer):
-    """transformers' Trainer, whose model may have a predictor head that is no part of what is saved as the model.
-
-    Attributes:
-        jepa: the objective.
-        ema: the averaged weights, saved with checkpoints alone, since only training needs them; None for none.
-    """
-
-    jepa: JepaConfig
-    ema: EmaEncoder | None = None
-
-    # Where a checkpoint is being written, before it has its name.
-    _part: Path | None = None
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        RunTensorBoard.install(self, self.jepa.to_dict())
-
-    def _get_output_dir(self, trial: Any) -> str:
-        return super()._get_output_dir(trial) if self._part is None else str(self._part)
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """As in Trainer, into a folder that takes its name when all of it is there.
-
-        Raises:
-            OSError: the disk is full or can't be written to; nothing is left of the checkpoint then.
-        """
-        run = Path(self._get_output_dir(trial))
-        final = run / f"checkpoint-{self.state.global_step}"
-        part = run / PART / final.name
-        if self.args.should_save:
-            shutil.rmtree(run / PART, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
-        self._part = part.parent
-        try:
-            with naming_disk_errors(final):
-                super()._save_checkpoint(model, trial)
-                if self.state.best_model_checkpoint == str(part):
-                    self.state.best_model_checkpoint = str(final)
-                    if self.args.should_save:
-                        self.state.save_to_json(str(part / "trainer_state.json"))
-        except BaseException:
-            shutil.rmtree(part.parent, ignore_errors=True)
-            raise
-        finally:
-            self._part = None
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            _give_name(part, final)
-            self._upload_checkpoint(final)
-            rotate_checkpoints(
-                output_dir=str(run),
-                save_total_limit=self.args.save_total_limit,
-                best_model_checkpoint=self.state.best_model_checkpoint,
-                use_mtime=True,
-            )
-        self.accelerator.wait_for_everyone()
-        if self.args.local_process_index == 0 and part.is_dir():
-            # Of a machine that shares no disk with the first: what its own processes go on from.
-            _give_name(part, final)
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """As in Trainer, which would train one more step where a run is resumed that has had its last one."""
-        if self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
-            return
-        super()._run_epoch(*args, **kwargs)
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """As in Trainer, with the predictor head in a file of its own, and a model card."""
-        rest, own = (None, {}) if state_dict is None else split_state(state_dict)
-        card = Path(output_dir or str(self.args.output_dir)) / CARD_FILE
-        theirs = is_somebodys_own(card)
-        # Trainer pickles its arguments beside the model, and a token is nothing to be kept there.
-        token, self.args.hub_token = self.args.hub_token, None
-        try:
-            with without_head(self.model) as head:
-                super()._save(output_dir, rest)
-        finally:
-            self.args.hub_token = token
-        # Trainer calls this on every process, and saves on one.
-        if head is not None and self.args.should_save:
-            save_head(own or head.state_dict(), output_dir or str(self.args.output_dir))
-        if self.args.should_save and not theirs:
-            # A draft that PEFT leaves beside an adapter.
-            card.unlink(missing_ok=True)
-            write_card(card.parent, self._card())
-
-    def _card(self) -> Any:
-        """The model card, from ``run.json`` where there is one."""
-        folder, model = Path(self.args.output_dir), self.accelerator.unwrap_model(self.model)
-        if (folder / RUN_FILE).is_file():
-            run = read_run(folder)
-        else:
-            run = {"model": base_model(model).config._name_or_path, "jepa": self.jepa.to_dict(), "versions": versions()}
-        return model_card(
-            run,
-            str(self.hub_model_id or folder.absolute().name),
-            results=results_at(self.state.log_history, self.state.global_step),
-            adapter=hasattr(model, "peft_config"),
-            predictors=bool(all_predictor_ids(self.processing_class)),
-        )
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        refuse_pickled(resume_from_checkpoint)
-        with without_head(self.model) as head:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-        if head is not None:
-            load_head(head, resume_from_checkpoint)
-
-    def _load_best_model(self) -> None:
-        with without_head(self.model) as head:
-            super()._load_best_model()
-        best = str(self.state.best_model_checkpoint)
-        if head is not None:
-            load_head(head, best)
-        if self.ema is not None:
-            self.ema.load(best)
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        super()._save_optimizer_and_scheduler(output_dir)
-        if self.ema is not None and self.args.should_save:
-            self.ema.save(output_dir)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if self.ema is not None and checkpoint is not None:
-            self.ema.load(checkpoint)
+# What AdamW and SGD remember of a weight.
+_LIKE_WEIGHTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 
 
-def _give_name(part: Path, final: Path) -> None:
+def give_name(part: Path, final: Path) -> None:
     """Put a finished checkpoint where it belongs, in the place of a damaged or an older one if there is one."""
     replaced = part.with_name(f"{part.name}.replaced")
     if final.exists():
         final.replace(replaced)
     part.replace(final)
     shutil.rmtree(part.parent)
+
+
+@contextmanager
+def naming_damage(checkpoint: str | None, loading: Callable[[], bool]) -> Iterator[None]:
+    """Say of what can't be loaded which checkpoint it is in.
+
+    Whether a checkpoint is whole, ``checkpoints.checkpoint_fault`` has looked at; here are files that are whole and hold
+    something else: those of another model, or with other names.
+
+    Args:
+        checkpoint: that is loaded inside; None for none, where errors stay as they are.
+        loading: whether it still is.
+
+    Raises:
+        UserError: in the place of whatever is raised inside while it is loaded, but for a full memory and disks that
+            can't be read.
+    """
+    try:
+        yield
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except _DAMAGE as error:
+        if checkpoint is None or not loading():
+            raise
+        told = (str(error).strip().splitlines() or [""])[0].strip().rstrip(".:")
+        raise UserError(
+            f"can't be resumed ({type(error).__name__}: {told}); move it elsewhere, and resume the one before it with "
+            "--resume_from_checkpoint last",
+            path=checkpoint,
+        ) from error
+
+
+def refuse_other_weights(model: Any, load_result: Any) -> None:
+    """Refuse what transformers only warns of: what is missing would go on from where the model began.
+
+    Raises:
+        ValueError: a weight that no other is tied to is missing, or there is one that the model has not.
+    """
+    tensors = model.state_dict(keep_vars=True)
+    missing = set(load_result.missing_keys) - set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    loaded = {id(tensor) for name, tensor in tensors.items() if name not in missing}
+    lost = sorted(name for name in missing if name in tensors and id(tensors[name]) not in loaded)
+    if lost or load_result.unexpected_keys:
+        what = f"{lost[0]} is missing" if lost else f"{sorted(load_result.unexpected_keys)[0]} is unknown"
+        raise ValueError(f"its weights are those of another model: {what}")
+
+
+def refuse_other_adapter(model: Any, checkpoint: Path) -> None:
+    """Refuse an adapter's weights that lack some of the model's, of which PEFT only warns.
+
+    Raises:
+        ValueError: one is missing.
+    """
+    file = checkpoint / "adapter_model.safetensors"
+    if not hasattr(model, "peft_config") or not file.is_file():
+        return
+    with safe_open(file, "pt") as weights:
+        lost = sorted(set(get_peft_model_state_dict(model, save_embedding_layers=False)) - set(weights.keys()))
+    if lost:
+        raise ValueError(f"its weights are those of another adapter: {lost[0]} is missing")
+
+
+def refuse_other_shapes(optimizer: Any) -> None:
+    """Refuse what an optimizer remembers of other weights, which would be found out in its first step.
+
+    Raises:
+        ValueError: it has averages of another shape than a weight.
+    """
+    for group in getattr(optimizer, "param_groups", ()):
+        for weight in group["params"]:
+            for name, value in optimizer.state.get(weight, {}).items():
+                # Factored and quantized averages have other shapes; what these keep has that of the weight.
+                plain = type(value) is torch.Tensor and value.dtype.is_floating_point
+                if name in _LIKE_WEIGHTS and plain and value.shape != weight.shape:
+                    expected, got = tuple(weight.shape), tuple(value.shape)
+                    raise ValueError(f"expected '{name}' of shape {expected} in the optimizer, got {got}")

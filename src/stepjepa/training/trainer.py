@@ -1,56 +1,65 @@
-"""``JepaTrainer``: transformers' Trainer with the JEPA objective."""
+"""``JepaTrainer``: transformers' Trainer with an objective of several terms over trees of token sequences."""
 
 from __future__ import annotations
 
+import math
+import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import TrainingArguments
-from transformers.trainer_utils import speed_metrics
+from transformers import Trainer, TrainingArguments
+from transformers.trainer_utils import rotate_checkpoints, speed_metrics
 
+from stepjepa.batch.collate import Batch, Collator
+from stepjepa.batch.dataset import Data, Prepared, prepare
+from stepjepa.batch.sampler import StepSampler
+from stepjepa.compute.equal_compute import Plan
 from stepjepa.compute.flop_callback import FlopTracker
+from stepjepa.compute.flops import FlopModel
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import as_records
+from stepjepa.disk import naming_disk_errors
 from stepjepa.evaluation.in_training import COUNT
-from stepjepa.forests.collate import ForestCollator
-from stepjepa.forests.grouping import CPU_PASS_COST, GroupCollator
-from stepjepa.forests.preparation import Prepared, prepare
 from stepjepa.models.architecture import has_experts
 from stepjepa.models.ema import EmaCallback, EmaEncoder
-from stepjepa.models.embeddings import Outputs, forward_groups
 from stepjepa.models.flex import refuse_flex_training
-from stepjepa.models.lm_loss import plain_head
-from stepjepa.models.predictor_head import without_head
-from stepjepa.models.setup import base_model, set_up
+from stepjepa.models.heads import attach_heads, load_heads, save_heads, split_state, without_heads
+from stepjepa.models.lm_head import LMHead
+from stepjepa.models.loading import refuse_pickled
+from stepjepa.models.setup import base_model, default_row_length, set_up
 from stepjepa.objectives.gathering import gather_rows
-from stepjepa.objectives.monitors import Window
-from stepjepa.objectives.objective import Gather, Objective, Parts, Sums, alone
+from stepjepa.objectives.objective import Losses, Objective, jepa_loss
+from stepjepa.objectives.term import Context, alone
+from stepjepa.run_folder import PART, RUN_FILE, read_run, versions
+from stepjepa.text.predictors import all_predictor_ids, predictor_ids
 from stepjepa.training.callbacks import CollapseCallback, ConsoleCallback, EpochCallback, MetricsCallback
-from stepjepa.training.checks import (
-    check_positions,
-    refuse_contradictions,
-    refuse_lonely_pairs,
-    refuse_sharding,
-)
-from stepjepa.training.guarded import GuardedTrainer
+from stepjepa.training.card import CARD_FILE, is_somebodys_own, model_card, results_at, write_card
+from stepjepa.training.checks import check_positions, refuse_contradictions, refuse_lonely_pairs, refuse_sharding
+from stepjepa.training.guard import NonfiniteGuard
 from stepjepa.training.held_out import measure
-from stepjepa.training.logged import LoggedTrainer
-from stepjepa.training.nonfinite import OnNonfinite
-from stepjepa.training.out_of_memory import naming_the_batch
-from stepjepa.training.resuming import ResumingTrainer
-from stepjepa.training.saving import SavingTrainer
-from stepjepa.training.streaming import Data, StreamingTrainer
+from stepjepa.training.meter import Meter
+from stepjepa.training.nonfinite import MicroBatch, OnNonfinite
+from stepjepa.training.out_of_memory import describe, naming_the_batch, remedies
+from stepjepa.training.saving import (
+    give_name,
+    naming_damage,
+    refuse_other_adapter,
+    refuse_other_shapes,
+    refuse_other_weights,
+)
+from stepjepa.training.tensorboard import RunTensorBoard
+from stepjepa.training.uploading import Uploads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 
-class JepaTrainer(ResumingTrainer, LoggedTrainer, SavingTrainer, GuardedTrainer, StreamingTrainer):
-    """Trains a causal language model with ``gamma * LM loss + lbd * alignment loss``.
+class JepaTrainer(Trainer):
+    """Trains a causal language model with ``gamma * LM loss + lbd * alignment loss``, and any other terms.
 
     Everything else is transformers' Trainer: schedules, accumulation, checkpoints, resume, reporting, DDP, FSDP.
 
@@ -58,13 +67,12 @@ class JepaTrainer(ResumingTrainer, LoggedTrainer, SavingTrainer, GuardedTrainer,
         model: a causal language model, or a PEFT wrapper of one.
         args: ``TrainingArguments``. ``remove_unused_columns`` is switched off: batches are made here.
         jepa: mode, layout and objective; the defaults are those of LLM-JEPA.
-        train_dataset: records (dicts with ``messages``, ``records.Record``, or ``preparation.prepare``'s result), or a
-            stream of them: a ``RecordStream``, an ``IterableDataset``, or what else can be iterated again and again and
-            has no length; ``args.max_steps`` is needed then.
-        eval_dataset: the same, for ``evaluate``; always prepared whole.
+        train_dataset: records, see ``batch.dataset.prepare``.
+        eval_dataset: the same, for ``evaluate``.
         processing_class: the tokenizer; predictor tokens are added to it and to the model where they are missing.
         callbacks: further callbacks.
         optimizers: as in Trainer.
+        objective: terms instead of those that ``jepa`` describes; mode, layout and readouts are still its.
         answer_scores: called by ``evaluate`` with model, rank and number of processes, it lets the model answer and
             returns sums of scores, see ``evaluation.in_training``; their means are logged as ``eval_answer_<score>``,
             so that ``metric_for_best_model="answer_exact"`` keeps the checkpoint that answers best.
@@ -74,12 +82,13 @@ class JepaTrainer(ResumingTrainer, LoggedTrainer, SavingTrainer, GuardedTrainer,
             ``nonfinite_steps``. Both name the records and keep the batch in the run folder.
 
     Attributes:
-        prepared: the training records as forests, with counts; None for a stream, see ``StreamingTrainer``.
-        encoding: ``forest`` or ``rows``, and ``encoding_reason``, why.
-        num_tokens: tokens trained on so far, over all processes, padding not counted.
+        prepared: the training records as tokens, with counts.
+        objective: the terms.
+        encoding: ``tree``, ``rows`` or ``concatenated``, and ``encoding_reason``, why.
+        meter: what the next line of logs will say.
 
     Raises:
-        ValueError: the model can run neither encoding, or an argument of Trainer contradicts this objective.
+        ValueError: the model can run no encoding, or an argument of Trainer contradicts this objective.
 
     Example:
         >>> model, tokenizer = load_model("preset:tiny", texts=[...])
@@ -97,21 +106,21 @@ class JepaTrainer(ResumingTrainer, LoggedTrainer, SavingTrainer, GuardedTrainer,
         args: TrainingArguments,
         jepa: JepaConfig | None = None,
         *,
-        train_dataset: Data | None = None,
-        eval_dataset: Data | None = None,
+        train_dataset: Data | Prepared | None = None,
+        eval_dataset: Data | Prepared | None = None,
         processing_class: PreTrainedTokenizerBase,
         callbacks: Sequence[TrainerCallback] = (),
         optimizers: tuple[Any, Any] = (None, None),
+        objective: Objective | None = None,
         answer_scores: Callable[[Any, int, int], dict[str, float]] | None = None,
         track_flop: bool = False,
         on_nonfinite: OnNonfinite = "stop",
     ) -> None:
         self.jepa = jepa or JepaConfig()
-        self.objective = Objective.from_config(self.jepa, args.seed)
         self.seed = args.seed
-        self._lbd = self.objective.lbd_at(0.0)
+        self.objective = objective or Objective.from_config(self.jepa, args.seed)
         refuse_contradictions(args)
-        refuse_lonely_pairs(self.jepa, args)
+        refuse_lonely_pairs(self.objective, self.jepa, args)
         args.remove_unused_columns = False
         # A process that only the CPU serves has nothing to pin.
         args.dataloader_pin_memory = args.dataloader_pin_memory and torch.accelerator.is_available()
@@ -119,21 +128,17 @@ class JepaTrainer(ResumingTrainer, LoggedTrainer, SavingTrainer, GuardedTrainer,
             # All weights take part in every step; looking for others costs a walk through the graph.
             args.ddp_find_unused_parameters = False
         self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)
-        to_prepare = self._keep_stream(train_dataset, args, track_flop)
-        self.prepared = self._prepare(to_prepare, processing_class, "training data")
+        attach_heads(model, self.objective.heads(base_model(model).config.get_text_config()))
+        self.prepared = self._prepare(train_dataset, processing_class, "training data")
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
         check_positions(base_model(model), [self.prepared, self.prepared_eval])
-        pad = processing_class.pad_token_id
         if train_dataset is not None:
             refuse_flex_training(base_model(model), args.device)
-        collator = GroupCollator(ForestCollator(0 if pad is None else int(pad), self.encoding))
-        if args.device.type == "cpu" and args.world_size == 1:
-            collator = replace(collator, pass_cost=CPU_PASS_COST)
         super().__init__(
             model=model,
             args=args,
-            data_collator=collator,
-            train_dataset=self._train_dataset(model, processing_class),
+            data_collator=self._collator(model, processing_class, args),
+            train_dataset=self.prepared.dataset if self.prepared else None,
             eval_dataset=self.prepared_eval.dataset if self.prepared_eval else None,
             processing_class=processing_class,
             callbacks=[EpochCallback(), MetricsCallback(), CollapseCallback(), *callbacks],
@@ -142,6 +147,7 @@ class JepaTrainer(ResumingTrainer, LoggedTrainer, SavingTrainer, GuardedTrainer,
         # Versions that do not know loss_is_scaled_for_ga take the same from this.
         self.model_accepts_loss_kwargs = True
         ConsoleCallback.install(self)
+        RunTensorBoard.install(self, self.jepa.to_dict())
         if self.args.n_gpu > 1:
             raise ValueError(
                 f"expected one device per process, got {self.args.n_gpu} under DataParallel, which can't carry "
@@ -149,125 +155,220 @@ class JepaTrainer(ResumingTrainer, LoggedTrainer, SavingTrainer, GuardedTrainer,
             )
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             refuse_sharding(self.jepa, answer_scores)
+        self.guard = NonfiniteGuard(self, on_nonfinite)
+        self.add_callback(self.guard)
+        self.ema: EmaEncoder | None = None
         if self.jepa.target_grad == "ema":
-            with without_head(self.model):
+            with without_heads(self.model):
                 self.ema = EmaEncoder(self.model, self.jepa.ema_decay)
-            self.add_callback(EmaCallback(self.ema, self.model, lambda: self.step_taken))
+            self.add_callback(EmaCallback(self.ema, self.model, lambda: self.guard.step_taken))
         # Derived and tried out here, where the model is whole.
         flops = self.flops
-        plain_head(self.model)
+        LMHead(self.model)
+        self.tracker: FlopTracker | None = None
         if track_flop:
             say = print if self.is_world_process_zero() else None
             self.tracker = FlopTracker(flops, self.plan, say=say, total=self._total)
         self.answer_scores = answer_scores
-        self._guard(on_nonfinite)
-        self._window = Window()
-        self._start_window()
+        self.selective = False
+        self.meter = Meter(self.objective, self._total, self.accelerator.num_processes)
 
-    def _prepare(self, data: Data | None, tokenizer: PreTrainedTokenizerBase, what: str) -> Prepared | None:
-        if data is None:
-            return None
-        prepared = (
-            data if isinstance(data, Prepared) else prepare(list(as_records(data)), tokenizer, self.jepa, what=what)
+    def _prepare(self, data: Data | Prepared | None, tokenizer: Any, what: str) -> Prepared | None:
+        if data is None or isinstance(data, Prepared):
+            return data
+        return prepare(data, tokenizer, self.jepa, what=what, cache_dir=False)
+
+    def _collator(self, model: Any, tokenizer: Any, args: TrainingArguments) -> Collator:
+        row_length = self.jepa.row_length or default_row_length(base_model(model), args.device.type)
+        return Collator.of(
+            self.jepa,
+            predictor_ids(tokenizer, (self.jepa.predictors or 0) if self.jepa.uses_views else 0),
+            encoding=self.encoding,
+            row_length=row_length,
+            share_prefixes=self.jepa.share_prefixes,
+            prompt_labels="prompt_loss" in self.objective.terms,
+            pad_id=tokenizer.pad_token_id or 0,
         )
-        if not self.jepa.stp:
-            return prepared
-        # A data set of this trainer's own: another one may draw from the same forests by another seed.
-        return replace(prepared, dataset=prepared.dataset.with_triples(self.seed))
+
+    # -- the order of records -----------------------------------------------------------------------------------------
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> StepSampler:
+        """The one order in which records are trained on, for any accumulation and number of processes."""
+        del train_dataset  # the Trainer passes its own, which is ours
+        assert self.prepared is not None
+        per_micro_step = self._train_batch_size * self.args.world_size
+        return StepSampler(
+            self.prepared.dataset.lengths,
+            per_micro_step * self.args.gradient_accumulation_steps,
+            strategy=str(self.args.train_sampling_strategy),
+            multiple=per_micro_step,
+            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
+            jepa_ratio=self.jepa.jepa_ratio if self.jepa.uses_views else 1.0,
+            # What pairs are compared with must be drawn from all records, not from those of like length.
+            tight=not self.objective.compares_pairs,
+        )
 
     # -- the step -----------------------------------------------------------------------------------------------------
 
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
+        """As in Trainer: the micro-batches of a step, with what its terms count over accumulation and processes."""
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        counts = self._counts(batches)
+        self.guard.begin_step()
+        self.meter.begin_step(counts)
+        return batches, counts
+
+    def _counts(self, batches: Sequence[Batch]) -> dict[str, float]:
+        counts = self.objective.counts(batches)
+        return dict(zip(counts, self._total(list(counts.values())), strict=True))
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """As in Trainer; a loss that is not finite is kept out of the sum that the Trainer logs."""
+        self._loading = False
+        self.guard.micros.append(MicroBatch(inputs, num_items_in_batch))
+        if self.tracker is None:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        else:
+            with self.tracker.step(self.state.global_step, inputs):
+                loss = super().training_step(model, inputs, num_items_in_batch)
+        return torch.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0)
+
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | None = None,
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The loss of one micro-batch, scaled so that the gradients of a step add up to the step's mean."""
-        groups: list[dict[str, Tensor]] = inputs["groups"]
-        if num_items_in_batch is None:
-            num_items_in_batch = self._counts([inputs], self.args.device)
-        outputs, parts = self._run(model, inputs, num_items_in_batch)
-        self._lbd = self.objective.lbd_at(self._progress())
+        counts = self._counts([inputs]) if num_items_in_batch is None else num_items_in_batch
+        losses = jepa_loss(model, inputs, self.objective, counts, self.context(counts))
+        self.meter.add(inputs, losses, counts)
         # DDP and FSDP average the gradients of the processes, and the counts are already those of all of them.
-        world = self.accelerator.num_processes
-        records, without_pair = torch.stack([group["num_records"] for group in groups]).sum(0)
-        self._window.add(
-            **parts,
-            tokens=torch.cat([group["num_tokens"] for group in groups]).sum(),
-            records=records,
-        )
-        # A step that loss dropout leaves without views says nothing about pairs.
-        with_views = num_items_in_batch[1] > 0
-        self._window.add(records_with_views=records * with_views, records_without_pair=without_pair * with_views)
-        if len(outputs.source):
-            self._window.add_pairs(outputs.source, outputs.target)
-        loss = self.spoil(parts["loss"], parts) * world
-        return (loss, outputs) if return_outputs else loss
+        loss = self.guard.spoil(losses.loss, losses.parts) * self.accelerator.num_processes
+        return (loss, losses) if return_outputs else loss
 
-    def _run(self, model: nn.Module, inputs: dict[str, Any], counts: Tensor) -> tuple[Outputs, Parts]:
-        outputs = self._encode(model, inputs["groups"])
+    def context(self, counts: dict[str, float] | None = None, *, training: bool = True) -> Context:
+        """What terms may depend on beside a micro-batch.
+
+        Args:
+            counts: of the step; None for one with pairs.
+            training: weights follow their schedules.
+        """
         # A step without views has nothing to bring together, on no process.
-        gather: Gather = gather_rows if self.jepa.compares_pairs and counts[1] > 0 else alone
-        sums = self.objective.sums(outputs, step=self.state.global_step, gather=gather)
-        return outputs, self.objective.parts(sums, counts, self._progress())
-
-    def parts_of(self, model: nn.Module, inputs: dict[str, Any], counts: Tensor | None) -> dict[str, Tensor]:
-        """See ``GuardedTrainer``."""
-        return self._run(model, inputs, self._counts([inputs], self.args.device) if counts is None else counts)[1]
-
-    @property
-    def source(self) -> str:
-        """See ``GuardedTrainer``."""
-        return self.stream.name if self.stream is not None else self.prepared.source if self.prepared else "<memory>"
-
-    def _encode(self, model: nn.Module, groups: list[dict[str, Tensor]]) -> Outputs:
-        """What the objective needs of a batch."""
-        outputs = forward_groups(model, groups, self.jepa.jepa_layer)
-        if self.ema is not None:
-            # Without gradient also where there is none: no process may wait for another in the backward pass.
-            target = self.ema.targets(groups, self.jepa.jepa_layer) if len(outputs.source) else outputs.target.detach()
-            outputs = outputs._replace(target=target)
-        return outputs
+        pairs = counts is None or any(counts[name] > 0 for name in self.objective.of_pairs)
+        return Context(
+            self.state.global_step if training else 0,
+            self.seed,
+            self._progress() if training else None,
+            gather_rows if self.objective.compares_pairs and pairs else alone,
+            None if self.ema is None else self.ema.states,
+        )
 
     def _progress(self) -> float:
         """Share of the run that is over."""
         return self.state.global_step / max(self.state.max_steps, 1)
 
-    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
-        """Labelled tokens, pairs and triples of the whole step, over accumulation and processes: ``[3]``."""
-        counts = self._counts(batch_samples, device)
-        self._window.add(steps=1, jepa_steps=(counts[1] > 0).float())
-        return counts
-
-    def _counts(self, batches: list[dict[str, Any]], device: torch.device) -> Tensor:
-        groups = [group for batch in batches for group in batch["groups"]]
-        labels = sum(group["label_index"].numel() for group in groups)
-        pairs = sum(group["source_index"].numel() for group in groups)
-        triples = sum(len(group["triple_index"]) for group in groups)
-        counts = torch.tensor(
-            [labels, pairs, triples], dtype=torch.float64, device=device if device.type != "mps" else "cpu"
-        )
+    def _total(self, values: Sequence[float]) -> list[float]:
+        """Sums of some numbers over all processes."""
+        # Sums need more than the single precision that mps has.
+        device = torch.device("cpu") if self.args.device.type == "mps" else self.args.device
+        totals = torch.tensor(values, dtype=torch.float64, device=device)
         if self.accelerator.num_processes > 1:
-            counts = self.accelerator.reduce(counts, "sum")
-        return counts
+            totals = self.accelerator.reduce(totals, "sum")
+        summed: list[float] = totals.tolist()
+        return summed
+
+    # -- FLOPs --------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def flops(self) -> FlopModel:
+        """What a pass of the model costs, derived from its modules before it is wrapped or sharded."""
+        # Selective checkpointing is not told here: it runs no product again.
+        whole = bool(self.args.gradient_checkpointing)
+        kwargs = self.args.gradient_checkpointing_kwargs or {}
+        reentrant = bool(kwargs.get("use_reentrant", False)) if isinstance(kwargs, dict) else False
+        ema = self.jepa.target_grad == "ema"
+        return FlopModel.of(self.model, gradient_checkpointing=whole, reentrant=reentrant, ema=ema)
+
+    @property
+    def plan(self) -> Plan:
+        """What every step will cost.
+
+        Raises:
+            ValueError: there are no training records.
+        """
+        if self.prepared is None:
+            raise ValueError("plan: expected training records, got none; pass train_dataset to JepaTrainer")
+        return Plan.of(
+            self.flops, self.prepared.dataset, self._get_train_sampler(), self.data_collator, args=self.args, jepa=self.jepa
+        )
+
+    def floating_point_ops(self, inputs: Batch) -> int:
+        """FLOPs of a micro-batch, forward and backward, padding and attention included."""
+        return self.flops.of_batch(inputs)
 
     # -- the whole ----------------------------------------------------------------------------------------------------
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer."""
-        self._start_window()
-        result = super().train(*args, **kwargs)
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As in Trainer.
+
+        Raises:
+            UserError: the checkpoint can't be loaded; memory has run out, or a loss or a gradient is not finite; no
+                checkpoint has been touched.
+        """
+        self._loading = True
+        self.guard.load(Path(resume_from_checkpoint) if isinstance(resume_from_checkpoint, str) else None)
+        checkpoint = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
+        with naming_damage(checkpoint, lambda: self._loading), naming_the_batch(self._describe_memory):
+            result = super().train(resume_from_checkpoint, *args, **kwargs)
+        self.guard.micros.clear()
         if self.tracker is not None:
             self.tracker.close()
         # What came after the last line of logs.
-        self._window_metrics()
+        self.meter.line({"loss": 0.0}, self._progress(), {})
         return result
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """As in Trainer, which would train one more step where a run is resumed that has had its last one."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
+
+    def _describe_memory(self) -> str:
+        micro = self.guard.micros[-1] if self.guard.micros else None
+        said = describe(f"step {self.state.global_step + 1}", micro, self.source)
+        return f"{said}; {remedies(self.args, selective=self.selective)}; {self.guard.way_back()}"
+
+    @property
+    def source(self) -> str:
+        """What errors call the file of the training records."""
+        return self.prepared.source if self.prepared else "<memory>"
+
+    def found(self) -> dict[str, Any]:
+        """What ``run.json`` says of the training records: ``counts``, ``tokens`` and ``template`` of ``Prepared``."""
+        assert self.prepared is not None
+        tokens = self.prepared.tokens
+        ratio = tokens["all"] / tokens["main"] if tokens["main"] else None
+        return {
+            "counts": self.prepared.counts,
+            "tokens": {**tokens, "ratio": ratio},
+            "template": self.prepared.template,
+        }
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the terms, the monitors and the speed to a line of training logs."""
+        if "loss" in logs:
+            self.store_flos()
+            if not math.isfinite(logs.get("grad_norm", 0.0)):
+                # Of a step that was left out.
+                del logs["grad_norm"]
+            more = {"nonfinite_steps": float(self.guard.skipped)} if self.guard.skipped else {}
+            # The weights with a schedule are those of the last step.
+            progress = max(self.state.global_step - 1, 0) / max(self.state.max_steps, 1)
+            logs = self.meter.line(logs, progress, {**more, "total_flos": self.state.total_flos})
+        super().log(logs, start_time)
 
     def evaluate(
         self,
-        eval_dataset: Data | None = None,
+        eval_dataset: Data | Prepared | None = None,
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
@@ -297,14 +398,16 @@ class JepaTrainer(ResumingTrainer, LoggedTrainer, SavingTrainer, GuardedTrainer,
             collator=self.data_collator,
             batch_size=self.args.per_device_eval_batch_size,
             rank=self.accelerator.process_index,
-            world=self.accelerator.num_processes,
+            processes=self.accelerator.num_processes,
             total=self._total,
         )
-        model.train()
         if self.answer_scores is not None and chosen is self.prepared_eval:
-            metrics |= self._answer_metrics(self.answer_scores)
-        # The speed of training is that of training.
-        self._window_start += time.time() - start
+            sums = self.answer_scores(self.model, self.accelerator.process_index, self.accelerator.num_processes)
+            means = dict(zip(sums, self._total(list(sums.values())), strict=True))
+            count = means.pop(COUNT)
+            metrics |= {f"answer_{name}": total / count for name, total in means.items()}
+        model.train()
+        self.meter.pause(time.time() - start)
         named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         named.update(speed_metrics(metric_key_prefix, start, num_samples=records))
         self.log(named)
@@ -312,19 +415,190 @@ class JepaTrainer(ResumingTrainer, LoggedTrainer, SavingTrainer, GuardedTrainer,
         return named
 
     @torch.no_grad()
-    def _measure_batch(self, model: nn.Module, batch: dict[str, Any], source: str) -> tuple[Outputs, Sums]:
-        named = naming_the_batch(lambda: self.describe_memory_of_evaluation(batch, source))
-        with named, self.compute_loss_context_manager():
-            inputs = self._prepare_inputs(batch)
-            outputs = self._encode(model, inputs["groups"])
-            gather = gather_rows if self.jepa.compares_pairs else alone
-            return outputs, self.objective.sums(outputs, gather=gather)
+    def _measure_batch(self, model: nn.Module, batch: Batch, source: str) -> Losses:
+        def said() -> str:
+            what = describe("the evaluation", MicroBatch(batch), source)
+            return f"{what}; pass --per_device_eval_batch_size 1 or --bf16 true, or begin again with a smaller --max_length"
 
-    def _answer_metrics(self, scores: Callable[[Any, int, int], dict[str, float]]) -> dict[str, float]:
-        """Means of the scores of generated answers, over all processes."""
-        self.model.eval()
-        sums = scores(self.model, self.accelerator.process_index, self.accelerator.num_processes)
-        self.model.train()
-        means = dict(zip(sums, self._total(list(sums.values())), strict=True))
-        count = means.pop(COUNT)
-        return {f"answer_{name}": total / count for name, total in means.items()}
+        with naming_the_batch(said), self.compute_loss_context_manager():
+            return jepa_loss(model, self._prepare_inputs(batch), self.objective, context=self.context(training=False))
+
+    # -- saving and loading -------------------------------------------------------------------------------------------
+
+    # Where a checkpoint is being written, before it has its name.
+    _part: Path | None = None
+    # A checkpoint is still being loaded.
+    _loading: bool = False
+
+    def _get_output_dir(self, trial: Any) -> str:
+        """Private, since no other hook tells the Trainer to write a checkpoint elsewhere."""
+        return super()._get_output_dir(trial) if self._part is None else str(self._part)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """As in Trainer, into a folder that takes its name when all of it is there; ``on_save`` comes too late for that.
+
+        Raises:
+            OSError: the disk is full or can't be written to; nothing is left of the checkpoint then.
+        """
+        run = Path(self._get_output_dir(trial))
+        final = run / f"checkpoint-{self.state.global_step}"
+        part = run / PART / final.name
+        self.state.num_input_tokens_seen = int(self.meter.pending_tokens())
+        if self.args.should_save:
+            shutil.rmtree(run / PART, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self._part = part.parent
+        try:
+            with naming_disk_errors(final):
+                super()._save_checkpoint(model, trial)
+                if self.args.should_save:
+                    self._save_beside(part)
+                if self.state.best_model_checkpoint == str(part):
+                    self.state.best_model_checkpoint = str(final)
+                    if self.args.should_save:
+                        self.state.save_to_json(str(part / "trainer_state.json"))
+        except BaseException:
+            shutil.rmtree(part.parent, ignore_errors=True)
+            raise
+        finally:
+            self._part = None
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            give_name(part, final)
+            self.uploads.upload_checkpoint(final)
+            rotate_checkpoints(
+                output_dir=str(run),
+                save_total_limit=self.args.save_total_limit,
+                best_model_checkpoint=self.state.best_model_checkpoint,
+                use_mtime=True,
+            )
+        self.accelerator.wait_for_everyone()
+        if self.args.local_process_index == 0 and part.is_dir():
+            # Of a machine that shares no disk with the first: what its own processes go on from.
+            give_name(part, final)
+
+    def _save_beside(self, folder: Path) -> None:
+        """What only training needs, beside the model and the optimizer in a checkpoint."""
+        if self.ema is not None and not self.args.save_only_model:
+            self.ema.save(folder)
+        self.guard.save(folder)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """As in Trainer, with the heads of terms in files of their own, and a model card.
+
+        Private, since ``save_model`` collects the state of sharded weights, heads among them, and hands it over here.
+        """
+        rest, own = (None, {}) if state_dict is None else split_state(state_dict)
+        card = Path(output_dir or str(self.args.output_dir)) / CARD_FILE
+        theirs = is_somebodys_own(card)
+        # Trainer pickles its arguments beside the model, and a token is nothing to be kept there.
+        token, self.args.hub_token = self.args.hub_token, None
+        try:
+            with without_heads(self.model) as heads:
+                super()._save(output_dir, rest)
+        finally:
+            self.args.hub_token = token
+        # Trainer calls this on every process, and saves on one.
+        if heads is not None and self.args.should_save:
+            save_heads(own or heads.state_dict(), output_dir or str(self.args.output_dir))
+        if self.args.should_save and not theirs:
+            # A draft that PEFT leaves beside an adapter.
+            card.unlink(missing_ok=True)
+            write_card(card.parent, self._card())
+
+    def _card(self) -> Any:
+        """The model card, from ``run.json`` where there is one."""
+        folder, model = Path(self.args.output_dir), self.accelerator.unwrap_model(self.model)
+        if (folder / RUN_FILE).is_file():
+            run = read_run(folder)
+        else:
+            run = {"model": base_model(model).config._name_or_path, "jepa": self.jepa.to_dict(), "versions": versions()}
+        return model_card(
+            run,
+            str(self.hub_model_id or folder.absolute().name),
+            results=results_at(self.state.log_history, self.state.global_step),
+            adapter=hasattr(model, "peft_config"),
+            predictors=bool(all_predictor_ids(self.processing_class)),
+        )
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Private, since the heads are no part of the model that the Trainer loads."""
+        refuse_pickled(resume_from_checkpoint)
+        refuse_other_adapter(self.model, Path(resume_from_checkpoint))
+        with without_heads(self.model) as heads:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if heads is not None:
+            load_heads(heads, resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        """The same at the end of training."""
+        with without_heads(self.model) as heads:
+            super()._load_best_model()
+        best = str(self.state.best_model_checkpoint)
+        if heads is not None:
+            load_heads(heads, best)
+        if self.ema is not None:
+            self.ema.load(best)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Private, since only here it is known which weights a checkpoint lacks."""
+        refuse_other_weights(self.model, load_result)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Private, since averaged weights must be loaded before the first step and after the model."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        refuse_other_shapes(self.optimizer)
+        if self.ema is not None:
+            self.ema.load(checkpoint)
+        self.meter.num_tokens = float(self.state.num_input_tokens_seen)
+
+    # -- uploads ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def uploads(self) -> Uploads:
+        """What is uploaded to a hub. The Trainer makes the repository before this class has finished its own start."""
+        return Uploads(self)
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """As in Trainer; see ``Uploads.create``."""
+        self.uploads.create(token, private)
+
+    def push_to_hub(
+        self,
+        commit_message: str = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+    ) -> Any:
+        """Save model, tokenizer and card into ``output_dir`` and upload them.
+
+        Args:
+            commit_message: of the commit.
+            blocking: wait until it is done.
+            token: instead of HF_TOKEN or the saved login.
+            revision: branch; ``args.hub_revision`` if None.
+            private: of a repository that is made now.
+
+        Returns:
+            The address of the repository, or a future of it; None on all processes but the first.
+
+        Raises:
+            UserError: the hub refuses, or can't be reached; what was saved stays.
+        """
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token, private=private)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        folder = Path(self.args.output_dir)
+        return self.uploads.push(folder, commit_message, blocking=blocking, token=token, revision=revision)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Nothing: the checkpoint has not its name yet, see ``_save_checkpoint``."""
+
+    def _finish_current_push(self) -> None:
+        """Wait for what is being uploaded."""
+        self.uploads.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.data.steps import find_steps
@@ -56,8 +57,8 @@ def find_pairs(record: Record, config: JepaConfig) -> list[Pair]:
 
     * Step-JEPA: steps of the last assistant message, each with the one ``pair_distance`` further on.
     * LLM-JEPA: each user message with the assistant message that answers it; the record's explicit ``text`` and
-      ``code`` instead, where it has them. With layout ``branched`` the user's message is taken where it stands in the
-      chat, except for explicit views, which do not stand there.
+      ``code`` instead, where it has them. Layouts with ``views_in_text`` take the user's message where it stands in
+      the chat, except for explicit views, which do not stand there.
     """
     if config.mode == "regular":
         return []
@@ -71,13 +72,13 @@ def find_pairs(record: Record, config: JepaConfig) -> list[Pair]:
     else:
         pairs = []
         last = len(record.messages) - 1
+        assert config.layout is not None
+        in_text = LAYOUTS[config.layout].views_in_text
         for index, message in enumerate(record.messages):
             if message["role"] != "assistant" or (config.plain and index < last):
                 # Without a chat format the last exchange is all there is.
                 continue
             user = record.messages[index - 1]["content"]
-            first: View = (
-                SpanView(index - 1, 0, len(user)) if config.layout == "branched" else MessageView("user", user)
-            )
+            first: View = SpanView(index - 1, 0, len(user)) if in_text else MessageView("user", user)
             pairs.append(Pair(first, MessageView("assistant", message["content"])))
     return pairs[:1] if config.pairs == "first" else pairs

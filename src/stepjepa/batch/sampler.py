@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from torch.utils.data import Dataset, Sampler
-
-from stepjepa.forests.flat import FlatForests
-from stepjepa.forests.forest import Forest
+from numpy.typing import NDArray
+from torch.utils.data import Sampler
 
 
 class Key(NamedTuple):
@@ -40,24 +37,6 @@ def draw(seed: int, *place: int) -> float:
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
-def draw_triple(forest: Forest, *place: int) -> tuple[int, int, int] | None:
-    """Three places s < r < t of a record's main text, every choice as likely as any other.
-
-    Args:
-        forest: of the record.
-        place: what the draw depends on: seed, epoch, index.
-
-    Returns:
-        Row indices; None for a main text of less than three tokens.
-    """
-    main = np.concatenate([np.arange(s.start, s.end) for s in forest.segments if s.kind == "main"])
-    if len(main) < 3:
-        return None
-    chosen = np.random.default_rng(place).choice(len(main), 3, replace=False)
-    first, second, third = (int(main[index]) for index in sorted(chosen))
-    return first, second, third
-
-
 class StepSampler(Sampler[Key]):
     """Yields one epoch of records in the order in which they are trained.
 
@@ -67,8 +46,7 @@ class StepSampler(Sampler[Key]):
     stay empty: no record is repeated.
 
     Args:
-        lengths: tokens of each record.
-        text_lengths: the same without views, for steps that drop them; None where they are alike.
+        lengths: tokens of each record's main text.
         records_per_step: batch size x accumulation x processes.
         seed: of the order and of loss dropout.
         strategy: ``random``; ``group_by_length`` also puts records of like length into one step; ``sequential`` keeps
@@ -80,10 +58,9 @@ class StepSampler(Sampler[Key]):
 
     def __init__(
         self,
-        lengths: Sequence[int],
+        lengths: Sequence[int] | NDArray[np.integer],
         records_per_step: int,
         *,
-        text_lengths: Sequence[int] | None = None,
         seed: int = 0,
         strategy: str = "random",
         jepa_ratio: float = 1.0,
@@ -93,7 +70,6 @@ class StepSampler(Sampler[Key]):
         if strategy not in STRATEGIES:
             raise ValueError(f"train_sampling_strategy: expected one of {', '.join(STRATEGIES)}, got '{strategy}'")
         self._lengths = np.asarray(lengths)
-        self._text_lengths = self._lengths if text_lengths is None else np.asarray(text_lengths)
         self._per_step = records_per_step
         self._seed = seed
         self._strategy = strategy
@@ -116,8 +92,7 @@ class StepSampler(Sampler[Key]):
             with_views = draw(self._seed, self.epoch, number) < self._jepa_ratio
             members = step.tolist()
             if self._tight:
-                lengths = self._lengths if with_views else self._text_lengths
-                members.sort(key=lambda index: (lengths[index], index))
+                members.sort(key=lambda index: (self._lengths[index], index))
             keys.extend(Key(index, with_views, self.epoch) for index in members)
         keys.extend(Key(-1, False, self.epoch) for _ in range(len(self) - len(keys)))
         return iter(keys)
@@ -128,58 +103,10 @@ class StepSampler(Sampler[Key]):
         if self._strategy == "group_by_length":
             pool = size * POOL
             parts = [order[start : start + pool] for start in range(0, count, pool)]
-            # Whether a step drops its views is drawn later, so its records are alike in what they cost on average.
-            mean = self._jepa_ratio * self._lengths + (1 - self._jepa_ratio) * self._text_lengths
-            order = np.concatenate([part[np.argsort(mean[part], kind="stable")] for part in parts])
+            order = np.concatenate([part[np.argsort(self._lengths[part], kind="stable")] for part in parts])
         steps = [order[start : start + size] for start in range(0, count, size)]
         if self._strategy == "group_by_length":
             # The one short step, if any, stays last, as it must for the count of batches to come out.
             full = [step for step in steps if len(step) == size]
             steps = [full[index] for index in generator.permutation(len(full))] + steps[len(full) :]
         return steps
-
-
-class ForestDataset(Dataset[Forest | None]):
-    """Prepared records, looked up by the sampler's keys.
-
-    Args:
-        forests: in file order.
-        triple_seed: where it is given, every record comes with three random places of its main text, drawn anew each
-            epoch from this seed, the epoch and the record's index alone.
-    """
-
-    def __init__(self, forests: Sequence[Forest], triple_seed: int | None = None) -> None:
-        self.forests = forests
-        self._triple_seed = triple_seed
-
-    def with_triples(self, seed: int) -> ForestDataset:
-        """The same records, with places drawn by this seed."""
-        return ForestDataset(self.forests, seed)
-
-    def __len__(self) -> int:
-        return len(self.forests)
-
-    def __getitem__(self, key: int | Key) -> Forest | None:
-        chosen = key if isinstance(key, Key) else Key(int(key))
-        if chosen.record < 0:
-            return None
-        forest = self.forests[chosen.record]
-        if not chosen.with_views:
-            forest = forest.without_views()
-        if self._triple_seed is None:
-            return forest
-        return replace(forest, triple=draw_triple(forest, self._triple_seed, chosen.epoch, chosen.record))
-
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each record, views included."""
-        if isinstance(self.forests, FlatForests):
-            return self.forests.lengths
-        return [len(forest) for forest in self.forests]
-
-    @property
-    def text_lengths(self) -> list[int]:
-        """Tokens of each record without views."""
-        if isinstance(self.forests, FlatForests):
-            return self.forests.text_lengths
-        return [forest.text_length for forest in self.forests]

@@ -1,0 +1,244 @@
+"""Records of a micro-batch to tensors: laid out as sequences, packed into rows, with what is trained and read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stepjepa.batch.layouts import LAYOUTS, Reading, without_views
+from stepjepa.batch.mask import Trees
+from stepjepa.batch.pack import Numbers, pack
+from stepjepa.batch.sequences import Ids, Sequence, TokenizedRecord
+from stepjepa.config import JepaConfig
+
+Encoding = Literal["tree", "rows", "concatenated"]
+"""``tree``: rows of prefix trees under a mask. ``rows``: one plain row for each sequence. ``concatenated``: all sequences
+behind each other in one row, for FlashAttention, which is told where each begins."""
+
+
+class Item(NamedTuple):
+    """A record on its way into a micro-batch.
+
+    Attributes:
+        record: as tokens.
+        with_views: its views are run; not so in a step that loss dropout leaves without them.
+        draw: epoch and index of the record, on which all that is drawn at random for it depends.
+    """
+
+    record: TokenizedRecord
+    with_views: bool = True
+    draw: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Members:
+    """The records of a micro-batch. No tensor, so that no device is sent it.
+
+    Attributes:
+        lines: of each in its file, counted from 1.
+        lengths: tokens of each record's sequences, nothing shared.
+        draws: epoch and index of each.
+        paths: for each the flat places of its own text, in its order.
+        unseen: for each whether a place of its path sees less than all before it (isolated steps).
+        tokens: tokens that are computed, without padding.
+        plain_tokens: tokens of the records as plain rows without padding.
+    """
+
+    lines: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+    draws: tuple[tuple[int, int], ...] = ()
+    paths: tuple[Numbers, ...] = ()
+    isolated: tuple[Numbers, ...] = ()
+    tokens: int = 0
+    plain_tokens: int = 0
+
+
+class Batch(dict[str, Any]):
+    """A micro-batch, with R rows of T tokens, U positions whose logits are needed, N labels and P pairs.
+
+    ``input_ids``, ``attention_mask`` (all ones: padding stands on the right, where no causal token sees it) and
+    ``position_ids`` are ``[R, T]``, the last only where rows are more than plain causal text. A flat position is
+    ``row * T + column``. A position that several records share carries the labels and readouts of all of them.
+
+    * ``head_index`` ``[U]`` distinct flat positions that predict a token; ``label_row`` ``[N]`` which of them each label
+      is read at, ``label_ids`` ``[N]`` the token that it must predict; ``prompt_row``, ``prompt_ids`` the same for tokens
+      of the prompt.
+    * ``source_index``, ``target_index`` ``[P]`` flat positions of the readouts, the last one where several are averaged;
+      only then: ``source_tokens``, ``source_pair`` (``target_...``), the flat positions and which pair each belongs to.
+    * ``start``, ``end`` ``[R, T]`` of trees, see ``mask.Trees``; ``cu_seq_lens`` ``[S + 1]`` of concatenated sequences.
+    * ``num_tokens`` ``[1]`` tokens that are computed, without padding; ``num_records`` ``[2]`` records, and those without
+      a pair.
+    * ``members``: whose they are, see :class:`Members`.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"a batch without '{name}'") from None
+
+    @property
+    def pairs(self) -> int:
+        """P."""
+        return len(self["source_index"])
+
+    @property
+    def trees(self) -> Trees | None:
+        """Who sees whom; None where rows are plain causal text."""
+        if "end" not in self:
+            return None
+        return Trees(self["start"], self["end"], self["position_ids"], bool(self["isolates"]))
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Makes the micro-batch of some records.
+
+    Args:
+        layout: name in ``layouts.LAYOUTS``.
+        predictors: ``[K]`` ids of the predictor tokens.
+        reading: how embeddings are read.
+        encoding: see :data:`Encoding`.
+        row_length: most tokens of a row of trees.
+        share_prefixes: share common beginnings over the whole micro-batch, not only within a record.
+        prompt_labels: also label the tokens of the prompt.
+        pad_id: token id of padding; any does, since nothing sees padding and it has no labels.
+    """
+
+    layout: str
+    predictors: Ids
+    reading: Reading = Reading()
+    encoding: Encoding = "tree"
+    row_length: int = 512
+    share_prefixes: bool = True
+    prompt_labels: bool = False
+    pad_id: int = 0
+
+    @classmethod
+    def of(cls, config: JepaConfig, predictors: Many[int], **options: Any) -> Collator:
+        """The collator of a configuration.
+
+        Args:
+            config: layout and readouts.
+            predictors: ids of the predictor tokens.
+            options: the other fields.
+        """
+        assert config.layout is not None
+        reading = Reading(config.front_pred, config.reverse_pred, config.last_token, config.pooling == "mean")
+        return cls(config.layout, np.asarray(predictors, np.int32), reading, **options)
+
+    def sequences(self, item: Item) -> list[Sequence]:
+        """What a record becomes."""
+        if not item.with_views:
+            return without_views(item.record)
+        return LAYOUTS[self.layout].place(item.record, self.predictors, self.reading)
+
+    def __call__(self, items: Iterable[Item | None]) -> Batch:
+        """Collate; None stands for a place that an uneven last batch leaves empty."""
+        present = [item for item in items if item is not None]
+        parts = [self.sequences(item) for item in present]
+        sequences = [sequence for part in parts for sequence in part]
+        owners = [number for number, part in enumerate(parts) for _ in part]
+        rows = pack(
+            sequences,
+            row_length=self.row_length,
+            groups=None if self.share_prefixes else owners,
+            one_each=self.encoding != "tree",
+            pad_id=self.pad_id,
+        )
+        found = _Found()
+        for owner, sequence, path in zip(owners, sequences, rows.paths, strict=True):
+            found.add(owner, sequence, path, prompt=self.prompt_labels)
+        batch = Batch(
+            input_ids=torch.from_numpy(rows.ids),
+            attention_mask=torch.ones(rows.ids.shape, dtype=torch.long),
+            num_tokens=torch.tensor([int(rows.lengths.sum())]),
+            num_records=torch.tensor([len(present), sum(not item.record.pairs for item in present)]),
+            **found.tensors(),
+        )
+        if rows.branches:
+            batch["position_ids"] = torch.from_numpy(rows.positions)
+            batch["start"], batch["end"] = torch.from_numpy(rows.start), torch.from_numpy(rows.end)
+            batch["isolates"] = bool(rows.start.any())
+        batch["members"] = Members(
+            tuple(item.record.line for item in present),
+            tuple(sum(map(len, part)) for part in parts),
+            tuple(item.draw for item in present),
+            tuple(found.texts),
+            tuple(found.isolated),
+            int(rows.lengths.sum()),
+            sum(len(item.record.ids) for item in present),
+        )
+        return batch if self.encoding != "concatenated" else _concatenated(batch, rows.lengths)
+
+
+@dataclass
+class _Found:
+    """Labels and readouts of the sequences of a micro-batch, as flat positions."""
+
+    labels: list[Numbers] = field(default_factory=list)
+    prompts: list[Numbers] = field(default_factory=list)
+    texts: list[Numbers] = field(default_factory=list)
+    isolated: list[Numbers] = field(default_factory=list)
+    # (record, pair) -> tokens that are averaged, by kind.
+    readouts: dict[str, dict[tuple[int, int], Numbers]] = field(default_factory=lambda: {"source": {}, "target": {}})
+
+    def add(self, owner: int, sequence: Sequence, path: Numbers, *, prompt: bool) -> None:
+        """Take in a sequence of record ``owner`` whose tokens stand at ``path``."""
+        self.labels.append(np.stack([path[sequence.labels[:, 0]], sequence.labels[:, 1]]))
+        if prompt:
+            self.prompts.append(np.stack([path[sequence.prompt[:, 0]], sequence.prompt[:, 1]]))
+        if len(sequence.text):
+            self.texts.append(path[sequence.text])
+            alone = np.zeros(0, bool) if sequence.start is None else sequence.start[sequence.text] > 0
+            self.isolated.append(np.flatnonzero(alone))
+        for readout in sequence.readouts:
+            self.readouts[readout.kind][owner, readout.pair] = path[readout.start : readout.end]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By the names of :class:`Batch`."""
+        none = np.empty((2, 0), np.int64)
+        labels, prompts = (np.concatenate([none, *each], axis=1) for each in (self.labels, self.prompts))
+        head_index, rows = np.unique(np.concatenate([labels[0], prompts[0]]), return_inverse=True)
+        found = {
+            "head_index": head_index,
+            "label_row": rows[: labels.shape[1]],
+            "label_ids": labels[1],
+            "prompt_row": rows[labels.shape[1] :],
+            "prompt_ids": prompts[1],
+        }
+        for kind, places in self.readouts.items():
+            tokens = [places[key] for key in sorted(places)]
+            found[f"{kind}_index"] = np.array([each[-1] for each in tokens], np.int64)
+            if any(len(each) > 1 for each in tokens):
+                found[f"{kind}_tokens"] = np.concatenate(tokens)
+                found[f"{kind}_pair"] = np.repeat(np.arange(len(tokens)), [len(each) for each in tokens])
+        return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in found.items()}
+
+
+def _concatenated(batch: Batch, lengths: Numbers) -> Batch:
+    """One row without padding, and where its sequences begin, as FlashAttention takes it."""
+    width = batch["input_ids"].shape[1]
+    bounds = np.concatenate([[0], np.cumsum(lengths)])
+    # Flat places of the padded rows to those of the one row.
+    moved = np.zeros(len(lengths) * width, np.int64)
+    kept = np.concatenate([row * width + np.arange(length) for row, length in enumerate(lengths)])
+    moved[kept] = np.arange(len(kept))
+    table = torch.from_numpy(moved)
+    for name in ("head_index", "source_index", "target_index", "source_tokens", "target_tokens"):
+        if name in batch:
+            batch[name] = table[batch[name]]
+    members: Members = batch["members"]
+    batch["members"] = Members(**{**vars(members), "paths": tuple(moved[path] for path in members.paths)})
+    batch["input_ids"] = batch["input_ids"].flatten()[torch.from_numpy(kept)][None]
+    batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+    batch["position_ids"] = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths]))[None]
+    batch["cu_seq_lens"] = torch.from_numpy(bounds.astype(np.int32))
+    batch["longest"] = int(lengths.max())
+    return batch

@@ -1,0 +1,165 @@
+"""Which sequences a record becomes. A layout is a function, registered by name; nothing else knows its name.
+
+To add one: write ``(record, predictors, reading) -> list[Sequence]``, and put ``@layout("name", ...)`` above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from stepjepa.batch.sequences import Ids, Readout, Sequence, TokenizedRecord, View, main_sequence
+from stepjepa.errors import UserError
+
+
+class Reading(NamedTuple):
+    """How embeddings are read, whatever the layout.
+
+    Attributes:
+        front: predictor tokens stand before the source view, not after it.
+        reverse: the second view of a pair predicts the first.
+        last_token: place of the readout counted from the end of the templated view (-1 is its last token); None reads
+            the last predictor of a source, and the last token of a target's content.
+        mean: average over several tokens instead of reading one.
+    """
+
+    front: bool = False
+    reverse: bool = False
+    last_token: int | None = None
+    mean: bool = False
+
+
+Place = Callable[[TokenizedRecord, Ids, Reading], list[Sequence]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A registered layout.
+
+    Attributes:
+        name: as on the command line.
+        place: what it makes of a record.
+        modes: the training modes that have it; the first layout registered for a mode is its default.
+        views_in_text: user messages are taken where they stand in the chat, not alone in the template.
+        changes_text: it puts tokens into the main sequence, so that the LM loss is another one.
+    """
+
+    name: str
+    place: Place
+    modes: tuple[str, ...]
+    views_in_text: bool = False
+    changes_text: bool = False
+
+
+LAYOUTS: dict[str, Layout] = {}
+
+
+def layout(
+    name: str, modes: tuple[str, ...], *, views_in_text: bool = False, changes_text: bool = False
+) -> Callable[[Place], Place]:
+    """Register a function as a layout; the arguments are those of :class:`Layout`."""
+
+    def register(place: Place) -> Place:
+        LAYOUTS[name] = Layout(name, place, modes, views_in_text, changes_text)
+        return place
+
+    return register
+
+
+def without_views(record: TokenizedRecord) -> list[Sequence]:
+    """The main sequence alone: plain fine-tuning, and steps that loss dropout leaves without views."""
+    return [main_sequence(record)]
+
+
+@layout("separate", ("regular", "llm-jepa"))
+def separate(record: TokenizedRecord, predictors: Ids, reading: Reading) -> list[Sequence]:
+    """LLM-JEPA as published: the main sequence, and both views of each pair by themselves."""
+    found = [main_sequence(record)]
+    for number, (first, second) in enumerate(record.pairs):
+        source, target = (second, first) if reading.reverse else (first, second)
+        if source.in_main and not reading.reverse:
+            found.append(_branch(number, source, predictors, reading))
+        else:
+            found.append(_alone(number, "source", source, predictors, reading))
+        if target.in_main and reading.reverse:
+            found.append(_in_text(number, target, reading))
+        else:
+            found.append(_alone(number, "target", target, predictors[:0], reading))
+    return found
+
+
+# The same list: a view that stands in the text is a branch of it, one that does not is by itself.
+layout("branched", ("step-jepa", "llm-jepa"), views_in_text=True)(separate)
+
+
+@layout("inplace", ("step-jepa",), views_in_text=True, changes_text=True)
+def inplace(record: TokenizedRecord, predictors: Ids, reading: Reading) -> list[Sequence]:
+    """Step-JEPA's architecture page: predictors inside the text behind step 1, and step 2 sees only itself.
+
+    Later tokens see everything again. The last token of step 1 keeps its label, the first token of step 2; predictor
+    tokens have none.
+    """
+    text = main_sequence(record)
+    ids, moved = [], np.arange(len(record.ids), dtype=np.int32)  # place in the text -> place in the sequence
+    start = np.zeros(len(record.ids) + len(record.pairs) * len(predictors), np.int32)
+    readouts, done, length = [], 0, 0
+    for number, (first, second) in enumerate(record.pairs):
+        ids += [record.ids[done : first.end], predictors, record.ids[max(first.end, done) : second.end]]
+        length += max(first.end - done, 0) + len(predictors)
+        source_end = length
+        length += second.end - max(first.end, done)
+        width = second.end - second.start
+        start[length - width : length] = length - width
+        moved[first.end :] += len(predictors)
+        readouts += [
+            Readout(number, "source", source_end - _averaged(first, len(predictors), reading), source_end),
+            Readout(number, "target", length - _averaged(second, 0, reading), length),
+        ]
+        done = second.end
+    joined = np.concatenate([*ids, record.ids[done:]])
+    labels, prompt = text.labels.copy(), text.prompt.copy()
+    labels[:, 0], prompt[:, 0] = moved[labels[:, 0]], moved[prompt[:, 0]]
+    return [Sequence(joined, labels, prompt, moved, start, tuple(readouts))]
+
+
+def _averaged(view: View, predictors: int, reading: Reading) -> int:
+    """How many tokens the readout of a view averages that has so many predictor tokens."""
+    if not reading.mean:
+        return 1
+    content = view.end - view.start - view.predictors
+    return content if reading.front or not predictors else predictors
+
+
+def _branch(pair: int, view: View, predictors: Ids, reading: Reading) -> Sequence:
+    """The main text up to the end of the view, with predictor tokens behind (or before) the view."""
+    pieces = [view.ids[: view.start], predictors, view.content] if reading.front else [view.ids[: view.end], predictors]
+    return _read(pair, "source", np.concatenate(pieces), _averaged(view, len(predictors), reading), reading)
+
+
+def _in_text(pair: int, view: View, reading: Reading) -> Sequence:
+    """A target that is read in the main text: a beginning of it, which costs nothing."""
+    return _read(pair, "target", view.ids[: view.end], _averaged(view, 0, reading), reading)
+
+
+def _alone(pair: int, kind: str, view: View, predictors: Ids, reading: Reading) -> Sequence:
+    """A view that sees nothing but itself: a message in its template, or a step with no chat around it."""
+    before = view.ids[:0] if view.in_main else view.ids[: view.start]
+    # Nothing behind the readout can change it, so the template's tail is needed only to count from its end.
+    tail = view.ids[:0] if view.in_main or reading.last_token is None else view.ids[view.end :]
+    added = predictors[:0] if view.predictors else predictors
+    middle = [added, view.content] if reading.front else [view.content, added]
+    averaged = _averaged(view, len(added) + view.predictors, reading)
+    return _read(pair, kind, np.concatenate([before, *middle, tail]), averaged, reading)
+
+
+def _read(pair: int, kind: str, ids: Ids, averaged: int, reading: Reading) -> Sequence:
+    """A sequence that ends where it is read."""
+    end = len(ids) + (0 if reading.last_token is None else reading.last_token + 1)
+    if end < 1:
+        raise UserError(
+            f"--last_token {reading.last_token} reaches before the start of a view; use a number nearer to -1"
+        )
+    return Sequence(ids[:end], readouts=(Readout(pair, kind, end - averaged, end),))  # type: ignore[arg-type]

@@ -1,0 +1,126 @@
+"""Who sees whom in rows of prefix trees: one rule over two integers a token, in every form that attention takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BLOCK = 128
+"""Tokens of a block of FlexAttention, queries and keys alike."""
+
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(batch, head, query, key) -> whether the query may see the key; broadcasts."""
+
+
+class Trees(NamedTuple):
+    """The integers of a batch of R rows of T tokens, see ``pack.Rows``.
+
+    Attributes:
+        start: ``[R, T]`` int64.
+        end: ``[R, T]`` int64.
+        position_ids: ``[R, T]`` int64, for rules that count distance, such as sliding windows.
+        isolates: some ``start`` is not 0.
+    """
+
+    start: Tensor
+    end: Tensor
+    position_ids: Tensor
+    isolates: bool = False
+
+
+def sees(trees: Trees) -> Rule:
+    """The rule ``start[q] <= k <= q < end[k]`` over places in the row; what FlexAttention calls a ``mask_mod``."""
+    start, end = trees.start, trees.end
+    if not trees.isolates:
+        return lambda batch, head, query, key: (key <= query) & (query < end[batch, key])
+    return lambda batch, head, query, key: (start[batch, query] <= key) & (key <= query) & (query < end[batch, key])
+
+
+def under(rule: Rule, trees: Trees) -> Rule:
+    """The trees' rule and a rule of the model over positions, such as a sliding window."""
+    tree, position = sees(trees), trees.position_ids
+    return lambda batch, head, query, key: (
+        tree(batch, head, query, key) & rule(batch, head, position[batch, query], position[batch, key])
+    )
+
+
+def dense(trees: Trees, rule: Rule | None = None) -> Tensor:
+    """``[R, 1, T, T]`` bool: the query (dim 2) sees the key (dim 3).
+
+    Args:
+        trees: of the batch.
+        rule: of the model over positions; None for the ordinary causal one, which the trees' rule contains.
+    """
+    rows, length = trees.start.shape
+    place = torch.arange(length, device=trees.start.device)
+    batch = torch.arange(rows, device=place.device)[:, None, None, None]
+    head = torch.zeros((), dtype=torch.long, device=place.device)
+    found = sees(trees) if rule is None else under(rule, trees)
+    return found(batch, head, place[:, None], place)
+
+
+def padded(trees: Trees, length: int) -> Trees:
+    """Rows made longer by tokens that see no token before the padding, and that none of those sees."""
+    more = length - trees.start.shape[1]
+    if not more:
+        return trees
+    end = F.pad(trees.end, (0, more), value=length)
+    # What ended with the row still ends there: padding that reached to its end now reaches further, among itself.
+    return Trees(F.pad(trees.start, (0, more)), end, F.pad(trees.position_ids, (0, more)), trees.isolates)
+
+
+def static_length(length: int) -> int:
+    """The next of few lengths, for kernels that are compiled for one length at a time.
+
+    Lengths are multiples of :data:`BLOCK`, and above 2048 of an eighth of the power of two below: eight to a doubling,
+    so that rows grow by an eighth at most, or by less than a block.
+    """
+    step = max(BLOCK, (1 << (length.bit_length() - 1)) // 8)
+    return -(-length // step) * step
+
+
+class Blocks(NamedTuple):
+    """What is seen, block by block; what is in neither is seen nowhere.
+
+    Attributes:
+        partial: ``[R, N, N]`` bool, some queries of block i see some keys of block j.
+        full: ``[R, N, N]`` bool, all of them see all.
+    """
+
+    partial: Tensor
+    full: Tensor
+
+
+def blocks(trees: Trees) -> Blocks:
+    """The blocks of rows of a length that is a multiple of :data:`BLOCK`, from the integers alone, if none isolates.
+
+    A query sees a key before it exactly if the key's subtree ends behind the query. So block j is seen by block i > j in
+    part if the furthest end of j lies behind the first query of i, and wholly if the nearest lies behind the last.
+    """
+    end = trees.end.unflatten(1, (-1, BLOCK))  # [R, N, BLOCK]
+    count = end.shape[1]
+    first = torch.arange(count, device=end.device) * BLOCK
+    before = first[:, None] > first
+    some = (end.amax(2)[:, None, :] > first[:, None]) & before  # [R, query, key]
+    full = (end.amin(2)[:, None, :] > first[:, None] + BLOCK - 1) & before
+    own = torch.eye(count, dtype=torch.bool, device=end.device)
+    return Blocks((some & ~full) | own, full)
+
+
+def evaluated_blocks(rule: Rule, rows: int, length: int, device: torch.device) -> Blocks:
+    """The blocks of any rule, evaluated for every pair of tokens, a block of queries at a time."""
+    batch = torch.arange(rows, device=device)[:, None, None, None]
+    head = torch.zeros((), dtype=torch.long, device=device)
+    key = torch.arange(length, device=device)
+    partial, full = [], []
+    for start in range(0, length, BLOCK):
+        query = torch.arange(start, start + BLOCK, device=device)[:, None]
+        tiles = rule(batch, head, query, key).expand(rows, 1, BLOCK, length)[:, 0].unflatten(2, (-1, BLOCK))
+        whole = tiles.all(3).all(1)
+        partial.append(tiles.any(3).any(1) & ~whole)
+        full.append(whole)
+    return Blocks(torch.stack(partial, 1), torch.stack(full, 1))

@@ -1,0 +1,549 @@
+"""Records streamed while they are trained on: read by every process, shuffled in a buffer, tokenised by their owner.
+
+The training process reads records and cuts each optimizer step into the micro-batches of all processes; it, or its data
+loader's workers, tokenises those that are its own. So the order is the same for any number of workers and processes,
+no record is read twice in an epoch, and a resumed run reads past what was trained on without tokenising it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import datasets
+from accelerate.utils import gather_object
+from datasets.iterable_dataset import ExamplesIterable
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from transformers import TrainerCallback, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+
+from stepjepa.batch.dataset import Item, count_tokens, refuse_useless
+from stepjepa.batch.sampler import draw
+from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
+from stepjepa.config import JepaConfig
+from stepjepa.data.records import BadRecords, Record, as_records, iterate_records
+from stepjepa.errors import UserError
+from stepjepa.fields import read_fields
+from stepjepa.files import existing_file, write_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+STREAM_FILE = "stream.json"
+"""In a checkpoint: what had been met of the stream."""
+
+
+class RecordFile:
+    """The records of a JSON lines file, read again by every iteration; errors name file and line.
+
+    Args:
+        path: of the file.
+        bad: takes the lines that are wrong; None makes the first of them an error.
+
+    Raises:
+        UserError: it is missing, or no plain file (a pipe can't be read twice).
+    """
+
+    def __init__(self, path: str | os.PathLike[str], bad: BadRecords | None = None) -> None:
+        found = existing_file(path, "data file")
+        if not found.is_file():
+            raise UserError("is no plain file, and a stream is read once an epoch; name a file", path=found)
+        self.path = path
+        self.bad = bad
+
+    def __iter__(self) -> Iterator[Record]:
+        return iterate_records(self.path, self.bad)
+
+
+@dataclass(frozen=True)
+class RecordStream:
+    """What ``JepaTrainer`` trains on without holding more of it than a buffer.
+
+    Args:
+        source: an iterable of records (dicts with ``messages``, or ``records.Record``) that can be iterated once for
+            every epoch: a :class:`RecordFile`, a torch or ``datasets`` ``IterableDataset``, or any other. A method
+            ``set_epoch`` is told the number of each epoch. Every process reads all of it, so it must neither divide
+            itself among processes nor shuffle without a fixed seed.
+        shuffle_buffer_size: records that ``datasets.IterableDataset.shuffle`` draws from; 0 keeps the order.
+
+    Raises:
+        ValueError: the source can be iterated only once, gives each process a part, or the size is negative.
+
+    Example:
+        >>> JepaTrainer(model, TrainingArguments("runs/a", max_steps=1000), JepaConfig(),
+        ...             train_dataset=RecordStream(RecordFile("train.jsonl"), shuffle_buffer_size=1000), ...)
+    """
+
+    source: Iterable[Record | dict[str, Any]]
+    shuffle_buffer_size: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.source, Iterator):
+            kind = type(self.source).__name__
+            raise ValueError(f"expected records that can be read once an epoch, got a {kind}, which ends for good")
+        if getattr(self.source, "_distributed", None) is not None:
+            # datasets.distributed.split_dataset_by_node leaves this mark.
+            raise ValueError(
+                "expected all records on every process, got a data set split by node; leave split_dataset_by_node out, "
+                "since the trainer divides every step among the processes"
+            )
+        if self.shuffle_buffer_size < 0:
+            raise ValueError(f"shuffle_buffer_size: expected 0 or more, got {self.shuffle_buffer_size}")
+
+    def __iter__(self) -> Iterator[Record]:
+        """All records, checked, in the order of the source."""
+        return as_records(self.source)
+
+    @property
+    def name(self) -> str:
+        """What errors call the source: its file, or a label."""
+        return str(self.source.path) if isinstance(self.source, RecordFile) else "<memory>"
+
+    @property
+    def bad(self) -> BadRecords | None:
+        """The lines of its file that were passed over so far; None where they are errors."""
+        return self.source.bad if isinstance(self.source, RecordFile) else None
+
+    def epoch(self, number: int, seed: int) -> Iterator[Record]:
+        """One pass over the source, every record once, in an order that seed and number decide.
+
+        Raises:
+            UserError: a record is wrong; raised when it is read, which is up to a buffer ahead of its turn.
+        """
+        if hasattr(self.source, "set_epoch"):
+            self.source.set_epoch(number)
+        if not self.shuffle_buffer_size:
+            return map(_bare, self)
+        # No features are declared, so the library passes records on as they are.
+        rows = datasets.IterableDataset(ExamplesIterable(self._examples, {}))
+        rows = rows.shuffle(seed=seed, buffer_size=self.shuffle_buffer_size)
+        rows.set_epoch(number)
+        return (row["record"] for row in rows)
+
+    def _examples(self) -> Iterator[tuple[int, dict[str, Record]]]:
+        return ((number, {"record": _bare(record)}) for number, record in enumerate(self))
+
+
+def _bare(record: Record) -> Record:
+    """A record without its further fields, which training does not read."""
+    return replace(record, extra={}) if record.extra else record
+
+
+def as_stream(data: Any) -> RecordStream | None:
+    """What is read while it is trained on; None for data that is prepared before.
+
+    Streamed are a ``RecordStream``, a torch or ``datasets`` ``IterableDataset``, and whatever can be iterated again and
+    again and has no length. What can be iterated once is taken whole, as a list is.
+    """
+    if data is None or isinstance(data, RecordStream | str | os.PathLike):
+        return data if isinstance(data, RecordStream) else None
+    # A torch IterableDataset may have a length, by which nothing can be looked up.
+    streamed = isinstance(data, IterableDataset | datasets.IterableDataset)
+    if streamed or not (hasattr(data, "__len__") or hasattr(data, "dataset") or isinstance(data, Iterator)):
+        return RecordStream(data)
+    return None
+
+
+def refuse_for_stream(args: TrainingArguments, stream: RecordStream, track_flop: bool) -> None:
+    """Refuse settings that need the number of records, their lengths, or another order of reading.
+
+    Raises:
+        ValueError: one of them is there.
+    """
+    if args.max_steps < 1:
+        raise ValueError(
+            f"max_steps: expected 1 or more with a stream, whose length is not known, got {args.max_steps}"
+        )
+    strategy = str(args.train_sampling_strategy)
+    if strategy == "group_by_length":
+        raise ValueError(
+            "train_sampling_strategy: group_by_length needs the lengths of all records, which a stream does not tell; "
+            "leave it out"
+        )
+    if strategy == "sequential" and stream.shuffle_buffer_size:
+        raise ValueError(
+            f"train_sampling_strategy: sequential keeps the order that shuffle_buffer_size "
+            f"{stream.shuffle_buffer_size} changes; leave one out"
+        )
+    if track_flop:
+        raise ValueError(
+            "track_flop: compares with regular training on the same records, whose lengths a stream does not tell; "
+            "leave it out"
+        )
+    if not getattr(args, "dataloader_in_order", True):
+        raise ValueError("dataloader_in_order: expected True with a stream, whose steps are made in their order")
+    if getattr(args.accelerator_config, "dispatch_batches", None):
+        raise ValueError(
+            "accelerator_config: dispatch_batches does nothing with a stream, which every process reads; leave it out"
+        )
+
+
+# -- micro-batches -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Share:
+    """The micro-batch of one process, before it is tokenised.
+
+    Attributes:
+        records: none where the last step of an epoch has too few for all.
+        first: how many records of the epoch came before.
+        with_views: their views are run.
+        epoch: of the stream, from 0.
+        ends_epoch: the step is known to be the last of its epoch.
+        digest_before: stands for all records that were trained on before this step, in their order.
+        digest: for all up to the end of this step.
+    """
+
+    records: tuple[Record, ...] = ()
+    first: int = 0
+    with_views: bool = True
+    epoch: int = 0
+    ends_epoch: bool = False
+    digest_before: int = 0
+    digest: int = 0
+
+
+class StreamSampler(Sampler[Any]):
+    """Yields the micro-batches of one process, each a :class:`Share`, for the whole of a run.
+
+    A step takes the next records of the stream; they are dealt out to the processes in turn. When an epoch is over, its
+    last step stays short, and the source is read again. Loss dropout is drawn as in ``StepSampler``.
+
+    Args:
+        stream: of the records.
+        batch_size: records of a micro-batch.
+        accumulation: micro-batches of a process in a step.
+        steps: of the run.
+        rank: of this process.
+        world: number of processes.
+        seed: of the order and of loss dropout.
+        jepa_ratio: share of steps whose views are run.
+    """
+
+    def __init__(
+        self,
+        stream: RecordStream,
+        batch_size: int,
+        *,
+        accumulation: int = 1,
+        steps: int,
+        rank: int = 0,
+        world: int = 1,
+        seed: int = 0,
+        jepa_ratio: float = 1.0,
+    ) -> None:
+        self._stream = stream
+        self._batch_size = batch_size
+        self._accumulation = accumulation
+        self._steps = steps
+        self._rank = rank
+        self._world = world
+        self._seed = seed
+        self._jepa_ratio = jepa_ratio
+
+    def __len__(self) -> int:
+        return self._steps * self._accumulation
+
+    def __iter__(self) -> Iterator[Share]:
+        """The shares.
+
+        Raises:
+            UserError: a record is wrong, or the source has no records, in the first epoch or in a later one.
+        """
+        size = self._batch_size * self._accumulation * self._world
+        left, epoch, digest = self._steps, 0, 0
+        while left:
+            records = self._stream.epoch(epoch, self._seed)
+            members = list(islice(records, size))
+            if not members:
+                raise UserError(_nothing(epoch), path=self._stream.name)
+            number = 0
+            while left and members:
+                left -= 1
+                # After the last step nothing is read that is not trained on.
+                following = list(islice(records, size)) if left and len(members) == size else []
+                before, digest = digest, _digest(members, digest)
+                common = Share(
+                    with_views=draw(self._seed, epoch, number) < self._jepa_ratio,
+                    epoch=epoch,
+                    ends_epoch=len(members) < size or (left > 0 and not following),
+                    digest_before=before,
+                    digest=digest,
+                )
+                for part in range(self._accumulation):
+                    start = (part * self._world + self._rank) * self._batch_size
+                    own = tuple(members[start : start + self._batch_size])
+                    yield replace(common, records=own, first=number * size + start)
+                members, number = following, number + 1
+            epoch += 1
+
+
+def _nothing(epoch: int) -> str:
+    if epoch == 0:
+        return "holds no records; expected one JSON object per line"
+    return (
+        f"the records ended after {epoch} {'epoch' if epoch == 1 else 'epochs'}, and reading them again gave none; "
+        "pass records that can be iterated once an epoch, or fewer max_steps"
+    )
+
+
+def _digest(members: list[Record], digest: int) -> int:
+    """32 bits of all that is read of some records, and of what came before them."""
+    for record in members:
+        text = repr((record.messages, record.text, record.code))
+        digest = zlib.crc32(text.encode(errors="surrogatepass"), digest)
+    return digest
+
+
+@dataclass(frozen=True)
+class Met:
+    """What was met in a micro-batch; it travels beside the tensors of the batch.
+
+    Attributes:
+        share: without its records.
+        counts: by the names of ``COUNTS``, and ``all`` and ``main``: tokens.
+        error: what is wrong with a record: an error has to wait until it is its turn, and for the other processes.
+    """
+
+    share: Share
+    counts: Counter[str]
+    error: str | None = None
+
+
+class StreamDataset(Dataset[Any]):
+    """Tokenises shares, in the training process or in the workers of a ``DataLoader``.
+
+    Args:
+        tokenizer: with predictor tokens and a chat template.
+        config: see ``JepaConfig``.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> None:
+        self._tokenizer = tokenizer
+        self._config = config
+        # Made where it is used: what a template is compiled to can't be sent to another process.
+        self._made: RecordTokenizer | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": None}
+
+    def __getitems__(self, share: Share) -> tuple[list[Item], Met]:
+        """What ``DataLoader`` asks for: the items of a share, and what was met on the way to them."""
+        plain = replace(share, records=())
+        self._made = self._made or RecordTokenizer(self._tokenizer, self._config)
+        self._made.counts.clear()
+        try:
+            records = self._made.tokenize_each(share.records)
+        except UserError as error:
+            return [], Met(plain, Counter(), str(error))
+        numbered = enumerate(records, share.first)
+        items = [Item(each, share.with_views, (share.epoch, number)) for number, each in numbered if each is not None]
+        tokens = count_tokens((item.record for item in items), self._config)
+        return items, Met(plain, self._made.counts + tokens)
+
+
+@dataclass(frozen=True)
+class StreamCollator:
+    """Makes the batch of a share, with a :class:`Met` under ``met``.
+
+    Args:
+        collate: makes a dict of a list of items, which may be empty.
+    """
+
+    collate: Callable[[list[Any]], dict[str, Any]]
+
+    def __call__(self, made: tuple[list[Item], Met]) -> dict[str, Any]:
+        """Collate what ``StreamDataset`` made."""
+        items, met = made
+        return {**self.collate(items), "met": met}
+
+
+def stream_loader(
+    stream: RecordStream,
+    tokenizer: PreTrainedTokenizerBase,
+    config: JepaConfig,
+    args: TrainingArguments,
+    collate: Callable[[list[Any]], dict[str, Any]],
+) -> DataLoader[Any]:
+    """The batches of this process for the whole of a run; not to be prepared by Accelerate, which would split again."""
+    sampler = StreamSampler(
+        stream,
+        args.train_batch_size,
+        accumulation=args.gradient_accumulation_steps,
+        steps=args.max_steps,
+        rank=args.process_index,
+        world=args.world_size,
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        jepa_ratio=config.jepa_ratio if config.uses_views else 1.0,
+    )
+    return DataLoader(
+        StreamDataset(tokenizer, config),
+        batch_sampler=sampler,
+        collate_fn=StreamCollator(collate),  # type: ignore[arg-type]  # of what the data set makes
+        num_workers=args.dataloader_num_workers,
+        pin_memory=args.dataloader_pin_memory,
+        persistent_workers=args.dataloader_persistent_workers,
+        multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None),
+        prefetch_factor=args.dataloader_prefetch_factor,
+    )
+
+
+# -- what a run has met ------------------------------------------------------------------------------------------------
+
+
+class Tally:
+    """What a run has met of its stream, on all processes.
+
+    Attributes:
+        totals: counts by the names of ``COUNTS``, and ``all`` and ``main``: tokens.
+        share: the last that was met, without its records.
+    """
+
+    def __init__(self) -> None:
+        self.totals: Counter[str] = Counter()
+        self.share = Share()
+        self._pending: Counter[str] = Counter()
+        self._expected: int | None = None
+        self._wrong: str | None = None
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the stream that are over."""
+        return self.share.epoch + self.share.ends_epoch
+
+    def meet(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Take what was met out of a batch of this process."""
+        met: Met = batch.pop("met")
+        self._wrong = self._wrong or met.error
+        if self._expected is not None and met.share.digest_before != self._expected:
+            self._wrong = (
+                "the stream gives other records than those that were trained on before the checkpoint, or gives them "
+                "in another order; resume on the same data"
+            )
+        self._expected = None
+        self._pending.update(met.counts)
+        self.share = met.share
+        return batch
+
+    def settle(self) -> None:
+        """Add up what all processes have met; each calls it once a step.
+
+        Raises:
+            UserError: a record of any process is wrong, or the processes have read different records; every process
+                raises it, so that none is left waiting.
+        """
+        found = gather_object([(self._pending, self.share.digest, self._wrong)])
+        counts, digests, wrong = zip(*found, strict=True)
+        for message in wrong:
+            if message is not None:
+                raise UserError(message)
+        if len(set(digests)) > 1:
+            raise UserError(
+                "the processes read different records, or the same ones in different orders; give each of them the "
+                "whole stream, with a fixed seed for what is shuffled"
+            )
+        for each in counts:
+            self.totals.update(each)
+        self._pending = Counter()
+
+    def columns(self) -> dict[str, float]:
+        """What a line of training logs says of the stream."""
+        met = {f"data_{name.replace(' ', '_')}": float(self.totals[name]) for name in COUNTS if self.totals[name]}
+        return {"data_epoch": float(self.epochs), **met}
+
+    def found(self, stream: RecordStream) -> dict[str, Any]:
+        """``counts`` and ``tokens`` as in ``Prepared``, of what was trained on so far; ``bad_records`` if there are."""
+        left_out = {"bad_records": stream.bad.to_dict()} if stream.bad is not None and stream.bad.count else {}
+        tokens = {name: self.totals[name] for name in ("all", "main")}
+        return {"counts": {name: self.totals[name] for name in COUNTS}, "tokens": tokens, **left_out}
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write it into a checkpoint."""
+        share = self.share
+        state = {"totals": dict(self.totals), "epoch": share.epoch, "ends_epoch": share.ends_epoch}
+        write_json(Path(folder) / STREAM_FILE, {**state, "digest": share.digest})
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], *, check: bool = True) -> Tally:
+        """Read it back.
+
+        Args:
+            folder: the checkpoint.
+            check: compare the records that come next with those that came after the checkpoint.
+
+        Raises:
+            UserError: it is damaged.
+            ValueError: the checkpoint has none.
+        """
+        path = Path(folder) / STREAM_FILE
+        if not path.is_file():
+            raise ValueError(f"expected {STREAM_FILE} in {folder}, got none; the checkpoint was made without a stream")
+        state = read_fields(path, "count of a stream", "resume from another checkpoint")
+        totals, over = state.inner("totals"), state.values.get("ends_epoch")
+        if not isinstance(over, bool):
+            raise state.wrong("ends_epoch", "true or false")
+        tally = cls()
+        tally.totals.update({name: totals.whole(name, 0) for name in totals})
+        tally.share = Share(epoch=state.whole("epoch", 0), ends_epoch=over, digest=state.whole("digest", 0))
+        tally._expected = tally.share.digest if check else None
+        return tally
+
+
+class StreamCallback(TrainerCallback):
+    """Does at the end of an epoch of the stream what the Trainer does at the end of its own.
+
+    Args:
+        tally: gives the run's tally, settled once a step.
+        config: whether there should be pairs.
+        name: of the stream.
+        say_found: says what was met, with the words that it is given.
+    """
+
+    def __init__(
+        self, tally: Callable[[], Tally], config: JepaConfig, name: str, say_found: Callable[[str], None]
+    ) -> None:
+        self._tally = tally
+        self._config = config
+        self._name = name
+        self._say_found = say_found
+        self._warned = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Say what a resumed run waits for."""
+        if state.global_step and not args.ignore_data_skip:
+            self._say_found("trained on before the checkpoint and now read past")
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Warn once where there is nothing yet for views to be trained on."""
+        totals = self._tally().totals
+        if self._warned or not self._config.uses_views or not totals["records"] or totals["pairs"]:
+            return
+        self._warned = True
+        if state.is_world_process_zero:
+            logger.warning(
+                "none of the first %d records has a pair; check --step_separator and --max_length", totals["records"]
+            )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Report the epoch, and ask for what is to be done at its end."""
+        tally = self._tally()
+        if not tally.share.ends_epoch:
+            return
+        refuse_useless(tally.totals, self._config, self._name)
+        self._say_found(f"epoch {tally.epochs} is over")
+        # The end of the run is the Trainer's own.
+        if state.global_step < state.max_steps:
+            control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
+            control.should_save |= args.save_strategy == SaveStrategy.EPOCH
+            due = args.eval_delay <= tally.epochs
+            control.should_evaluate |= due and args.eval_strategy == IntervalStrategy.EPOCH

@@ -1,0 +1,206 @@
+"""One forward pass of a micro-batch, with the terms of the objective evaluated inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from stepjepa.batch.collate import Batch
+from stepjepa.models.architecture import find_decoder
+from stepjepa.models.attention import tree_mask
+from stepjepa.models.heads import find_heads
+from stepjepa.models.lm_head import LMHead, causal_model
+
+Result = TypeVar("Result")
+
+
+class Encoded:
+    """The hidden states of a micro-batch, and the heads that act on them.
+
+    Args:
+        states: layer, as transformers counts ``hidden_states`` (0 are the token embeddings, -1 is the last one, after
+            the final norm) -> ``[R * T, D]``.
+        batch: which positions are read.
+        layer: that embeddings are read from.
+        head: LM head.
+        heads: trained modules beside the model, by name.
+    """
+
+    def __init__(
+        self, states: dict[int, Tensor], batch: Batch, layer: int, head: LMHead, heads: nn.ModuleDict | None = None
+    ) -> None:
+        self._states = states
+        self._batch = batch
+        self._layer = layer
+        self.head = head
+        self.heads = nn.ModuleDict() if heads is None else heads
+        self._pairs: tuple[Tensor, Tensor] | None = None
+
+    def at(self, index: Tensor, layer: int = -1) -> Tensor:
+        """Hidden states at flat positions: ``[...]`` to ``[..., D]``.
+
+        Raises:
+            ValueError: no term has asked for this layer (``Term.layers``).
+        """
+        if layer not in self._states:
+            known = ", ".join(map(str, self._states))
+            raise ValueError(f"expected a layer that a term names in 'layers' ({known}), got {layer}")
+        return self._states[layer][index]
+
+    @property
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """``[P, D]`` source embeddings, through the predictor head if there is one, and ``[P, D]`` target embeddings."""
+        if self._pairs is None:
+            states = self._states[self._layer]
+            source, target = (read(states, self._batch, kind) for kind in ("source", "target"))
+            if "predictor_head" in self.heads:
+                source = self.heads["predictor_head"](source)
+            self._pairs = source, target
+        return self._pairs
+
+    def replace_targets(self, averaged: Callable[[Batch, int], Tensor]) -> None:
+        """Read the target embeddings from other hidden states, those of averaged weights (``Context.averaged``)."""
+        source, target = self.pairs
+        # Without gradient also where there is none: no process may wait for another in the backward pass.
+        found = read(averaged(self._batch, self._layer), self._batch, "target") if len(target) else target
+        self._pairs = source, found.detach()
+
+    def token_loss(self, index: Tensor, token_ids: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Cross-entropy of next tokens, summed: a float32 scalar. No logits of the whole batch are made.
+
+        Args:
+            index: ``[U]`` flat positions whose last hidden states go through the LM head.
+            token_ids: ``[N]`` the tokens that must be predicted.
+            rows: ``[N]`` which of the positions each is predicted at; None for one token a position.
+        """
+        return self.head.cross_entropy(self._states[-1][index], token_ids, rows)
+
+    def logits(self, index: Tensor) -> Tensor:
+        """Logits at flat positions: ``[U]`` to ``[U, V]``."""
+        return self.head.logits(self._states[-1][index])
+
+
+def read(states: Tensor, batch: Batch, kind: str) -> Tensor:
+    """Embeddings at the readouts of a batch, ``[P, D]``.
+
+    Args:
+        states: ``[R * T, D]``.
+        batch: see ``collate.Batch``.
+        kind: ``source`` or ``target``.
+    """
+    index = batch[f"{kind}_index"]
+    if f"{kind}_tokens" not in batch:
+        return states[index]
+    pair = batch[f"{kind}_pair"]
+    summed = torch.zeros((len(index), states.shape[-1]), dtype=torch.float32, device=states.device)
+    summed = summed.index_add(0, pair, states[batch[f"{kind}_tokens"]].float())
+    return (summed / torch.bincount(pair, minlength=len(index))[:, None]).to(states.dtype)
+
+
+def encode(
+    model: nn.Module,
+    batch: Batch,
+    evaluate: Callable[[Encoded], dict[str, Tensor]],
+    *,
+    layer: int = -1,
+    layers: Sequence[int] = (-1,),
+) -> dict[str, Tensor]:
+    """Run a micro-batch once, and evaluate something on its hidden states before the pass ends.
+
+    The decoder's output is caught by a hook; another one, on the LM head, evaluates and then leaves the head nothing to
+    do. So all parameters are used inside the wrapped forward (which DDP and FSDP rely on), sharded weights are whole
+    when they are used, and logits exist only where somebody asks for them.
+
+    Args:
+        model: a causal language model, possibly wrapped (PEFT, DDP, FSDP); prepared by ``attention.enable_trees`` if the
+            batch is one of trees.
+        batch: of ``collate.Collator``, on the model's device.
+        evaluate: called once, inside the pass; what it returns has all that gradients flow through.
+        layer: that embeddings are read from.
+        layers: all hidden states that are read.
+
+    Returns:
+        What ``evaluate`` did.
+
+    Raises:
+        ValueError: the model has no such hidden state.
+    """
+    caught: list[dict[int, Tensor]] = []
+    results: list[dict[str, Tensor]] = []
+    wanted = sorted({-1, layer, *layers})
+    head = LMHead(model)
+
+    def catch(_module: nn.Module, _args: Any, output: Any) -> Any:
+        caught.append({each: flat_states(output, each) for each in wanted})
+        last = output[0][:1, :1]
+        return (last, *output[1:]) if isinstance(output, tuple) else type(output)(**{**output, "last_hidden_state": last})
+
+    def before_head(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        results.append(evaluate(Encoded(caught[-1], batch, layer, head, find_heads(model))))
+        return (args[0][:, :0],)
+
+    def show(_module: nn.Module, _args: Any, output: Any) -> Any:
+        # DDP looks for parameters without a gradient in what the output depends on. It makes the output anew from its
+        # fields, so this must be one that the class has.
+        output["hidden_states"] = tuple(results[-1].values())
+        return output
+
+    handles = [
+        find_decoder(model).register_forward_hook(catch),
+        head.module.register_forward_pre_hook(before_head),
+        causal_model(model).register_forward_hook(show),
+    ]
+    try:
+        with tree_mask(batch.trees):
+            model(**decoder_inputs(batch, wanted))
+    finally:
+        for handle in handles:
+            handle.remove()
+    if len(results) != 1:
+        raise ValueError(f"expected {type(model).__name__} to call its LM head once in a pass, got {len(results)} times")
+    return results[0]
+
+
+def decoder_inputs(batch: Batch, layers: Sequence[int] = (-1,)) -> dict[str, Any]:
+    """What a model is called with for a batch; under ``attention.tree_mask`` if it is one of trees."""
+    inputs: dict[str, Any] = {
+        "input_ids": batch["input_ids"],
+        "attention_mask": batch["attention_mask"],
+        "use_cache": False,
+    }
+    if "position_ids" in batch:
+        inputs["position_ids"] = batch["position_ids"]
+    if "cu_seq_lens" in batch:
+        bounds, longest = batch["cu_seq_lens"], batch["longest"]
+        inputs |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "attention_mask": None}
+        inputs |= {"max_length_q": longest, "max_length_k": longest}
+    if set(layers) != {-1}:
+        inputs["output_hidden_states"] = True
+    return inputs
+
+
+def flat_states(output: Any, layer: int) -> Tensor:
+    """One of the hidden states of a decoder's output, ``[R * T, D]``.
+
+    Raises:
+        ValueError: there is none of this number.
+    """
+    states = output[0]
+    if layer != -1:
+        check_layer(len(output.hidden_states) - 1, layer)
+        states = output.hidden_states[layer]
+    flat: Tensor = states.reshape(-1, states.shape[-1])
+    return flat
+
+
+def check_layer(last: int, layer: int) -> None:
+    """Refuse a hidden state that a model of so many layers does not have.
+
+    Raises:
+        ValueError: it is out of range.
+    """
+    if not -last - 1 <= layer <= last:
+        raise ValueError(f"jepa_layer: expected {-last - 1} to {last} for a model of {last} layers, got {layer}")

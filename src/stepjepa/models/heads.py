@@ -1,0 +1,116 @@
+"""Trained modules beside a model, such as the predictor head: trained with it, never part of what is saved as it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.tensor import DTensor
+
+HEADS = "term_heads"
+"""Name of the submodule of a model that holds them, each under a name of its own."""
+
+
+class PredictorHead(nn.Module):
+    """``[P, D]`` to ``[P, D]``: one linear layer, or two with a GELU between them.
+
+    Args:
+        kind: ``linear`` or ``mlp``.
+        width: D; the hidden layer of the MLP is twice as wide.
+    """
+
+    def __init__(self, kind: str, width: int) -> None:
+        super().__init__()
+        if kind not in ("linear", "mlp"):
+            raise ValueError(f"predictor_head: expected linear or mlp, got '{kind}'")
+        layers = [nn.Linear(width, width)]
+        if kind == "mlp":
+            layers = [nn.Linear(width, 2 * width), nn.Linear(2 * width, width)]
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, source: Tensor) -> Tensor:
+        """Map the source embeddings, in the head's own dtype."""
+        values = source.to(self.layers[0].weight.dtype)  # type: ignore[arg-type]  # a Linear's weight
+        for index, layer in enumerate(self.layers):
+            values = layer(nn.functional.gelu(values) if index else values)
+        return values
+
+
+def attach_heads(model: nn.Module, heads: Mapping[str, nn.Module]) -> None:
+    """Make heads submodules of a model, so that they are trained, sharded and moved with it.
+
+    Args:
+        model: a causal language model, or a PEFT wrapper of one; changed in place. Heads that an earlier trainer left
+            are removed.
+        heads: by name.
+    """
+    model._modules.pop(HEADS, None)
+    if not heads:
+        return
+    embedding = model.get_input_embeddings().weight  # type: ignore[operator]  # a method of every PreTrainedModel
+    trained = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+    # As what is trained beside them: an adapter is in single precision also where its base is not.
+    dtype = torch.float32 if torch.float32 in trained else embedding.dtype
+    model.add_module(HEADS, nn.ModuleDict(dict(heads)).to(device=embedding.device, dtype=dtype))
+
+
+def find_heads(model: nn.Module) -> nn.ModuleDict | None:
+    """The heads of a model, under any wrapper; None if it has none."""
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] == HEADS and isinstance(module, nn.ModuleDict):
+            return module
+    return None
+
+
+@contextmanager
+def without_heads(model: nn.Module) -> Iterator[nn.ModuleDict | None]:
+    """Take the heads out of a model while the model alone is saved or loaded; gives the heads, or None."""
+    heads = model._modules.pop(HEADS, None)
+    try:
+        yield heads  # type: ignore[misc]  # attach_heads put it there
+    finally:
+        if heads is not None:
+            model.add_module(HEADS, heads)
+
+
+def split_state(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The weights of a model in two: without those of the heads, and those alone, by their names in the heads."""
+    rest = {name: value for name, value in state.items() if not name.startswith(f"{HEADS}.")}
+    own = {name.removeprefix(f"{HEADS}."): value for name, value in state.items() if name not in rest}
+    return rest, own
+
+
+def save_heads(state: Mapping[str, Tensor], folder: str | Path) -> None:
+    """Write the weights of heads into the folder of a model, a file each: ``predictor_head.safetensors``."""
+    for head in sorted({name.partition(".")[0] for name in state}):
+        own = {name.partition(".")[2]: value for name, value in state.items() if name.partition(".")[0] == head}
+        save_file({name: value.detach().cpu().contiguous() for name, value in own.items()}, _file(folder, head))
+
+
+def load_heads(heads: nn.ModuleDict, folder: str | Path) -> None:
+    """Read them back.
+
+    Raises:
+        ValueError: the folder lacks one, or has one of another shape.
+    """
+    for name, head in heads.items():
+        path = _file(folder, name)
+        if not path.is_file():
+            raise ValueError(f"expected {path.name} in {folder}, got none; the checkpoint was made without this head")
+        try:
+            if any(isinstance(parameter, DTensor) for parameter in head.parameters()):
+                set_model_state_dict(head, {**load_file(path)}, options=StateDictOptions(full_state_dict=True))
+            else:
+                head.load_state_dict(load_file(path))
+        except RuntimeError as error:
+            raise ValueError(f"expected a head of the same kind and width in {path}: {error}") from None
+
+
+def _file(folder: str | Path, head: str) -> Path:
+    return Path(folder) / f"{head}.safetensors"

@@ -1,0 +1,216 @@
+"""Next-token prediction without the logits of a whole batch: LM head and cross-entropy in chunks, exact.
+
+With a vocabulary of 128,000 the logits of a batch, their softmax and their gradient take more memory than everything
+else. Here they exist for some rows at a time: the gradients of a chunk are taken while its logits are there, so that
+nothing is computed twice. A state that several labels are read at goes through the head once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from stepjepa.models.architecture import find_decoder
+
+FEWEST_LOGITS = 2**20
+"""A chunk is not cut smaller than this many logits: products of few rows are slow."""
+
+# Causal model -> whether its logits are what its head gives, unchanged.
+_plain: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+def summed_cross_entropy(
+    states: Tensor, head: nn.Linear, label_ids: Tensor, rows: Tensor, chunk: int | None = None
+) -> Tensor:
+    """``cross_entropy(head(states)[rows], label_ids, reduction="sum")`` in single precision, in chunks of states.
+
+    Args:
+        states: ``[U, D]``, hidden states.
+        head: the LM head, ``[V, D]``; its gradient is taken if it is trained.
+        label_ids: ``[N]`` int64, the tokens to be predicted.
+        rows: ``[N]`` int64, which state each is read at.
+        chunk: states of a chunk; None takes a quarter of D, so that a chunk of logits is small beside the head's weight,
+            but at least ``FEWEST_LOGITS`` logits.
+
+    Returns:
+        A float32 scalar. It can be differentiated once.
+    """
+    if chunk is None:
+        vocabulary, width = head.weight.shape
+        chunk = max(width // 4, FEWEST_LOGITS // vocabulary, 1)
+    labels = _Labels(label_ids, rows, chunk, torch.is_grad_enabled())
+    found: Tensor = _SummedCrossEntropy.apply(states, head.weight, head.bias, labels)
+    return found
+
+
+class _Labels(NamedTuple):
+    ids: Tensor
+    rows: Tensor
+    chunk: int
+    differentiate: bool
+
+
+class _SummedCrossEntropy(torch.autograd.Function):
+    """The gradients of the sum are taken in the forward pass, and multiplied by what comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, labels: _Labels) -> Tensor:
+        wanted = [labels.differentiate and needed for needed in ctx.needs_input_grad[:3]]
+        device = states.device.type
+        dtype = multiplies_in(states)
+        several = len(states) > labels.chunk
+        # Labels in the order of their states, so that those of a chunk stand together.
+        order = labels.rows.argsort(stable=True)
+        ids, rows = labels.ids[order], labels.rows[order]
+        starts = range(0, len(states), labels.chunk)
+        edges = torch.tensor([*starts, len(states)], device=rows.device)
+        # Without several chunks no device is waited for.
+        bounds = torch.searchsorted(rows, edges).tolist() if several else [0, len(rows)]
+        shared = torch.bincount(rows, minlength=len(states)).to(torch.float32)[:, None]
+        with torch.autocast(device, enabled=False):
+            values, matrix = states.to(dtype), weight.to(dtype)
+            total = states.new_zeros((), dtype=torch.float32)
+            # 16 bits would swallow what the later chunks add.
+            summed = torch.float32 if several else dtype
+            by_state = torch.empty_like(values) if wanted[0] else None
+            by_weight = torch.zeros(weight.shape, dtype=summed, device=weight.device) if wanted[1] else None
+            by_bias = torch.zeros(len(weight), dtype=torch.float32, device=weight.device) if wanted[2] else None
+            for number, start in enumerate(starts):
+                part = slice(start, start + labels.chunk)
+                logits = F.linear(values[part], matrix, None if bias is None else bias.to(dtype)).float()
+                own = slice(bounds[number], bounds[number + 1])
+                place = rows[own] - start, ids[own]
+                norms = logits.logsumexp(-1, keepdim=True)
+                total += (norms[place[0], 0] - logits[place]).sum()
+                if not any(wanted):
+                    continue
+                # d loss / d logits = labels * softmax - one-hot of each, in the memory of the logits.
+                errors = logits.sub_(norms).exp_().mul_(shared[part])
+                errors.index_put_(place, errors.new_full((), -1.0), accumulate=True)
+                if by_bias is not None:
+                    by_bias += errors.sum(0)
+                errors = errors.to(dtype)
+                if by_state is not None:
+                    torch.mm(errors, matrix, out=by_state[part])
+                if by_weight is not None and summed == dtype:
+                    # Unlike addmm_, torch's FLOP counter knows this one.
+                    torch.addmm(by_weight, errors.T, values[part], out=by_weight)
+                elif by_weight is not None:
+                    by_weight += errors.T @ values[part]
+                del logits, errors
+        ctx.gradients = [
+            None if gradient is None else gradient.to(like.dtype)
+            for gradient, like in ((by_state, states), (by_weight, weight), (by_bias, weight if bias is None else bias))
+        ]
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise RuntimeError("expected one backward pass through the LM loss, got a second one")
+        # In place: one of them is as large as the head's weight.
+        return (*(None if gradient is None else gradient.mul_(upstream[0]) for gradient in gradients), None)
+
+
+def multiplies_in(states: Tensor) -> torch.dtype:
+    """The dtype of a linear layer's product here, under autocast or not."""
+    device = states.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+
+
+def causal_model(model: nn.Module) -> Any:
+    """The causal language model under DDP and the like; a PEFT wrapper stays."""
+    while not hasattr(model, "get_output_embeddings") and isinstance(getattr(model, "module", None), nn.Module):
+        model = model.module  # type: ignore[assignment]  # checked on the line above
+    return model
+
+
+class LMHead:
+    """The LM head of a model, as its hidden states go through it: with the model's own scaling and capping of logits.
+
+    To be used inside the model's forward pass, where sharded weights are whole; see ``encode.encode``.
+
+    Args:
+        model: a causal language model, possibly wrapped.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._causal = causal_model(model)
+        self.module: nn.Module = self._causal.get_output_embeddings()
+        # Some models scale or cap their logits; found by a pass of one token, once for each model.
+        if self._causal not in _plain:
+            _plain[self._causal] = _gives_out_its_logits(self._causal, self.module)
+        self.is_plain = _plain[self._causal]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """``[..., D]`` hidden states to ``[..., V]`` logits."""
+        flat = states.reshape(1, -1, states.shape[-1])
+        if self.is_plain:
+            found: Tensor = self.module.forward(flat)
+        else:
+            found = self._by_the_model(flat)
+        return found.reshape(*states.shape[:-1], -1)
+
+    def cross_entropy(self, states: Tensor, label_ids: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Cross-entropy of labels, summed: a float32 scalar.
+
+        Args:
+            states: ``[U, D]``.
+            label_ids: ``[N]`` tokens to be predicted.
+            rows: ``[N]`` which state each is read at; None for one label a state.
+        """
+        if rows is None:
+            rows = torch.arange(len(label_ids), device=label_ids.device)
+        # The small gradients of half precision live on the scale that comes back with the loss.
+        half = multiplies_in(states) == torch.float16
+        if type(self.module) is nn.Linear and self.is_plain and not half:
+            return summed_cross_entropy(states, self.module, label_ids, rows)
+        logits = self.logits(states).float()
+        return (logits.logsumexp(-1)[rows] - logits[rows, label_ids]).sum()
+
+    def _by_the_model(self, states: Tensor) -> Tensor:
+        """What the model makes of hidden states, its decoder left out."""
+        base = self._causal.get_base_model() if hasattr(self._causal, "peft_config") else self._causal
+        decoder = find_decoder(base)
+        stand_in = {"forward": lambda *_, **__: BaseModelOutputWithPast(last_hidden_state=states)}
+        ids = torch.zeros((1, states.shape[1]), dtype=torch.long, device=states.device)
+        with _replaced(decoder, **stand_in, _forward_hooks={}), _replaced(self.module, _forward_pre_hooks={}):
+            found: Tensor = base.forward(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+        return found
+
+
+@contextmanager
+def _replaced(module: nn.Module, **attributes: Any) -> Iterator[None]:
+    """Other attributes for a module inside the block."""
+    own = {name: module.__dict__[name] for name in attributes if name in module.__dict__}
+    module.__dict__.update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            del module.__dict__[name]
+        module.__dict__.update(own)
+
+
+def _gives_out_its_logits(model: nn.Module, head: nn.Module) -> bool:
+    made: list[Tensor] = []
+    handle = head.register_forward_hook(lambda _module, _args, output: made.append(output))
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        with torch.no_grad():
+            ids = torch.zeros((1, 1), dtype=torch.long, device=next(model.parameters()).device)
+            given = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+    finally:
+        handle.remove()
+        for module, mode in modes:
+            module.training = mode
+    return len(made) == 1 and given is made[0]

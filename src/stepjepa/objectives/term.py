@@ -1,0 +1,148 @@
+"""The interface of every loss: what it is a mean over, and its sum on a micro-batch."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from stepjepa.batch.collate import Batch
+    from stepjepa.config import JepaConfig
+    from stepjepa.models.encode import Encoded
+
+Gather = Callable[[Tensor], tuple[Tensor, int]]
+"""Rows ``[P, D]`` to those of all processes, and the index of the first of one's own; see ``gathering.gather_rows``."""
+
+
+def alone(rows: Tensor) -> tuple[Tensor, int]:
+    """The ``Gather`` of a single process."""
+    return rows, 0
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a term may depend on beside a micro-batch.
+
+    Attributes:
+        step: number of the optimizer step, from 0.
+        seed: of the run; what a term draws at random must depend on it, the step and ``Members.draws`` alone, so that a
+            resumed run draws the same.
+        progress: share of the run that is over, 0 to 1; None outside training, where weights have no schedule.
+        gather: brings in rows of other processes, with gradients; to be called equally often on each.
+        averaged: a batch and a layer to the hidden states ``[R * T, D]`` under averaged weights; None if none are kept.
+    """
+
+    step: int = 0
+    seed: int = 42
+    progress: float | None = None
+    gather: Gather = alone
+    averaged: Callable[[Batch, int], Tensor] | None = None
+
+
+@dataclass
+class Term(ABC):
+    """One part of the objective, a mean over what it counts.
+
+    The trainer adds up the counts of a whole optimizer step, over accumulation and processes, divides each term's sums
+    by its own count, and adds up the weighted means. So a term is right under accumulation, DDP and FSDP without knowing
+    of them.
+
+    Attributes:
+        weight: of the mean in the objective.
+    """
+
+    name: ClassVar[str]
+    """Name in logs, such as ``lm_loss``; :func:`term` sets it."""
+    words: ClassVar[str]
+    """What people are told that it is."""
+    layers: ClassVar[tuple[int, ...]] = (-1,)
+    """Hidden states that it reads with ``Encoded.at``."""
+    of_pairs: ClassVar[bool] = False
+    """It is a mean over pairs of views: there is none in regular training and in steps without views."""
+
+    head_name: ClassVar[str | None] = None
+    """What its own weights are called; None for its name."""
+
+    weight: float = 1.0
+
+    @abstractmethod
+    def count(self, batch: Batch) -> int:
+        """What the mean is over: labels, pairs, tokens ...; known before the forward pass."""
+
+    @abstractmethod
+    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+        """The sum over the micro-batch, a float32 scalar; with gradient 0, not none, where there is nothing to sum."""
+
+    @property
+    def compares_pairs(self) -> bool:
+        """Whether it depends on which pairs share a micro-batch."""
+        return False
+
+    def weight_at(self, progress: float | None) -> float:
+        """The weight at a share of the run, 0 to 1; None for the weight itself."""
+        del progress
+        return self.weight
+
+    @property
+    def logged_weight(self) -> str | None:
+        """Under which name the weight is logged where it changes over the run; None where it does not."""
+        return None  # noqa: RET501
+
+    def modules(self, config: Any) -> nn.Module | None:
+        """Weights of its own, trained and resumed with the model and no part of what is saved as the model.
+
+        They are found again in ``encoded.heads[name]`` (or ``head_name``).
+
+        Args:
+            config: of the model's decoder (``model.config.get_text_config()``).
+        """
+        del config
+        return None  # noqa: RET501  # the value is what the caller asks for
+
+    @classmethod
+    def from_config(cls, config: JepaConfig, seed: int) -> Self | None:
+        """The term that a configuration describes; None where it has none."""
+        del config, seed
+        return None  # noqa: RET501
+
+
+TERMS: dict[str, type[Term]] = {}
+"""All terms by name, in the order in which they are logged."""
+
+
+def term(name: str, words: str | None = None) -> Callable[[type[Term]], type[Term]]:
+    """Register a class of terms.
+
+    Args:
+        name: in logs.
+        words: what people are told; None for the name.
+    """
+
+    def register(cls: type[Term]) -> type[Term]:
+        cls.name, cls.words = name, words or name
+        TERMS[name] = cls
+        return cls
+
+    return register
+
+
+def scheduled(weight: float, schedule: str, warmup: float, progress: float | None) -> float:
+    """A weight that changes over the run.
+
+    Args:
+        weight: the largest.
+        schedule: ``constant``; ``warmup`` rises from 0 over the first share of the run; ``cosine`` falls to 0 along half
+            a cosine.
+        warmup: that share.
+        progress: share of the run that is over; None for the weight itself.
+    """
+    if progress is None or schedule == "constant":
+        return weight
+    if schedule == "warmup":
+        return weight * min(1.0, progress / warmup)
+    return weight * 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,0 +1,117 @@
+"""What a line of logs says of the steps since the last one: losses, monitors, speed. The only list of its columns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from stepjepa.batch.collate import Batch
+from stepjepa.objectives.monitors import Window, share
+from stepjepa.objectives.objective import Losses, Objective
+
+Total = Callable[[Sequence[float]], list[float]]
+"""Numbers of this process to their sums over all processes."""
+
+# Running sums beside the terms, as they travel between processes.
+_SUMS = ["steps", "jepa_steps", "matched", "shuffled", "pairs", "crossings"]
+_SUMS += ["tokens", "records", "records_with_views", "records_without_pair"]
+
+
+class Meter:
+    """Measures training between two lines of logs.
+
+    Args:
+        objective: whose terms are logged.
+        total: sums numbers over processes.
+        processes: number of them.
+
+    Attributes:
+        num_tokens: tokens computed so far, over all processes, padding not counted.
+    """
+
+    def __init__(self, objective: Objective, total: Total, processes: int) -> None:
+        self._objective = objective
+        self._total = total
+        self._processes = processes
+        self._window = Window()
+        self._left_out = False
+        self.num_tokens = 0.0
+        self.start()
+
+    def start(self) -> None:
+        """Begin a new line."""
+        self._window.reset()
+        self._start = time.perf_counter()
+
+    def pause(self, seconds: float) -> None:
+        """Take time out that was not spent on training."""
+        self._start += seconds
+
+    def begin_step(self, counts: Mapping[str, float]) -> None:
+        """Begin an optimizer step whose terms count so much."""
+        self._window.mark()
+        self._window.add(steps=1, jepa_steps=float(self._has_views(counts)))
+
+    def leave_out(self) -> None:
+        """Forget the step that was begun last: it is not taken."""
+        self._left_out = True
+        self._window.back()
+
+    def add(self, batch: Batch, losses: Losses, counts: Mapping[str, float]) -> None:
+        """Take in a micro-batch of the step."""
+        records, without_pair = batch["num_records"]
+        self._window.add(**losses.parts, loss=losses.loss, tokens=batch["num_tokens"].sum(), records=records)
+        # A step that loss dropout leaves without views says nothing about pairs.
+        views = self._has_views(counts)
+        self._window.add(records_with_views=records * views, records_without_pair=without_pair * views)
+        if len(losses.source):
+            self._window.add_pairs(losses.source, losses.target)
+
+    def _has_views(self, counts: Mapping[str, float]) -> bool:
+        return any(counts[name] > 0 for name in self._objective.of_pairs)
+
+    def pending_tokens(self) -> float:
+        """Tokens computed so far, those since the last line among them."""
+        (pending,) = self._total(self._window.totals(["tokens"]))
+        return self.num_tokens + pending
+
+    def line(self, logs: Mapping[str, float], progress: float, more: Mapping[str, float]) -> dict[str, float]:
+        """A line of logs, after which a new one begins.
+
+        Args:
+            logs: of the Trainer: ``loss``, ``grad_norm``, ``learning_rate``.
+            progress: share of the run at the last step, for weights with a schedule.
+            more: further columns.
+        """
+        objective = self._objective
+        names = ["loss", *objective.names, *_SUMS]
+        sums = dict(zip(names, self._total(self._window.totals(names)), strict=True))
+        seconds = max(time.perf_counter() - self._start, 1e-9)
+        steps, jepa_steps = sums["steps"] / self._processes, sums["jepa_steps"] / self._processes
+        self.num_tokens += sums["tokens"]
+        line = dict(logs)
+        if self._left_out:
+            # The Trainer divides its sum by all steps, those that were left out among them.
+            del line["loss"]
+            line |= share("loss", sums["loss"], steps)
+        self._left_out = False
+        line |= more
+        for name in objective.names:
+            line |= share(name, sums[name], jepa_steps if name in objective.of_pairs else steps)
+        line |= {
+            "num_tokens": self.num_tokens,
+            "tokens_per_second": sums["tokens"] / seconds,
+            "records_per_second": sums["records"] / seconds,
+        }
+        if objective.of_pairs:
+            named = {each.logged_weight: each.weight_at(progress) for each in objective.terms.values()}
+            line |= {
+                **{name: weight for name, weight in named.items() if name is not None},
+                **share("matched_similarity", sums["matched"], sums["pairs"]),
+                **share("shuffled_similarity", sums["shuffled"], sums["crossings"]),
+                **self._window.geometry(),
+                "pairs_per_second": sums["pairs"] / seconds,
+                **share("without_pair_share", sums["records_without_pair"], sums["records_with_views"]),
+            }
+        self.start()
+        return line
