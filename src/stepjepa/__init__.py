@@ -13,45 +13,61 @@ __version__ = "0.1.0"
 _HOME = {
     "JepaConfig": "config",
     "JepaTrainer": "training.trainer",
+    "jepa_loss": "objectives.objective",
+    "Objective": "objectives.objective",
     "LoraSettings": "models.loading",
     "add_lora": "models.loading",
     "load_for_inference": "models.loading",
     "load_model": "models.loading",
+    "set_up": "models.setup",
     "Record": "data.records",
     "read_records": "data.records",
-    "Forest": "forests.forest",
-    "Segment": "forests.forest",
-    "ForestBuilder": "forests.segments",
-    "ForestCollator": "forests.collate",
-    "Objective": "objectives.objective",
+    "prepare": "batch.dataset",
+    "RecordStream": "batch.stream",
+    "Collator": "batch.collate",
+    "Batch": "batch.collate",
+    "Sequence": "batch.sequences",
+    "layout": "batch.layouts",
+    "Term": "objectives.term",
+    "term": "objectives.term",
+    "Context": "objectives.term",
+    "Encoded": "models.encode",
+    "LMLoss": "objectives.lm",
+    "PromptLoss": "objectives.lm",
+    "Alignment": "objectives.alignment",
     "Cosine": "objectives.alignment",
     "InfoNCE": "objectives.alignment",
     "L2": "objectives.alignment",
     "MSE": "objectives.alignment",
+    "SIGReg": "objectives.regularizers",
+    "Variance": "objectives.regularizers",
+    "Covariance": "objectives.regularizers",
+    "Tube": "objectives.tube",
     "UserError": "errors",
     "effective_rank": "objectives.monitors",
-    "enable_forest": "models.attention",
-    "forest_visibility": "models.attention",
-    "forward": "models.embeddings",
-    "prepare": "forests.preparation",
 }
 
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604  # the names are strings, from the table above
 
 if TYPE_CHECKING:
+    from stepjepa.batch.collate import Batch, Collator
+    from stepjepa.batch.dataset import prepare
+    from stepjepa.batch.layouts import layout
+    from stepjepa.batch.sequences import Sequence
+    from stepjepa.batch.stream import RecordStream
     from stepjepa.config import JepaConfig
     from stepjepa.data.records import Record, read_records
     from stepjepa.errors import UserError
-    from stepjepa.forests.collate import ForestCollator
-    from stepjepa.forests.forest import Forest, Segment
-    from stepjepa.forests.preparation import prepare
-    from stepjepa.forests.segments import ForestBuilder
-    from stepjepa.models.attention import enable_forest, forest_visibility
-    from stepjepa.models.embeddings import forward
+    from stepjepa.models.encode import Encoded
     from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, load_model
-    from stepjepa.objectives.alignment import L2, MSE, Cosine, InfoNCE
+    from stepjepa.models.setup import set_up
+    from stepjepa.objectives.alignment import L2, MSE, Alignment, Cosine, InfoNCE
+    from stepjepa.objectives.lm import LMLoss, PromptLoss
     from stepjepa.objectives.monitors import effective_rank
-    from stepjepa.objectives.objective import Objective
+    from stepjepa.objectives.objective import Objective, jepa_loss
+    from stepjepa.objectives.regularizers import Covariance, SIGReg, Variance
+    from stepjepa.objectives.term import Context, Term, term
+    from stepjepa.objectives.tube import Tube
     from stepjepa.training.trainer import JepaTrainer
 
 

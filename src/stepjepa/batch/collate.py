@@ -108,6 +108,7 @@ class Collator:
         row_length: most tokens of a row of trees.
         share_prefixes: share common beginnings over the whole micro-batch, not only within a record.
         prompt_labels: also label the tokens of the prompt.
+        positions: most tokens of a sequence that the model has positions for; None for no limit.
         pad_id: token id of padding; any does, since nothing sees padding and it has no labels.
     """
 
@@ -118,6 +119,7 @@ class Collator:
     row_length: int = 512
     share_prefixes: bool = True
     prompt_labels: bool = False
+    positions: int | None = None
     pad_id: int = 0
 
     @classmethod
@@ -134,10 +136,22 @@ class Collator:
         return cls(config.layout, np.asarray(predictors, np.int32), reading, **options)
 
     def sequences(self, item: Item) -> list[Sequence]:
-        """What a record becomes."""
-        if not item.with_views:
-            return without_views(item.record)
-        return LAYOUTS[self.layout].place(item.record, self.predictors, self.reading)
+        """What a record becomes.
+
+        Raises:
+            ValueError: a sequence is longer than the model has positions.
+        """
+        if item.with_views:
+            found = LAYOUTS[self.layout].place(item.record, self.predictors, self.reading)
+        else:
+            found = without_views(item.record)
+        longest = max(map(len, found))
+        if self.positions is not None and longest > self.positions:
+            raise ValueError(
+                f"expected sequences of at most {self.positions} tokens (the model's max_position_embeddings), got "
+                f"{longest} in the record at line {item.record.line}; set max_length to {self.positions} or less"
+            )
+        return found
 
     def __call__(self, items: Iterable[Item | None]) -> Batch:
         """Collate; None stands for a place that an uneven last batch leaves empty."""

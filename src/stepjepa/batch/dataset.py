@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import datasets
 import numpy as np
@@ -23,6 +23,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from stepjepa.batch.collate import Item
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.sampler import Key
 from stepjepa.batch.sequences import Ids, Pair, TokenizedRecord, View
@@ -59,20 +60,6 @@ WITHOUT_EFFECT = frozenset(
         "encoding",
     )
 )
-
-
-class Item(NamedTuple):
-    """A record as it is trained on in one epoch.
-
-    Attributes:
-        record: its tokens.
-        with_views: its views are run.
-        draw: epoch and index of the record, which decide what is drawn at random for it.
-    """
-
-    record: TokenizedRecord
-    with_views: bool = True
-    draw: tuple[int, int] = (0, 0)
 
 
 class TokenizedDataset(Dataset[Item | None]):

@@ -7,7 +7,6 @@ no record is read twice in an epoch, and a resumed run reads past what was train
 
 from __future__ import annotations
 
-import logging
 import os
 import zlib
 from collections import Counter
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import datasets
 from accelerate.utils import gather_object
 from datasets.iterable_dataset import ExamplesIterable
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
@@ -36,32 +35,8 @@ from stepjepa.files import existing_file, write_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-logger = logging.getLogger(__name__)
-
 STREAM_FILE = "stream.json"
 """In a checkpoint: what had been met of the stream."""
-
-
-class RecordFile:
-    """The records of a JSON lines file, read again by every iteration; errors name file and line.
-
-    Args:
-        path: of the file.
-        bad: takes the lines that are wrong; None makes the first of them an error.
-
-    Raises:
-        UserError: it is missing, or no plain file (a pipe can't be read twice).
-    """
-
-    def __init__(self, path: str | os.PathLike[str], bad: BadRecords | None = None) -> None:
-        found = existing_file(path, "data file")
-        if not found.is_file():
-            raise UserError("is no plain file, and a stream is read once an epoch; name a file", path=found)
-        self.path = path
-        self.bad = bad
-
-    def __iter__(self) -> Iterator[Record]:
-        return iterate_records(self.path, self.bad)
 
 
 @dataclass(frozen=True)
@@ -69,24 +44,31 @@ class RecordStream:
     """What ``JepaTrainer`` trains on without holding more of it than a buffer.
 
     Args:
-        source: an iterable of records (dicts with ``messages``, or ``records.Record``) that can be iterated once for
-            every epoch: a :class:`RecordFile`, a torch or ``datasets`` ``IterableDataset``, or any other. A method
+        source: a JSON lines file, or an iterable of records (dicts with ``messages``, or ``records.Record``) that can
+            be iterated once for every epoch, such as a torch or ``datasets`` ``IterableDataset``. A method
             ``set_epoch`` is told the number of each epoch. Every process reads all of it, so it must neither divide
             itself among processes nor shuffle without a fixed seed.
         shuffle_buffer_size: records that ``datasets.IterableDataset.shuffle`` draws from; 0 keeps the order.
+        bad: takes the lines of a file that are wrong; None makes the first of them an error.
 
     Raises:
+        UserError: the file is missing, or no plain file (a pipe can't be read twice).
         ValueError: the source can be iterated only once, gives each process a part, or the size is negative.
 
     Example:
         >>> JepaTrainer(model, TrainingArguments("runs/a", max_steps=1000), JepaConfig(),
-        ...             train_dataset=RecordStream(RecordFile("train.jsonl"), shuffle_buffer_size=1000), ...)
+        ...             train_dataset=RecordStream("train.jsonl", shuffle_buffer_size=1000), ...)
     """
 
-    source: Iterable[Record | dict[str, Any]]
+    source: str | os.PathLike[str] | Iterable[Record | dict[str, Any]]
     shuffle_buffer_size: int = 0
+    bad: BadRecords | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.source, str | os.PathLike):
+            found = existing_file(self.source, "data file")
+            if not found.is_file():
+                raise UserError("is no plain file, and a stream is read once an epoch; name a file", path=found)
         if isinstance(self.source, Iterator):
             kind = type(self.source).__name__
             raise ValueError(f"expected records that can be read once an epoch, got a {kind}, which ends for good")
@@ -101,17 +83,14 @@ class RecordStream:
 
     def __iter__(self) -> Iterator[Record]:
         """All records, checked, in the order of the source."""
+        if isinstance(self.source, str | os.PathLike):
+            return iterate_records(self.source, self.bad)
         return as_records(self.source)
 
     @property
     def name(self) -> str:
         """What errors call the source: its file, or a label."""
-        return str(self.source.path) if isinstance(self.source, RecordFile) else "<memory>"
-
-    @property
-    def bad(self) -> BadRecords | None:
-        """The lines of its file that were passed over so far; None where they are errors."""
-        return self.source.bad if isinstance(self.source, RecordFile) else None
+        return str(self.source) if isinstance(self.source, str | os.PathLike) else "<memory>"
 
     def epoch(self, number: int, seed: int) -> Iterator[Record]:
         """One pass over the source, every record once, in an order that seed and number decide.
@@ -163,28 +142,16 @@ def refuse_for_stream(args: TrainingArguments, stream: RecordStream, track_flop:
         raise ValueError(
             f"max_steps: expected 1 or more with a stream, whose length is not known, got {args.max_steps}"
         )
-    strategy = str(args.train_sampling_strategy)
-    if strategy == "group_by_length":
-        raise ValueError(
-            "train_sampling_strategy: group_by_length needs the lengths of all records, which a stream does not tell; "
-            "leave it out"
-        )
-    if strategy == "sequential" and stream.shuffle_buffer_size:
+    if str(args.train_sampling_strategy) == "group_by_length" or track_flop:
+        name = "track_flop" if track_flop else "train_sampling_strategy group_by_length"
+        raise ValueError(f"{name}: needs the lengths of all records, which a stream does not tell; leave it out")
+    if str(args.train_sampling_strategy) == "sequential" and stream.shuffle_buffer_size:
         raise ValueError(
             f"train_sampling_strategy: sequential keeps the order that shuffle_buffer_size "
             f"{stream.shuffle_buffer_size} changes; leave one out"
         )
-    if track_flop:
-        raise ValueError(
-            "track_flop: compares with regular training on the same records, whose lengths a stream does not tell; "
-            "leave it out"
-        )
     if not getattr(args, "dataloader_in_order", True):
         raise ValueError("dataloader_in_order: expected True with a stream, whose steps are made in their order")
-    if getattr(args.accelerator_config, "dispatch_batches", None):
-        raise ValueError(
-            "accelerator_config: dispatch_batches does nothing with a stream, which every process reads; leave it out"
-        )
 
 
 # -- micro-batches -----------------------------------------------------------------------------------------------------
@@ -213,46 +180,35 @@ class Share:
     digest: int = 0
 
 
-class StreamSampler(Sampler[Any]):
+@dataclass(frozen=True)
+class StreamSampler:
     """Yields the micro-batches of one process, each a :class:`Share`, for the whole of a run.
 
     A step takes the next records of the stream; they are dealt out to the processes in turn. When an epoch is over, its
     last step stays short, and the source is read again. Loss dropout is drawn as in ``StepSampler``.
 
-    Args:
+    Attributes:
         stream: of the records.
         batch_size: records of a micro-batch.
-        accumulation: micro-batches of a process in a step.
         steps: of the run.
+        accumulation: micro-batches of a process in a step.
         rank: of this process.
         world: number of processes.
         seed: of the order and of loss dropout.
         jepa_ratio: share of steps whose views are run.
     """
 
-    def __init__(
-        self,
-        stream: RecordStream,
-        batch_size: int,
-        *,
-        accumulation: int = 1,
-        steps: int,
-        rank: int = 0,
-        world: int = 1,
-        seed: int = 0,
-        jepa_ratio: float = 1.0,
-    ) -> None:
-        self._stream = stream
-        self._batch_size = batch_size
-        self._accumulation = accumulation
-        self._steps = steps
-        self._rank = rank
-        self._world = world
-        self._seed = seed
-        self._jepa_ratio = jepa_ratio
+    stream: RecordStream
+    batch_size: int
+    steps: int
+    accumulation: int = 1
+    rank: int = 0
+    world: int = 1
+    seed: int = 0
+    jepa_ratio: float = 1.0
 
     def __len__(self) -> int:
-        return self._steps * self._accumulation
+        return self.steps * self.accumulation
 
     def __iter__(self) -> Iterator[Share]:
         """The shares.
@@ -260,31 +216,26 @@ class StreamSampler(Sampler[Any]):
         Raises:
             UserError: a record is wrong, or the source has no records, in the first epoch or in a later one.
         """
-        size = self._batch_size * self._accumulation * self._world
-        left, epoch, digest = self._steps, 0, 0
+        size = self.batch_size * self.accumulation * self.world
+        left, epoch, digest = self.steps, 0, 0
         while left:
-            records = self._stream.epoch(epoch, self._seed)
-            members = list(islice(records, size))
-            if not members:
-                raise UserError(_nothing(epoch), path=self._stream.name)
-            number = 0
-            while left and members:
+            records, number = self.stream.epoch(epoch, self.seed), 0
+            ahead = list(islice(records, 1))
+            if not ahead:
+                raise UserError(_nothing(epoch), path=self.stream.name)
+            while left and ahead:
+                members = [*ahead, *islice(records, size - 1)]
                 left -= 1
                 # After the last step nothing is read that is not trained on.
-                following = list(islice(records, size)) if left and len(members) == size else []
+                ahead = list(islice(records, 1)) if left and len(members) == size else []
+                ends = len(members) < size or (left > 0 and not ahead)
+                views = draw(self.seed, epoch, number) < self.jepa_ratio
                 before, digest = digest, _digest(members, digest)
-                common = Share(
-                    with_views=draw(self._seed, epoch, number) < self._jepa_ratio,
-                    epoch=epoch,
-                    ends_epoch=len(members) < size or (left > 0 and not following),
-                    digest_before=before,
-                    digest=digest,
-                )
-                for part in range(self._accumulation):
-                    start = (part * self._world + self._rank) * self._batch_size
-                    own = tuple(members[start : start + self._batch_size])
-                    yield replace(common, records=own, first=number * size + start)
-                members, number = following, number + 1
+                for part in range(self.accumulation):
+                    start = (part * self.world + self.rank) * self.batch_size
+                    own = tuple(members[start : start + self.batch_size])
+                    yield Share(own, number * size + start, views, epoch, ends, before, digest)
+                number += 1
             epoch += 1
 
 
@@ -365,7 +316,9 @@ class StreamCollator:
     def __call__(self, made: tuple[list[Item], Met]) -> dict[str, Any]:
         """Collate what ``StreamDataset`` made."""
         items, met = made
-        return {**self.collate(items), "met": met}
+        batch = self.collate(items)
+        batch["met"] = met
+        return batch
 
 
 def stream_loader(
@@ -379,8 +332,8 @@ def stream_loader(
     sampler = StreamSampler(
         stream,
         args.train_batch_size,
+        args.max_steps,
         accumulation=args.gradient_accumulation_steps,
-        steps=args.max_steps,
         rank=args.process_index,
         world=args.world_size,
         seed=args.seed if args.data_seed is None else args.data_seed,
@@ -388,7 +341,7 @@ def stream_loader(
     )
     return DataLoader(
         StreamDataset(tokenizer, config),
-        batch_sampler=sampler,
+        batch_sampler=sampler,  # type: ignore[arg-type]  # of shares
         collate_fn=StreamCollator(collate),  # type: ignore[arg-type]  # of what the data set makes
         num_workers=args.dataloader_num_workers,
         pin_memory=args.dataloader_pin_memory,
@@ -506,41 +459,19 @@ class StreamCallback(TrainerCallback):
         tally: gives the run's tally, settled once a step.
         config: whether there should be pairs.
         name: of the stream.
-        say_found: says what was met, with the words that it is given.
     """
 
-    def __init__(
-        self, tally: Callable[[], Tally], config: JepaConfig, name: str, say_found: Callable[[str], None]
-    ) -> None:
+    def __init__(self, tally: Callable[[], Tally], config: JepaConfig, name: str) -> None:
         self._tally = tally
         self._config = config
         self._name = name
-        self._say_found = say_found
-        self._warned = False
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Say what a resumed run waits for."""
-        if state.global_step and not args.ignore_data_skip:
-            self._say_found("trained on before the checkpoint and now read past")
-
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Warn once where there is nothing yet for views to be trained on."""
-        totals = self._tally().totals
-        if self._warned or not self._config.uses_views or not totals["records"] or totals["pairs"]:
-            return
-        self._warned = True
-        if state.is_world_process_zero:
-            logger.warning(
-                "none of the first %d records has a pair; check --step_separator and --max_length", totals["records"]
-            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Report the epoch, and ask for what is to be done at its end."""
+        """Refuse an epoch without a pair, and ask for what is to be done at its end."""
         tally = self._tally()
         if not tally.share.ends_epoch:
             return
         refuse_useless(tally.totals, self._config, self._name)
-        self._say_found(f"epoch {tally.epochs} is over")
         # The end of the run is the Trainer's own.
         if state.global_step < state.max_steps:
             control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH

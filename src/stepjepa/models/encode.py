@@ -136,7 +136,9 @@ def encode(
     def catch(_module: nn.Module, _args: Any, output: Any) -> Any:
         caught.append({each: flat_states(output, each) for each in wanted})
         last = output[0][:1, :1]
-        return (last, *output[1:]) if isinstance(output, tuple) else type(output)(**{**output, "last_hidden_state": last})
+        return (
+            (last, *output[1:]) if isinstance(output, tuple) else type(output)(**{**output, "last_hidden_state": last})
+        )
 
     def before_head(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         results.append(evaluate(Encoded(caught[-1], batch, layer, head, find_heads(model))))
@@ -160,7 +162,9 @@ def encode(
         for handle in handles:
             handle.remove()
     if len(results) != 1:
-        raise ValueError(f"expected {type(model).__name__} to call its LM head once in a pass, got {len(results)} times")
+        raise ValueError(
+            f"expected {type(model).__name__} to call its LM head once in a pass, got {len(results)} times"
+        )
     return results[0]
 
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -284,6 +283,8 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequ
     """
     from peft import LoraConfig, get_peft_model
 
+    from stepjepa.models.adapters import carry_rows
+
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.rank,
@@ -293,9 +294,7 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequ
         trainable_token_indices=list(trainable_ids) or None,
     )
     wrapped = get_peft_model(model, config)
-    # The trained rows are in the adapter, and the others are the base's: a copy of the whole embedding, which PEFT adds
-    # when it finds the vocabulary resized, would only make the adapter large.
-    wrapped.save_pretrained = partial(wrapped.save_pretrained, save_embedding_layers=False)
+    carry_rows(wrapped)
     wrapped.enable_input_require_grads()  # gradient checkpointing needs a gradient at the frozen embedding's output
     return wrapped
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.config import JepaConfig
+from stepjepa.models.adapters import train_rows
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.encode import check_layer
 from stepjepa.models.flex import uses_flex
 from stepjepa.models.probe import choose_encoding
-from stepjepa.models.token_rows import give_plain_tokens, give_predictors
-from stepjepa.text.predictors import all_predictor_ids
+from stepjepa.models.token_rows import adapter_ids, give_plain_tokens, give_predictors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,13 +45,10 @@ def set_up(model: Any, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, s
     if config.plain:
         give_plain_tokens(base, tokenizer, seed)
     if config.uses_views:
-        missing = config.predictors - len(all_predictor_ids(tokenizer))
-        if hasattr(model, "peft_config") and missing > 0:
-            raise ValueError(
-                f"expected a PEFT model with {config.predictors} trained predictor tokens, got {missing} too few; "
-                "call load_model(..., predictors=K) and add_lora(model, settings, all_predictor_ids(tokenizer)) first"
-            )
         give_predictors(base, tokenizer, config.predictors, seed)
+    new = adapter_ids(tokenizer, plain=config.plain) if config.plain or config.uses_views else []
+    if hasattr(model, "peft_config") and new:
+        train_rows(model, new)
     return set_up_attention(model, config)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from typing import cast
 
 from transformers import TrainingArguments
 
 from stepjepa.config import JepaConfig
+from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.dataset import Prepared
 from stepjepa.batch.sampler import STRATEGIES
 from stepjepa.objectives.objective import Objective
@@ -69,11 +70,16 @@ def refuse_sharding(config: JepaConfig, answer_scores: object | None) -> None:
         )
 
 
-def check_positions(model: Any, prepared: Sequence[Prepared | None]) -> None:
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    longest = max((each.longest for each in prepared if each), default=0)
-    if limit is not None and longest > limit:
-        raise ValueError(
-            f"expected rows of at most {limit} positions (the model's max_position_embeddings), got {longest}; "
-            f"set max_length to {limit} or less"
-        )
+def check_positions(collator: Collator, prepared: Sequence[Prepared | None]) -> None:
+    """Refuse records that are longer than the model has positions, before the first step.
+
+    Raises:
+        ValueError: a sequence is longer.
+    """
+    for data in prepared:
+        if data is None or collator.positions is None or not len(data.dataset):
+            continue
+        # A view by itself can be longer than the text that it is of, by its template; twice as long it is not.
+        if 2 * int(data.dataset.lengths.max()) + len(collator.predictors) > collator.positions:
+            for number in range(len(data.dataset)):
+                collator.sequences(cast(Item, data.dataset[number]))

@@ -187,7 +187,9 @@ class NonfiniteGuard(TrainerCallback):
                     with accelerator.no_sync(model=model):
                         with trainer.compute_loss_context_manager():
                             batch = trainer._prepare_inputs(micro.batch)
-                            part = jepa_loss(model, batch, trainer.objective, micro.counts, trainer.context()).parts[name]
+                            part = jepa_loss(model, batch, trainer.objective, micro.counts, trainer.context()).parts[
+                                name
+                            ]
                         (part * scale).backward()
                     if not math.isfinite(gradient_norm(model)):
                         values[name] = float(part.detach())

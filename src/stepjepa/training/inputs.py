@@ -16,8 +16,8 @@ from typing import Any
 from transformers import TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 
+from stepjepa.batch.stream import RecordStream
 from stepjepa.data.records import BadRecords, Record, bad_records, read_records, tell_bad_records
-from stepjepa.data.streams import RecordFile, RecordStream
 from stepjepa.errors import UserError
 from stepjepa.files import fingerprint
 from stepjepa.run_folder import is_main_process
@@ -48,7 +48,7 @@ def open_stream(args: argparse.Namespace) -> RecordStream:
     size = args.shuffle_buffer_size
     if size is None:
         size = 0 if args.training.get("train_sampling_strategy") == "sequential" else SHUFFLE_BUFFER
-    return RecordStream(RecordFile(args.train_file, bad_records(args.bad_records)), size)
+    return RecordStream(args.train_file, size, bad_records(args.bad_records))
 
 
 def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dict[str, Any]]:

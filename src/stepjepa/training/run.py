@@ -18,11 +18,11 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 
 from stepjepa.batch.dataset import CacheDir, Prepared, prepare
+from stepjepa.batch.stream import RecordStream
 from stepjepa.compute.equal_compute import EqualCompute, equal_compute
 from stepjepa.compute.flop_callback import EqualComputeCallback
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.data.streams import RecordStream
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores, spread
 from stepjepa.files import fingerprint

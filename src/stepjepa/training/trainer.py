@@ -18,6 +18,16 @@ from transformers.trainer_utils import rotate_checkpoints, speed_metrics
 from stepjepa.batch.collate import Batch, Collator
 from stepjepa.batch.dataset import Data, Prepared, prepare
 from stepjepa.batch.sampler import StepSampler
+from stepjepa.batch.stream import (
+    STREAM_FILE,
+    RecordStream,
+    StreamCallback,
+    StreamDataset,
+    Tally,
+    as_stream,
+    refuse_for_stream,
+    stream_loader,
+)
 from stepjepa.compute.equal_compute import Plan
 from stepjepa.compute.flop_callback import FlopTracker
 from stepjepa.compute.flops import FlopModel
@@ -67,7 +77,8 @@ class JepaTrainer(Trainer):
         model: a causal language model, or a PEFT wrapper of one.
         args: ``TrainingArguments``. ``remove_unused_columns`` is switched off: batches are made here.
         jepa: mode, layout and objective; the defaults are those of LLM-JEPA.
-        train_dataset: records, see ``batch.dataset.prepare``.
+        train_dataset: records, see ``batch.dataset.prepare``; or a stream of them, see ``batch.stream.as_stream``, for
+            which ``args.max_steps`` is needed.
         eval_dataset: the same, for ``evaluate``.
         processing_class: the tokenizer; predictor tokens are added to it and to the model where they are missing.
         callbacks: further callbacks.
@@ -106,7 +117,7 @@ class JepaTrainer(Trainer):
         args: TrainingArguments,
         jepa: JepaConfig | None = None,
         *,
-        train_dataset: Data | Prepared | None = None,
+        train_dataset: Data | Prepared | RecordStream | None = None,
         eval_dataset: Data | Prepared | None = None,
         processing_class: PreTrainedTokenizerBase,
         callbacks: Sequence[TrainerCallback] = (),
@@ -129,16 +140,22 @@ class JepaTrainer(Trainer):
             args.ddp_find_unused_parameters = False
         self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)
         attach_heads(model, self.objective.heads(base_model(model).config.get_text_config()))
-        self.prepared = self._prepare(train_dataset, processing_class, "training data")
+        self.stream, self.tally = as_stream(train_dataset), Tally()
+        if self.stream is not None:
+            refuse_for_stream(args, self.stream, track_flop)
+        to_prepare = None if self.stream is not None else train_dataset
+        self.prepared = self._prepare(to_prepare, processing_class, "training data")
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
-        check_positions(base_model(model), [self.prepared, self.prepared_eval])
+        collator = self._collator(model, processing_class, args)
+        check_positions(collator, [self.prepared, self.prepared_eval])
         if train_dataset is not None:
             refuse_flex_training(base_model(model), args.device)
+        streamed = None if self.stream is None else StreamDataset(processing_class, self.jepa)
         super().__init__(
             model=model,
             args=args,
-            data_collator=self._collator(model, processing_class, args),
-            train_dataset=self.prepared.dataset if self.prepared else None,
+            data_collator=collator,
+            train_dataset=self.prepared.dataset if self.prepared else streamed,
             eval_dataset=self.prepared_eval.dataset if self.prepared_eval else None,
             processing_class=processing_class,
             callbacks=[EpochCallback(), MetricsCallback(), CollapseCallback(), *callbacks],
@@ -173,6 +190,9 @@ class JepaTrainer(Trainer):
         self.selective = False
         self.meter = Meter(self.objective, self._total, self.accelerator.num_processes)
 
+        if self.stream is not None:
+            self.add_callback(StreamCallback(lambda: self.tally, self.jepa, self.stream.name))
+
     def _prepare(self, data: Data | Prepared | None, tokenizer: Any, what: str) -> Prepared | None:
         if data is None or isinstance(data, Prepared):
             return data
@@ -187,6 +207,7 @@ class JepaTrainer(Trainer):
             row_length=row_length,
             share_prefixes=self.jepa.share_prefixes,
             prompt_labels="prompt_loss" in self.objective.terms,
+            positions=getattr(base_model(model).config.get_text_config(), "max_position_embeddings", None),
             pad_id=tokenizer.pad_token_id or 0,
         )
 
@@ -208,11 +229,21 @@ class JepaTrainer(Trainer):
             tight=not self.objective.compares_pairs,
         )
 
+    def get_train_dataloader(self) -> Any:
+        """As in Trainer; a stream gives each process its own share already, and is not split again."""
+        if self.stream is None:
+            return super().get_train_dataloader()
+        return stream_loader(self.stream, self.processing_class, self.jepa, self.args, self.data_collator)
+
     # -- the step -----------------------------------------------------------------------------------------------------
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         """As in Trainer: the micro-batches of a step, with what its terms count over accumulation and processes."""
+        if self.stream is not None:
+            epoch_iterator = map(self.tally.meet, epoch_iterator)
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self.stream is not None:
+            self.tally.settle()
         counts = self._counts(batches)
         self.guard.begin_step()
         self.meter.begin_step(counts)
@@ -295,9 +326,14 @@ class JepaTrainer(Trainer):
             ValueError: there are no training records.
         """
         if self.prepared is None:
-            raise ValueError("plan: expected training records, got none; pass train_dataset to JepaTrainer")
+            raise ValueError("plan: expected training records of known lengths, got none, or a stream")
         return Plan.of(
-            self.flops, self.prepared.dataset, self._get_train_sampler(), self.data_collator, args=self.args, jepa=self.jepa
+            self.flops,
+            self.prepared.dataset,
+            self._get_train_sampler(),
+            self.data_collator,
+            args=self.args,
+            jepa=self.jepa,
         )
 
     def floating_point_ops(self, inputs: Batch) -> int:
@@ -316,6 +352,8 @@ class JepaTrainer(Trainer):
         self._loading = True
         self.guard.load(Path(resume_from_checkpoint) if isinstance(resume_from_checkpoint, str) else None)
         checkpoint = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
+        if self.stream is not None:
+            self.tally = Tally()
         with naming_damage(checkpoint, lambda: self._loading), naming_the_batch(self._describe_memory):
             result = super().train(resume_from_checkpoint, *args, **kwargs)
         self.guard.micros.clear()
@@ -340,18 +378,21 @@ class JepaTrainer(Trainer):
     @property
     def source(self) -> str:
         """What errors call the file of the training records."""
-        return self.prepared.source if self.prepared else "<memory>"
+        return self.stream.name if self.stream is not None else self.prepared.source if self.prepared else "<memory>"
 
     def found(self) -> dict[str, Any]:
-        """What ``run.json`` says of the training records: ``counts``, ``tokens`` and ``template`` of ``Prepared``."""
-        assert self.prepared is not None
-        tokens = self.prepared.tokens
+        """What ``run.json`` says of the training records: ``counts``, ``tokens`` and ``template`` of ``Prepared``.
+
+        Of a stream these are of the records trained on so far, in every epoch again.
+        """
+        if self.stream is not None:
+            found = self.tally.found(self.stream) | {"template": self.train_dataset.template()}
+        else:
+            assert self.prepared is not None
+            found = {name: getattr(self.prepared, name) for name in ("counts", "tokens", "template")}
+        tokens = found["tokens"]
         ratio = tokens["all"] / tokens["main"] if tokens["main"] else None
-        return {
-            "counts": self.prepared.counts,
-            "tokens": {**tokens, "ratio": ratio},
-            "template": self.prepared.template,
-        }
+        return found | {"tokens": {**tokens, "ratio": ratio}}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the terms, the monitors and the speed to a line of training logs."""
@@ -361,6 +402,7 @@ class JepaTrainer(Trainer):
                 # Of a step that was left out.
                 del logs["grad_norm"]
             more = {"nonfinite_steps": float(self.guard.skipped)} if self.guard.skipped else {}
+            more |= {} if self.stream is None else self.tally.columns()
             # The weights with a schedule are those of the last step.
             progress = max(self.state.global_step - 1, 0) / max(self.state.max_steps, 1)
             logs = self.meter.line(logs, progress, {**more, "total_flos": self.state.total_flos})
@@ -482,6 +524,8 @@ class JepaTrainer(Trainer):
         if self.ema is not None and not self.args.save_only_model:
             self.ema.save(folder)
         self.guard.save(folder)
+        if self.stream is not None:
+            self.tally.save(folder)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """As in Trainer, with the heads of terms in files of their own, and a model card.
@@ -552,6 +596,10 @@ class JepaTrainer(Trainer):
         refuse_other_shapes(self.optimizer)
         if self.ema is not None:
             self.ema.load(checkpoint)
+        if self.stream is not None:
+            self.tally = Tally.load(checkpoint, check=not self.args.ignore_data_skip)
+        elif (Path(checkpoint) / STREAM_FILE).is_file():
+            raise ValueError(f"expected a checkpoint of prepared records, got {checkpoint}, which was made on a stream")
         self.meter.num_tokens = float(self.state.num_input_tokens_seen)
 
     # -- uploads ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,149 @@
+"""The order of records: every one once, and the same steps however they are cut into micro-batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepjepa.batch.sampler import STRATEGIES, Key, StepSampler, draw
+
+COUNT = 101
+LENGTHS = np.random.default_rng(0).integers(5, 97, COUNT).tolist()
+each_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
+
+
+def epoch(number: int = 0, **options: Any) -> list[Key]:
+    sampler = StepSampler(options.pop("lengths", LENGTHS), options.pop("records_per_step", 8), **options)
+    sampler.set_epoch(number)
+    keys = list(sampler)
+    assert len(keys) == len(sampler)
+    return keys
+
+
+def micro_batches(keys: list[Key], size: int, processes: int) -> list[list[list[Key]]]:
+    """What each process gets, batch by batch: whole batches are dealt out in turn."""
+    batches = [keys[start : start + size] for start in range(0, len(keys), size)]
+    return [batches[process::processes] for process in range(processes)]
+
+
+def steps(keys: list[Key], size: int, processes: int, accumulation: int) -> list[set[Key]]:
+    """The records of each optimizer step over all processes, empty places left out."""
+    shares = micro_batches(keys, size, processes)
+    assert len({len(share) for share in shares}) == 1, "a process would wait for ever"
+    result = []
+    for start in range(0, len(shares[0]), accumulation):
+        chosen = [key for share in shares for batch in share[start : start + accumulation] for key in batch]
+        assert len(chosen) == len(set(chosen)) or any(key[0] < 0 for key in chosen)
+        result.append({key for key in chosen if key[0] >= 0})
+    return result
+
+
+@each_strategy
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 101])
+def test_every_record_once(strategy: str, count: int) -> None:
+    for number in range(3):
+        keys = epoch(number, lengths=LENGTHS[:count], strategy=strategy, multiple=4)
+        present = [key.record for key in keys if key.record >= 0]
+        assert sorted(present) == list(range(count))
+        assert len(keys) == -(-count // 4) * 4
+        # Empty places stand at the very end.
+        assert keys[:count] == [key for key in keys if key[0] >= 0]
+        assert set(keys[count:]) <= {Key(-1, False, number)}
+
+
+@each_strategy
+def test_steps_do_not_depend_on_how_they_are_cut(strategy: str) -> None:
+    options = {"strategy": strategy, "jepa_ratio": 0.5, "seed": 3}
+    for number in range(3):
+        whole = steps(epoch(number, multiple=8, **options), 8, 1, 1)
+        assert sum(len(step) for step in whole) == COUNT
+        assert steps(epoch(number, multiple=1, **options), 1, 1, 8) == whole
+        assert steps(epoch(number, multiple=8, **options), 4, 2, 1) == whole
+        assert steps(epoch(number, multiple=4, **options), 2, 2, 2) == whole
+        assert steps(epoch(number, multiple=2, **options), 2, 1, 4) == whole
+
+
+@each_strategy
+def test_the_order_is_a_function_of_seed_and_epoch(strategy: str) -> None:
+    keys = epoch(2, strategy=strategy, seed=5, jepa_ratio=0.5)
+    np.random.seed(1)
+    assert epoch(2, strategy=strategy, seed=5, jepa_ratio=0.5) == keys
+    indices = [key.record for key in keys]
+    for number, seed in [(1, 5), (2, 6)]:
+        other = epoch(number, strategy=strategy, seed=seed, jepa_ratio=0.5)
+        assert (indices == [key.record for key in other]) == (strategy == "sequential")
+        assert [key.with_views for key in other] != [key.with_views for key in keys]
+
+
+def test_a_sampler_can_be_read_twice() -> None:
+    sampler = StepSampler(LENGTHS, 8, seed=1)
+    assert list(sampler) == list(sampler)
+    sampler.set_epoch(1)
+    assert sampler.epoch == 1
+
+
+def test_views_are_dropped_by_whole_steps() -> None:
+    lengths = [7] * 8000
+    for ratio in (0.0, 0.25, 0.75, 1.0):
+        keys = epoch(lengths=lengths, jepa_ratio=ratio)
+        drawn = []
+        for start in range(0, len(keys), 8):
+            (views,) = {key.with_views for key in keys[start : start + 8]}
+            drawn.append(views)
+        assert len(drawn) == 1000
+        assert np.mean(drawn) == pytest.approx(ratio, abs=0.0 if ratio in (0.0, 1.0) else 0.05)
+
+
+def test_sequential_keeps_the_files_order_of_steps() -> None:
+    keys = epoch(strategy="sequential")
+    for number, start in enumerate(range(0, COUNT, 8)):
+        chosen = [key.record for key in keys[start : start + 8]]
+        assert sorted(chosen) == list(range(8 * number, min(8 * number + 8, COUNT)))
+        assert [LENGTHS[index] for index in chosen] == sorted(LENGTHS[index] for index in chosen)
+
+
+def padding(keys: list[Key], lengths: list[int], size: int) -> int:
+    batches = [[lengths[key.record] for key in keys[start : start + size]] for start in range(0, len(keys), size)]
+    return sum(max(batch) * len(batch) - sum(batch) for batch in batches)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_sorting_saves_padding(size: int) -> None:
+    lengths = np.random.default_rng(1).integers(5, 97, 400).tolist()
+    unsorted = [Key(int(index)) for index in np.random.default_rng(2).permutation(400)]
+    random = padding(epoch(lengths=lengths), lengths, size)
+    grouped = padding(epoch(lengths=lengths, strategy="group_by_length"), lengths, size)
+    assert grouped < 0.2 * padding(unsorted, lengths, size)
+    assert grouped < random
+    if size < 8:  # the records of a step are sorted in any case
+        assert random < 0.8 * padding(unsorted, lengths, size)
+
+
+def test_grouped_steps_come_in_random_order() -> None:
+    keys = epoch(strategy="group_by_length", lengths=list(range(400)))
+    means = [np.mean([key.record for key in keys[start : start + 8]]) for start in range(0, 400, 8)]
+    assert means != sorted(means)
+    assert means != sorted(means, reverse=True)
+
+
+def test_draws_are_uniform_and_depend_on_nothing_else() -> None:
+    values = [draw(7, 0, step) for step in range(5000)]
+    assert all(0 <= value < 1 for value in values)
+    histogram, _ = np.histogram(values, bins=10, range=(0, 1))
+    assert histogram.min() > 400
+    assert draw(7, 0, 3) == values[3] != draw(7, 1, 3) != draw(8, 0, 3)
+
+
+def test_unknown_strategy() -> None:
+    with pytest.raises(ValueError, match="expected one of random, group_by_length, sequential, got 'sorted'"):
+        StepSampler([1], 1, strategy="sorted")
+
+
+def test_the_order_is_the_one_of_published_runs() -> None:
+    """Runs can be repeated with later versions: permutation and draws are fixed."""
+    keys = epoch(1, lengths=[7] * 12, records_per_step=4, seed=5, jepa_ratio=0.5, tight=False)
+    assert [key.record for key in keys] == np.random.default_rng([5, 1]).permutation(12).tolist()
+    assert [key.with_views for key in keys[::4]] == [draw(5, 1, number) < 0.5 for number in range(3)]
+    assert draw(7, 1, 2) == 0.43626019851248604

@@ -1,0 +1,198 @@
+"""Records to tokens: labels, prompts, views, limits and errors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tiny
+from stepjepa.batch.sequences import TokenizedRecord
+from stepjepa.batch.tokenize import RecordTokenizer, characters, token_spans
+from stepjepa.batch.views import step_views
+from stepjepa.config import JepaConfig
+from stepjepa.data.records import Record, read_records
+from stepjepa.errors import UserError
+from stepjepa.text.predictors import predictor_ids
+from stepjepa.text.template import ChatTemplate
+
+CHAT = tiny.make_record("You solve.", "why?", "first step\n\nsecond step", "and now?", "third\n\nfourth", line=7)
+each_real = pytest.mark.parametrize("name", ["qwen2.5", "olmo2", "minimind"])
+
+
+def make(tokenizer: Any, records: list[Record], **options: Any) -> list[TokenizedRecord]:
+    return RecordTokenizer(tokenizer, JepaConfig(**{"max_length": 4096, **options})).tokenize(records)
+
+
+def decode(tokenizer: Any, ids: Any) -> str:
+    return str(tokenizer.decode(list(map(int, ids)), clean_up_tokenization_spaces=False))
+
+
+def after(record: TokenizedRecord, positions: Any) -> list[int]:
+    """The tokens behind some positions."""
+    return record.ids[np.asarray(positions) + 1].tolist()
+
+
+@each_real
+def test_labels_are_the_assistants_words_and_ends_of_turn(name: str, real_tokenizer: Callable[[str], Any]) -> None:
+    tokenizer = real_tokenizer(name)
+    (record,) = make(tokenizer, [CHAT], mode="regular")
+    whole = ChatTemplate(tokenizer).render(CHAT.messages)
+    taught = "".join(whole.text[whole.spans[i][0] : whole.turn_ends[i]] for i in (2, 4))
+    assert decode(tokenizer, after(record, record.labels)) == taught
+    assert decode(tokenizer, record.ids) == whole.text[: whole.turn_ends[-1]]
+    assert record.line == 7
+    assert record.ids.dtype == record.labels.dtype == record.prompt.dtype == np.int32
+
+
+@each_real
+@pytest.mark.parametrize("labels", ["assistant", "all", "reference"])
+def test_the_prompt_is_the_users_words(name: str, labels: str, real_tokenizer: Callable[[str], Any]) -> None:
+    tokenizer = real_tokenizer(name)
+    (record,) = make(tokenizer, [CHAT], labels=labels)
+    # OLMo-2 has one token for the question mark and the template's line end.
+    assert decode(tokenizer, after(record, record.prompt)).replace("\n", "") == "why?and now?"
+
+
+def test_all_and_reference_labels(trained_tokenizer: Any) -> None:
+    tokenizer = copy.deepcopy(trained_tokenizer)
+    (record,) = make(tokenizer, [CHAT], labels="all")
+    assert record.labels.tolist() == list(range(len(record.ids) - 1))
+    end = tokenizer.convert_tokens_to_ids(ChatTemplate(tokenizer).end_of_turn)
+    other = next(token for token in record.ids.tolist()[3:] if token != end)
+    for pad, masked in [(None, tokenizer.eos_token_id), (end, end), (other, other)]:
+        tokenizer.pad_token = None if pad is None else tokenizer.convert_ids_to_tokens(pad)
+        (record,) = make(tokenizer, [CHAT], labels="reference")
+        wanted = [place for place in range(len(record.ids) - 1) if record.ids[place + 1] != masked]
+        assert record.labels.tolist() == wanted
+        assert masked in record.ids.tolist()
+
+
+def test_special_tokens_in_contents_are_text(trained_tokenizer: Any) -> None:
+    end = ChatTemplate(trained_tokenizer).end_of_turn
+    spelling = tiny.make_record("S", f"a {end} <|predictor_1|>", f"b {end} c")
+    harmless = tiny.make_record("S", "a", "b")
+    found, plain = make(trained_tokenizer, [spelling, harmless], mode="llm-jepa", predictors=1)
+    special = [trained_tokenizer.convert_tokens_to_ids(token) for token in (end, "<|predictor_1|>")]
+    for token in special:
+        assert found.ids.tolist().count(token) == plain.ids.tolist().count(token)
+    assert end in decode(trained_tokenizer, after(found, found.labels))
+    source = found.pairs[0].first
+    assert source.ids.tolist().count(special[1]) == 1
+
+
+@each_real
+@pytest.mark.parametrize("front", [False, True])
+def test_message_views_stand_alone_in_the_template(
+    name: str, front: bool, real_tokenizer: Callable[[str], Any]
+) -> None:
+    tokenizer = real_tokenizer(name)
+    (record,) = make(tokenizer, [CHAT], mode="llm-jepa", predictors=2, pairs="all", front_pred=front)
+    template, added = ChatTemplate(tokenizer), predictor_ids(tokenizer, 2)
+    for pair, question, answer in zip(record.pairs, (1, 3), (2, 4), strict=True):
+        source, target = pair
+        assert (source.in_main, source.predictors, target.predictors) == (False, 2, 0)
+        content = CHAT.messages[question]["content"]
+        own = source.content[2:] if front else source.content[:-2]
+        assert decode(tokenizer, own) == content
+        assert (source.content[:2] if front else source.content[-2:]).tolist() == added
+        alone = template.render_alone("assistant", CHAT.messages[answer]["content"])
+        assert decode(tokenizer, target.ids) == alone.text
+        assert decode(tokenizer, target.content).strip() == CHAT.messages[answer]["content"]
+
+
+def test_steps_are_views_in_the_main_text(trained_tokenizer: Any) -> None:
+    (record,) = make(trained_tokenizer, [CHAT], mode="step-jepa")
+    ((first, second),) = record.pairs
+    assert first.ids is second.ids is record.ids
+    assert first.in_main and second.in_main
+    assert first.end == second.start
+    assert decode(trained_tokenizer, first.content) == "third\n\n"
+    assert decode(trained_tokenizer, second.content) == "fourth"
+    maker = RecordTokenizer(trained_tokenizer, JepaConfig(mode="step-jepa"))
+    whole = maker.template.render(CHAT.messages)
+    spans = token_spans(step_views(CHAT, "blank"), CHAT, whole, maker.tokens(whole))
+    assert spans == [(first.start, first.end), (second.start, second.end)]
+    assert [whole.text[a:b] for a, b in characters(step_views(CHAT, "blank"), CHAT, whole)] == ["third\n\n", "fourth"]
+
+
+def test_equal_records_are_equal_and_blocks_change_nothing(trained_tokenizer: Any) -> None:
+    records = [*tiny.records(), CHAT, CHAT, *tiny.records()]
+    together = make(trained_tokenizer, records, pairs="all")
+    for found, record in zip(together, records, strict=True):
+        (alone,) = make(trained_tokenizer, [record], pairs="all")
+        assert found.ids.tolist() == alone.ids.tolist()
+        assert found.labels.tolist() == alone.labels.tolist()
+        both = zip(found.pairs, alone.pairs, strict=True)
+        assert all(a.content.tolist() == b.content.tolist() for x, y in both for a, b in zip(x, y, strict=True))
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("labels", ["assistant", "all"])
+def test_truncation_leaves_no_label_beyond_the_cut(labels: str, trained_tokenizer: Any) -> None:
+    (whole,) = make(trained_tokenizer, [CHAT], mode="regular", labels=labels)
+    for limit in range(int(whole.labels[0]) + 2, len(whole.ids)):
+        (cut,) = make(
+            trained_tokenizer, [CHAT], mode="regular", labels=labels, max_length=limit, over_length="truncate"
+        )
+        assert cut.ids.tolist() == whole.ids[:limit].tolist()
+        assert cut.labels.tolist() == [place for place in whole.labels.tolist() if place + 1 < limit]
+        assert cut.prompt.tolist() == [place for place in whole.prompt.tolist() if place + 1 < limit]
+
+
+def test_over_length(trained_tokenizer: Any) -> None:
+    (whole,) = make(trained_tokenizer, [CHAT], mode="step-jepa")
+    length, short = len(whole.ids), tiny.make_record("S", "q", "a\n\nb")
+    with pytest.raises(UserError, match=f":7: the record has {length} tokens, more than max_length {length - 1}; raise"):
+        make(trained_tokenizer, [short, CHAT], max_length=length - 1)
+    assert len(make(trained_tokenizer, [CHAT], max_length=length)) == 1
+    for over_length, wanted in [
+        ("skip", {"records": 1, "pairs": 1, "over length": 1, "skipped": 1}),
+        (
+            "truncate",
+            {"records": 2, "pairs": 1, "over length": 1, "truncated": 1, "without a pair": 1}
+            | {"pairs cut by truncation": 1},
+        ),
+    ]:
+        config = JepaConfig(mode="step-jepa", max_length=length - 2, over_length=over_length)  # type: ignore[arg-type]
+        maker = RecordTokenizer(trained_tokenizer, config)
+        found = maker.tokenize_each([short, CHAT])
+        assert [record is None for record in found] == [False, over_length == "skip"]
+        assert {name: count for name, count in maker.counts.items() if count} == wanted
+
+
+def test_truncation_that_leaves_nothing_to_learn_skips(trained_tokenizer: Any) -> None:
+    (whole,) = make(trained_tokenizer, [CHAT], mode="regular")
+    first = int(whole.labels[0])
+    for limit, kept in [(first + 1, 0), (first + 2, 1)]:
+        found = make(trained_tokenizer, [CHAT], mode="regular", max_length=limit, over_length="truncate")
+        assert len(found) == kept
+
+
+def test_required_pairs_name_the_line(trained_tokenizer: Any) -> None:
+    lone = tiny.make_record("S", "q", "one step", line=3)
+    assert make(trained_tokenizer, [lone], mode="step-jepa")[0].pairs == ()
+    with pytest.raises(UserError, match=r":3: the record has no usable pair of views"):
+        make(trained_tokenizer, [lone], mode="step-jepa", require_pairs=True)
+
+
+def test_missing_predictors_are_named(plain_tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match="call add_predictor_tokens"):
+        RecordTokenizer(plain_tokenizer, JepaConfig())
+
+
+def test_real_records(shared_data: Path, real_tokenizer: Callable[[str], Any]) -> None:
+    """The tokens of the main text are those of the template's own text."""
+    tokenizer = real_tokenizer("qwen2.5")
+    records = read_records(shared_data / "llm_jepa" / "spider_train.jsonl")[:50]
+    for found, record in zip(make(tokenizer, records), records, strict=True):
+        whole = ChatTemplate(tokenizer).render(record.messages)
+        text = whole.text[: whole.turn_ends[-1]]
+        assert found.ids.tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert decode(tokenizer, after(found, found.labels)) == text[whole.spans[-1][0] :]
