@@ -10,16 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 
+from stepjepa.batch.collate import Batch, Collator, Item
+from stepjepa.batch.sequences import TokenizedRecord
+from stepjepa.batch.tokenize import RecordTokenizer
+from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record, parse_record
 from stepjepa.files import write_jsonl
-from stepjepa.forests.collate import ForestCollator, visibility_of
-from stepjepa.forests.forest import IGNORE, Forest, Segment, path
-from stepjepa.models.attention import forest_visibility
+from stepjepa.models.attention import tree_mask
+from stepjepa.models.encode import decoder_inputs, flat_states
+from stepjepa.text.predictors import predictor_ids
 
 VOCABULARY = 389
 WINDOW = 5
@@ -119,27 +122,27 @@ def records() -> list[Record]:
     ]
 
 
-def hidden_states(model: Any, batch: dict[str, Tensor]) -> Tensor:
-    """``[R, T, D]``: the last hidden state of a whole batch, forests under their visibility."""
-    inputs: dict[str, Any] = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-    if "position_ids" in batch:
-        inputs["position_ids"] = batch["position_ids"]
-    with forest_visibility(visibility_of(batch)):
-        return model.get_decoder()(**inputs, use_cache=False).last_hidden_state
+def tokenized(tokenizer: Any, config: JepaConfig, given: Sequence[Record] | None = None) -> list[TokenizedRecord]:
+    """Records, :func:`records` if none are given, as tokens."""
+    return RecordTokenizer(tokenizer, config).tokenize(records() if given is None else given)
 
 
-def forest_states(model: Any, forest: Forest) -> Tensor:
-    """``[T, D]`` of one forest in a row of its own."""
-    return hidden_states(model, ForestCollator(0)([forest]))[0]
+def collator(tokenizer: Any, config: JepaConfig, **options: Any) -> Collator:
+    """The collator of a configuration: trees in rows of 97 tokens, unless asked for something else."""
+    wanted = (config.predictors or 0) if config.uses_views else 0
+    return Collator.of(config, predictor_ids(tokenizer, wanted), **{"row_length": 97, **options})
 
 
-def separate_states(model: Any, forest: Forest) -> Tensor:
-    """``[T, D]``: the slow way, one plain pass per segment, over the path that leads to it written out as a row."""
-    states = []
-    for index, segment in enumerate(forest.segments):
-        ids = torch.from_numpy(forest.input_ids[path(forest, index)]).long()[None]
-        states.append(model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0, -len(segment) :])
-    return torch.cat(states)
+def batch_of(tokenizer: Any, config: JepaConfig, given: Sequence[Record] | None = None, **options: Any) -> Batch:
+    """One micro-batch of all records; the options are those of :func:`collator`."""
+    found = tokenized(tokenizer, config, given)
+    return collator(tokenizer, config, **options)(Item(record, True, (0, i)) for i, record in enumerate(found))
+
+
+def hidden_states(model: Any, batch: Batch, layer: int = -1) -> Tensor:
+    """``[R * T, D]``: a hidden state of a whole batch, trees under their mask."""
+    with tree_mask(batch.trees):
+        return flat_states(model.get_decoder()(**decoder_inputs(batch, [layer])), layer)
 
 
 def arguments(folder: Path, **changes: Any) -> TrainingArguments:
@@ -173,79 +176,6 @@ def assert_same_gradients(first: dict[str, Tensor], second: dict[str, Tensor], t
     for name, value in second.items():
         difference = float((first[name] - value).abs().max())
         assert difference <= tolerance * scale, f"{name}: differ by {difference:.2e} at a scale of {scale:.2e}"
-
-
-def assert_same_forest(first: Forest, second: Forest) -> None:
-    """Every field equal, to the last token."""
-    for name in ("input_ids", "position_ids", "shift_labels", "pairs"):
-        one, other = getattr(first, name), getattr(second, name)
-        assert one.dtype == other.dtype, name
-        assert one.tolist() == other.tolist(), name
-    assert first.segments == second.segments
-    assert first.line == second.line
-
-
-def random_forest(seed: int, *, isolated: bool = True, longest: int = 7) -> Forest:
-    """A random forest: branches on branches, isolated segments, further roots, random labels and pairs.
-
-    Args:
-        seed: of everything.
-        isolated: some segments see nothing of their parents.
-        longest: tokens of a segment at most.
-    """
-    generator = np.random.default_rng(seed)
-    segments: list[Segment] = []
-    positions: list[int] = []
-    length = 0
-    for index in range(int(generator.integers(2, 8))):
-        size = int(generator.integers(1, longest + 1))
-        parent = int(generator.integers(-1, index)) if index else -1
-        attachment, first = 0, 0
-        if parent >= 0:
-            attachment = int(generator.integers(1, len(segments[parent]) + 1))
-            first = positions[segments[parent].start] + attachment
-        alone = isolated and parent >= 0 and generator.random() < 0.3
-        kind = ("main", "source", "target")[int(generator.integers(3))]
-        segments.append(Segment(length, length + size, kind, parent, attachment, bool(alone)))  # type: ignore[arg-type]
-        positions.extend(range(first, first + size))
-        length += size
-    labels = generator.integers(0, VOCABULARY, length).astype(np.int32)
-    labels[generator.random(length) < 0.5] = IGNORE
-    return Forest(
-        generator.integers(0, VOCABULARY, length).astype(np.int32),
-        np.asarray(positions, np.int32),
-        labels,
-        tuple(segments),
-        generator.integers(0, length, (2, 2)).astype(np.int32),
-    )
-
-
-def sees(forest: Forest, query: int, key: int) -> bool:
-    """The definition, a token at a time: walk from the query's segment up through what each one hangs on."""
-    segments: Sequence[Segment] = forest.segments
-    own = next(s for s in segments if s.start <= query < s.end)
-    if own.start <= key < own.end:
-        return key <= query
-    walker = own
-    if own.isolated:
-        return False
-    while walker.parent >= 0:
-        parent = segments[walker.parent]
-        if parent.start <= key < parent.end:
-            return key - parent.start < walker.attachment
-        walker = parent
-    return False
-
-
-def dense_mask(forest: Forest, window: int | None = None) -> Tensor:
-    """``[T, T]`` bool by :func:`sees`, with a sliding window counted in positions if there is one."""
-    size = len(forest)
-    mask = torch.zeros(size, size, dtype=torch.bool)
-    for query in range(size):
-        for key in range(size):
-            near = window is None or int(forest.position_ids[query]) - int(forest.position_ids[key]) < window
-            mask[query, key] = sees(forest, query, key) and near
-    return mask
 
 
 def write_material(folder: Path, tokenizer: Any) -> None:

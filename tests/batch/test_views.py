@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import tiny
-from stepjepa.config import JepaConfig
 from stepjepa.batch.views import MessageView, Pair, SpanView, find_pairs, step_views
+from stepjepa.config import JepaConfig
 
 STEPS = tiny.make_record("S", "q", "one\n\ntwo\n\nthree")
 CHAT = tiny.make_record("S", "q1", "a1", "q22", "a22\n\nmore")

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepjepa.batch.layouts import LAYOUTS, Reading, without_views
+from stepjepa.batch.layouts import LAYOUTS, PUBLISHED, Reading, without_views
 from stepjepa.batch.mask import Trees
 from stepjepa.batch.pack import Numbers, pack
 from stepjepa.batch.sequences import Ids, Sequence, TokenizedRecord
 from stepjepa.config import JepaConfig
 
 Encoding = Literal["tree", "rows", "concatenated"]
-"""``tree``: rows of prefix trees under a mask. ``rows``: one plain row for each sequence. ``concatenated``: all sequences
-behind each other in one row, for FlashAttention, which is told where each begins."""
+"""``tree``: rows of prefix trees under a mask. ``rows``: one plain row for each sequence. ``concatenated``: all
+sequences behind each other in one row, for FlashAttention, which is told where each begins."""
 
 
 class Item(NamedTuple):
@@ -45,7 +45,7 @@ class Members:
         lengths: tokens of each record's sequences, nothing shared.
         draws: epoch and index of each.
         paths: for each the flat places of its own text, in its order.
-        unseen: for each whether a place of its path sees less than all before it (isolated steps).
+        isolated: for each the numbers of its path's tokens that do not see all of the text before them.
         tokens: tokens that are computed, without padding.
         plain_tokens: tokens of the records as plain rows without padding.
     """
@@ -66,14 +66,16 @@ class Batch(dict[str, Any]):
     ``position_ids`` are ``[R, T]``, the last only where rows are more than plain causal text. A flat position is
     ``row * T + column``. A position that several records share carries the labels and readouts of all of them.
 
-    * ``head_index`` ``[U]`` distinct flat positions that predict a token; ``label_row`` ``[N]`` which of them each label
-      is read at, ``label_ids`` ``[N]`` the token that it must predict; ``prompt_row``, ``prompt_ids`` the same for tokens
-      of the prompt.
-    * ``source_index``, ``target_index`` ``[P]`` flat positions of the readouts, the last one where several are averaged;
-      only then: ``source_tokens``, ``source_pair`` (``target_...``), the flat positions and which pair each belongs to.
-    * ``start``, ``end`` ``[R, T]`` of trees, see ``mask.Trees``; ``cu_seq_lens`` ``[S + 1]`` of concatenated sequences.
-    * ``num_tokens`` ``[1]`` tokens that are computed, without padding; ``num_records`` ``[2]`` records, and those without
-      a pair.
+    * ``head_index`` ``[U]`` distinct flat positions that predict a token; ``label_row`` ``[N]`` which of them each
+      label is read at, ``label_ids`` ``[N]`` the token that it must predict; ``prompt_row``, ``prompt_ids`` the same
+      for tokens of the prompt.
+    * ``source_index``, ``target_index`` ``[P]`` flat positions of the readouts, the last one where several are
+      averaged; only then: ``source_tokens``, ``source_pair`` (``target_...``), the flat positions and which pair each
+      belongs to.
+    * ``start``, ``end`` ``[R, T]`` of trees, see ``mask.Trees``; ``cu_seq_lens`` ``[S + 1]`` of concatenated
+      sequences.
+    * ``num_tokens`` ``[1]`` tokens that are computed, without padding; ``num_records`` ``[2]`` records, and those
+      without a pair.
     * ``members``: whose they are, see :class:`Members`.
     """
 
@@ -114,7 +116,7 @@ class Collator:
 
     layout: str
     predictors: Ids
-    reading: Reading = Reading()
+    reading: Reading = PUBLISHED
     encoding: Encoding = "tree"
     row_length: int = 512
     share_prefixes: bool = True

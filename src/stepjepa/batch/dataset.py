@@ -404,7 +404,7 @@ def _load(entry: Path, key: str, what: str, say: Callable[[str], None]) -> Prepa
         if found["key"] != key or found["sha256"] != _hash(entry / _TABLE):
             raise ValueError("it is damaged")
         prepared = Prepared(TokenizedDataset(datasets.Dataset.from_file(str(entry / _TABLE))), **found["about"])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         say(f"cache: {entry} can't be used ({error}); {what} is prepared anew")

@@ -32,6 +32,9 @@ class Reading(NamedTuple):
     mean: bool = False
 
 
+PUBLISHED = Reading()
+"""As the papers read."""
+
 Place = Callable[[TokenizedRecord, Ids, Reading], list[Sequence]]
 
 

@@ -98,8 +98,8 @@ class Blocks(NamedTuple):
 def blocks(trees: Trees) -> Blocks:
     """The blocks of rows of a length that is a multiple of :data:`BLOCK`, from the integers alone, if none isolates.
 
-    A query sees a key before it exactly if the key's subtree ends behind the query. So block j is seen by block i > j in
-    part if the furthest end of j lies behind the first query of i, and wholly if the nearest lies behind the last.
+    A query sees a key before it exactly if the key's subtree ends behind the query. So block j is seen by block i > j
+    in part if the furthest end of j lies behind the first query of i, and wholly if the nearest lies behind the last.
     """
     end = trees.end.unflatten(1, (-1, BLOCK))  # [R, N, BLOCK]
     count = end.shape[1]

@@ -96,17 +96,16 @@ def pack(
             if sequence.start is not None:
                 start[row, own] = path[sequence.start[first:]]
             paths[order[number]] = path[:length] + row * shape[1]
-        _close(end[row], bounds[row], bounds[row + 1], shared, lengths, offsets)
+        part = slice(bounds[row], bounds[row + 1])
+        _close(end[row], shared[part], lengths[part], offsets[part])
     branches = bool((np.delete(shared, bounds[:-1]) < np.delete(lengths, bounds[1:] - 1)).any()) or bool(start.any())
     return Rows(ids, positions, start, end, paths, sizes, branches)
 
 
-def _close(end: Numbers, first: int, last: int, shared: Numbers, lengths: Numbers, offsets: Numbers) -> None:
+def _close(end: Numbers, shared: Numbers, lengths: Numbers, offsets: Numbers) -> None:
     """Set where the subtrees of a row's tokens end: a token of depth d ends where a later sequence shares d or less."""
-    closing = np.full(int(lengths[first:last].max()), end[0], np.int64)
-    closing[:] = offsets[last - 1] + lengths[last - 1] - shared[last - 1]
-    for number in range(last - 1, first - 1, -1):
-        begin, stop, place = shared[number], lengths[number], offsets[number]
+    closing = np.full(int(lengths.max()), offsets[-1] + lengths[-1] - shared[-1], np.int64)
+    for begin, stop, place in zip(shared[::-1], lengths[::-1], offsets[::-1], strict=True):
         end[place : place + stop - begin] = closing[begin:stop]
         closing[begin:] = place
 

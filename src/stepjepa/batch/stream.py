@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from stepjepa.batch.dataset import Item, count_tokens, refuse_useless
+from stepjepa.batch.dataset import Item, Prepared, count_tokens, refuse_useless
 from stepjepa.batch.sampler import draw
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
 from stepjepa.config import JepaConfig
@@ -123,11 +123,11 @@ def as_stream(data: Any) -> RecordStream | None:
     Streamed are a ``RecordStream``, a torch or ``datasets`` ``IterableDataset``, and whatever can be iterated again and
     again and has no length. What can be iterated once is taken whole, as a list is.
     """
-    if data is None or isinstance(data, RecordStream | str | os.PathLike):
+    if data is None or isinstance(data, RecordStream | Prepared | str | os.PathLike):
         return data if isinstance(data, RecordStream) else None
     # A torch IterableDataset may have a length, by which nothing can be looked up.
     streamed = isinstance(data, IterableDataset | datasets.IterableDataset)
-    if streamed or not (hasattr(data, "__len__") or hasattr(data, "dataset") or isinstance(data, Iterator)):
+    if streamed or not (hasattr(data, "__len__") or isinstance(data, Iterator)):
         return RecordStream(data)
     return None
 

@@ -15,7 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stepjepa.models.architecture import find_decoder
-from stepjepa.models.embeddings import HEAD
+from stepjepa.models.heads import HEADS, find_heads
 
 # Tokens of the row that is run to see what a model calls; two, so that nothing is squeezed away.
 TOKENS = 2
@@ -130,7 +130,7 @@ def _probe(model: nn.Module, decoder: nn.Module) -> tuple[list[Call], list[Atten
         calls.append(_head_call(module, args[0], output))
 
     for name, module in decoder.named_modules():
-        if HEAD in name.split("."):
+        if HEADS in name.split("."):
             continue
         if hasattr(module, "is_causal"):
             handles.append(module.register_forward_hook(watch_attention, with_kwargs=True))
@@ -264,8 +264,10 @@ def _is_plain_product(module: nn.Module) -> bool:
 
 def _predictor_head(model: nn.Module) -> tuple[int, int]:
     """Forward and backward FLOPs of a source embedding in all linear layers of the predictor head."""
-    named = ((name.split("."), layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear))
-    layers = [layer for path, layer in named if HEAD in path]
+    heads = find_heads(model)
+    if heads is None or "predictor_head" not in heads:
+        return 0, 0
+    layers = [layer for layer in heads["predictor_head"].modules() if isinstance(layer, nn.Linear)]
     sizes = {layer: 2 * layer.in_features * layer.out_features for layer in layers}
     # The embedding that goes in always needs a gradient.
     backward = sum(size * (1 + layer.weight.requires_grad) for layer, size in sizes.items())

@@ -1,11 +1,11 @@
 """What a pass costs in FLOPs: derived from the model's modules, and counted by torch while it runs.
 
 Both say the same thing, the multiplications and additions of matrix products (a product of ``[m, k]`` and ``[k, n]`` is
-``2 m k n``): projections, attention, head, and their backward passes. Attention is counted as a kernel without a mask
-runs it, every query against every key, causal or windowed or not, which is torch's convention too. What
-``models/pieces.py`` leaves out on long rows of a CPU is derived all the same, so that cost is no matter of the device;
-torch counts less there. Left out of the derivation, as the thousandth part that they are: rotary angles, the loss,
-convolutions and scans of recurrent models.
+``2 m k n``): projections, attention, LM head, and their backward passes. Attention is counted as a dense kernel runs it,
+every query of a row against every key, causal or windowed or not, which is torch's convention too. So are the trees that
+FlexAttention runs, although it skips the blocks that nobody sees. Sequences that are concatenated for FlashAttention
+count each by itself. Not derived, as the thousandth part that they are: rotary angles, the loss, convolutions and
+scans of recurrent models; nor are the modules of a user's own terms, since only they know what goes through them.
 """
 
 from __future__ import annotations
@@ -13,17 +13,49 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from stepjepa.batch.collate import Batch
 from stepjepa.compute.flop_probe import Cost, derive
 
-Number = TypeVar("Number", int, NDArray[np.float64])
+
+class Shape(NamedTuple):
+    """What decides the cost of a micro-batch.
+
+    Attributes:
+        rows: R.
+        length: T, padding included.
+        labels: positions that go through the LM head.
+        pairs: P.
+        squares: pairs of a query and a key that attention multiplies.
+    """
+
+    rows: int
+    length: int
+    labels: int
+    pairs: int
+    squares: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> Shape:
+        """The shape of a micro-batch."""
+        rows, length = batch["input_ids"].shape
+        labels, squares = len(batch["head_index"]), rows * length**2
+        if len(batch["prompt_row"]):
+            # The two losses go through the head one after the other, each with its own positions.
+            labels = sum(len(batch[name].unique()) for name in ("label_row", "prompt_row"))
+        if "cu_seq_lens" in batch:
+            squares = int(batch["cu_seq_lens"].long().diff().square().sum())
+        return cls(rows, length, labels, batch.pairs, squares)
+
+    @property
+    def cells(self) -> int:
+        """Tokens that are computed, padding included."""
+        return self.rows * self.length
 
 
 @dataclass(frozen=True)
@@ -35,7 +67,7 @@ class FlopModel:
         backward: of the backward pass, what gradient checkpointing runs again included.
         token_rows: the share of ``backward.label`` that is due to trained token rows in a head that is otherwise
             frozen (PEFT, tied weights).
-        ema: the passes of a micro-batch that has pairs also run a second decoder forward.
+        ema: a micro-batch that has pairs also runs a second decoder forward.
         exact: False if the number of active experts is unknown and all of them were counted.
     """
 
@@ -65,44 +97,18 @@ class FlopModel:
         costs = derive(model, gradient_checkpointing=gradient_checkpointing, reentrant=reentrant)
         return cls(costs.forward, costs.backward, costs.token_rows, ema, costs.exact)
 
-    def of_pass(
-        self,
-        rows: Number,
-        length: Number,
-        labels: Number,
-        pairs: Number | int = 0,
-        *,
-        views: Number | int = 1,
-        backward: bool = True,
-    ) -> Number:
-        """FLOPs of one pass, or of many at once.
-
-        Args:
-            rows: R.
-            length: T, padding included.
-            labels: positions at which logits are computed.
-            pairs: pairs whose source goes through a predictor head.
-            views: 1 if its micro-batch has pairs, else 0; counts with ``ema`` alone.
-            backward: with the backward pass.
-        """
-        cells = rows * length
-        squares = cells * length
-        total = _cost(self.forward, cells, squares, labels, pairs)
+    def of_shape(self, shape: Shape, *, backward: bool = True) -> int:
+        """FLOPs of a micro-batch of this shape, with the backward pass or without."""
+        total = _cost(self.forward, shape)
         if backward:
-            total = total + _cost(self.backward, cells, squares, labels, pairs)
-        if self.ema:
-            total = total + (cells * self.forward.token + squares * self.forward.square) * views
+            total += _cost(self.backward, shape)
+        if self.ema and shape.pairs:
+            total += shape.cells * self.forward.token + shape.squares * self.forward.square
         return total
 
-    def of_batch(self, groups: Sequence[dict[str, Tensor]], *, backward: bool = True) -> int:
-        """FLOPs of the groups of a batch, see ``grouping.GroupCollator``."""
-        total = 0
-        views = int(any(group["source_index"].numel() for group in groups))
-        for group in groups:
-            rows, length = group["input_ids"].shape
-            labels, pairs = group["label_index"].numel(), group["source_index"].numel()
-            total += self.of_pass(rows, length, labels, pairs, views=views, backward=backward)
-        return total
+    def of_batch(self, batch: Batch, *, backward: bool = True) -> int:
+        """FLOPs of a micro-batch, with the backward pass or without."""
+        return self.of_shape(Shape.of(batch), backward=backward)
 
     def regular(self, *, trains_rows: bool = False) -> FlopModel:
         """The same model as regular training runs it: no predictor head, no second decoder, no predictor rows.
@@ -120,8 +126,10 @@ class FlopModel:
         )
 
 
-def _cost(cost: Cost, cells: Number, squares: Number, labels: Number, pairs: Number | int) -> Number:
-    return cells * cost.token + squares * cost.square + labels * cost.label + pairs * cost.pair + cost.fixed
+def _cost(cost: Cost, shape: Shape) -> int:
+    _, _, labels, pairs, squares = shape
+    products = shape.cells * cost.token + squares * cost.square + labels * cost.label + pairs * cost.pair
+    return products + cost.fixed
 
 
 def _attention_forward(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:

@@ -52,7 +52,7 @@ class Encoded:
 
     @property
     def pairs(self) -> tuple[Tensor, Tensor]:
-        """``[P, D]`` source embeddings, through the predictor head if there is one, and ``[P, D]`` target embeddings."""
+        """Source embeddings ``[P, D]``, through the predictor head if there is one; target embeddings ``[P, D]``."""
         if self._pairs is None:
             states = self._states[self._layer]
             source, target = (read(states, self._batch, kind) for kind in ("source", "target"))
@@ -115,8 +115,8 @@ def encode(
     when they are used, and logits exist only where somebody asks for them.
 
     Args:
-        model: a causal language model, possibly wrapped (PEFT, DDP, FSDP); prepared by ``attention.enable_trees`` if the
-            batch is one of trees.
+        model: a causal language model, possibly wrapped (PEFT, DDP, FSDP); prepared by ``attention.enable_trees`` if
+            the batch is one of trees.
         batch: of ``collate.Collator``, on the model's device.
         evaluate: called once, inside the pass; what it returns has all that gradients flow through.
         layer: that embeddings are read from.

@@ -36,8 +36,8 @@ def summed_cross_entropy(
         head: the LM head, ``[V, D]``; its gradient is taken if it is trained.
         label_ids: ``[N]`` int64, the tokens to be predicted.
         rows: ``[N]`` int64, which state each is read at.
-        chunk: states of a chunk; None takes a quarter of D, so that a chunk of logits is small beside the head's weight,
-            but at least ``FEWEST_LOGITS`` logits.
+        chunk: states of a chunk; None takes a quarter of D, so that a chunk of logits is small beside the head's
+            weight, but at least ``FEWEST_LOGITS`` logits.
 
     Returns:
         A float32 scalar. It can be differentiated once.

@@ -26,7 +26,7 @@ Counts = Mapping[str, Tensor | float]
 
 
 class Objective:
-    """A weighted sum of terms: ``gamma * LM loss + lbd * alignment loss`` (arXiv 2509.14252, eq. 2) and what else is on.
+    """A weighted sum of terms: ``gamma * LM loss + lbd * alignment loss`` (arXiv 2509.14252, eq. 2), and others.
 
     Args:
         terms: with different names.

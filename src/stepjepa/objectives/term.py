@@ -49,8 +49,8 @@ class Term(ABC):
     """One part of the objective, a mean over what it counts.
 
     The trainer adds up the counts of a whole optimizer step, over accumulation and processes, divides each term's sums
-    by its own count, and adds up the weighted means. So a term is right under accumulation, DDP and FSDP without knowing
-    of them.
+    by its own count, and adds up the weighted means. So a term is right under accumulation, DDP and FSDP without
+    knowing of them.
 
     Attributes:
         weight: of the mean in the objective.
@@ -91,7 +91,7 @@ class Term(ABC):
     @property
     def logged_weight(self) -> str | None:
         """Under which name the weight is logged where it changes over the run; None where it does not."""
-        return None  # noqa: RET501
+        return None
 
     def modules(self, config: Any) -> nn.Module | None:
         """Weights of its own, trained and resumed with the model and no part of what is saved as the model.
@@ -102,13 +102,13 @@ class Term(ABC):
             config: of the model's decoder (``model.config.get_text_config()``).
         """
         del config
-        return None  # noqa: RET501  # the value is what the caller asks for
+        return None  # the value is what the caller asks for
 
     @classmethod
     def from_config(cls, config: JepaConfig, seed: int) -> Self | None:
         """The term that a configuration describes; None where it has none."""
         del config, seed
-        return None  # noqa: RET501
+        return None
 
 
 TERMS: dict[str, type[Term]] = {}
@@ -136,8 +136,8 @@ def scheduled(weight: float, schedule: str, warmup: float, progress: float | Non
 
     Args:
         weight: the largest.
-        schedule: ``constant``; ``warmup`` rises from 0 over the first share of the run; ``cosine`` falls to 0 along half
-            a cosine.
+        schedule: ``constant``; ``warmup`` rises from 0 over the first share of the run; ``cosine`` falls to 0 along
+            half a cosine.
         warmup: that share.
         progress: share of the run that is over; None for the weight itself.
     """

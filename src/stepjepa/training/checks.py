@@ -8,10 +8,10 @@ from typing import cast
 
 from transformers import TrainingArguments
 
-from stepjepa.config import JepaConfig
 from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.dataset import Prepared
 from stepjepa.batch.sampler import STRATEGIES
+from stepjepa.config import JepaConfig
 from stepjepa.objectives.objective import Objective
 
 # Arguments of Trainer's own token count, last batch and evaluation loop, none of which is used here.

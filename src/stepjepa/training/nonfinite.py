@@ -152,7 +152,8 @@ def keep(
         about: what else is to be known of it.
 
     Returns:
-        The file of its tensors, named as in ``collate.Batch``; a JSON file of the same name says the rest. None where ``MOST_KEPT`` are there already.
+        The file of its tensors, named as in ``collate.Batch``; a JSON file of the same name says the rest. None where
+        ``MOST_KEPT`` are there already.
 
     Raises:
         OSError: it can't be written.

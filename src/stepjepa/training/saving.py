@@ -39,8 +39,8 @@ def give_name(part: Path, final: Path) -> None:
 def naming_damage(checkpoint: str | None, loading: Callable[[], bool]) -> Iterator[None]:
     """Say of what can't be loaded which checkpoint it is in.
 
-    Whether a checkpoint is whole, ``checkpoints.checkpoint_fault`` has looked at; here are files that are whole and hold
-    something else: those of another model, or with other names.
+    Whether a checkpoint is whole, ``checkpoints.checkpoint_fault`` has looked at; here are files that are whole and
+    hold something else: those of another model, or with other names.
 
     Args:
         checkpoint: that is loaded inside; None for none, where errors stay as they are.

@@ -459,8 +459,8 @@ class JepaTrainer(Trainer):
     @torch.no_grad()
     def _measure_batch(self, model: nn.Module, batch: Batch, source: str) -> Losses:
         def said() -> str:
-            what = describe("the evaluation", MicroBatch(batch), source)
-            return f"{what}; pass --per_device_eval_batch_size 1 or --bf16 true, or begin again with a smaller --max_length"
+            smaller = "pass --per_device_eval_batch_size 1 or --bf16 true, or begin again with a smaller --max_length"
+            return f"{describe('the evaluation', MicroBatch(batch), source)}; {smaller}"
 
         with naming_the_batch(said), self.compute_loss_context_manager():
             return jepa_loss(model, self._prepare_inputs(batch), self.objective, context=self.context(training=False))
@@ -477,7 +477,7 @@ class JepaTrainer(Trainer):
         return super()._get_output_dir(trial) if self._part is None else str(self._part)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """As in Trainer, into a folder that takes its name when all of it is there; ``on_save`` comes too late for that.
+        """As in Trainer, into a folder that takes its name when all of it is there; ``on_save`` comes after that.
 
         Raises:
             OSError: the disk is full or can't be written to; nothing is left of the checkpoint then.

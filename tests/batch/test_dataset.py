@@ -1,0 +1,243 @@
+"""One door for all records, and a cache that never gives other data than preparing anew."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+
+import tiny
+from stepjepa.batch import dataset as module
+from stepjepa.batch.dataset import PREFIX, WITHOUT_EFFECT, Prepared, TokenizedDataset, default_folder, prepare
+from stepjepa.batch.sampler import Key
+from stepjepa.batch.sequences import TokenizedRecord
+from stepjepa.batch.tokenize import RecordTokenizer
+from stepjepa.config import JepaConfig
+from stepjepa.data.records import Record
+from stepjepa.errors import UserError
+from stepjepa.files import write_jsonl
+
+STEPS = JepaConfig(mode="step-jepa")
+
+
+def dicts() -> list[dict[str, Any]]:
+    return [{"messages": list(record.messages), "more": number} for number, record in enumerate(tiny.records())]
+
+
+def plain(record: TokenizedRecord) -> Any:
+    """Everything of a record as lists."""
+    pairs = [
+        [(view.ids.tolist(), view.start, view.end, view.in_main, view.predictors) for view in pair]
+        for pair in record.pairs
+    ]
+    return record.ids.tolist(), record.labels.tolist(), record.prompt.tolist(), pairs, record.line
+
+
+def contents(prepared: Prepared) -> list[Any]:
+    items = [prepared.dataset[index] for index in range(len(prepared.dataset))]
+    return [plain(item.record) for item in items if item is not None]
+
+
+def arrow_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{PREFIX}*/*.arrow"))
+
+
+# -- sources -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [JepaConfig(pairs="all", max_length=4096), STEPS])
+def test_every_door_leads_to_the_same_tokens(config: JepaConfig, trained_tokenizer: Any, tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    write_jsonl(file, dicts())
+    wanted = [plain(record) for record in RecordTokenizer(trained_tokenizer, config).tokenize(tiny.records())]
+    memory = [replace(record, path="<memory>") for record in tiny.records()]
+    for data in [memory, dicts(), iter(dicts()), datasets.Dataset.from_list(dicts()), str(file), file]:
+        prepared = prepare(data, trained_tokenizer, config)
+        assert contents(prepared) == wanted
+        assert prepared.source == (str(file) if isinstance(data, str | Path) else "<memory>")
+        assert prepared.tokens["main"] == sum(len(ids) for ids, *_ in wanted) == prepared.dataset.lengths.sum()
+
+
+def test_errors_of_sources(trained_tokenizer: Any, tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    file.write_text(json.dumps(dicts()[0]) + '\n{"messages": []}\n')
+    with pytest.raises(UserError, match=r"records\.jsonl:2: 'messages' must be"):
+        prepare(file, trained_tokenizer, STEPS)
+    with pytest.raises(UserError, match="no such data file"):
+        prepare(tmp_path / "nothing.jsonl", trained_tokenizer, STEPS)
+    with pytest.raises(UserError, match="an object with the keys train, test; pass one of them"):
+        prepare({"train": [], "test": []}, trained_tokenizer, STEPS)
+    with pytest.raises(UserError, match="none of the 0 records can be trained on"):
+        prepare([], trained_tokenizer, STEPS)
+    with pytest.raises(UserError, match="none of the 3 records has a pair; check --step_separator"):
+        prepare(dicts(), trained_tokenizer, replace(STEPS, step_separator="##"))
+
+
+def test_a_set_of_the_hub_is_loaded_by_name(trained_tokenizer: Any, monkeypatch: Any) -> None:
+    rows = datasets.Dataset.from_list(dicts())
+    asked = []
+
+    def load(name: str, subset: str | None) -> Any:
+        asked.append((name, subset))
+        return datasets.DatasetDict({"train": rows, "test": rows.select([0])})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    prepared = prepare("someone/records", trained_tokenizer, STEPS, split="train")
+    assert contents(prepared) == contents(prepare(dicts(), trained_tokenizer, STEPS))
+    assert (prepared.source, asked) == ("someone/records", [("someone/records", None)])
+    with pytest.raises(UserError, match="has several splits"):
+        prepare("someone/records", trained_tokenizer, STEPS)
+
+
+# -- looking up --------------------------------------------------------------------------------------------------------
+
+
+def test_items_are_looked_up_by_key(trained_tokenizer: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "BLOCK", 2)
+    prepared = prepare(dicts() * 3, trained_tokenizer, STEPS)
+    table = prepared.dataset
+    assert len(table) == len(table.lengths) == 9
+    again = pickle.loads(pickle.dumps(table))
+    for number in range(9):
+        item, other = table[Key(number, number % 2 == 0, 4)], again[number]
+        assert item is not None and other is not None
+        assert (item.with_views, item.draw) == (number % 2 == 0, (4, number))
+        assert (other.with_views, other.draw) == (True, (0, number))
+        assert plain(item.record) == plain(other.record)
+        assert item.record.line == number + 1
+        assert len(item.record.ids) == table.lengths[number]
+    assert table[Key(-1)] is None
+    with pytest.raises(IndexError):
+        table[9]
+
+
+def test_skipped_records_take_no_place(trained_tokenizer: Any) -> None:
+    records = [*tiny.records(), tiny.make_record("S", "q" * 300, "a\n\nb", line=4), *tiny.records()]
+    lengths = [len(ids) for ids, *_ in contents(prepare(tiny.records(), trained_tokenizer, STEPS))]
+    prepared = prepare(records, trained_tokenizer, replace(STEPS, max_length=max(lengths), over_length="skip"))
+    assert prepared.dataset.lengths.tolist() == lengths * 2
+    assert (prepared.counts["records"], prepared.counts["skipped"]) == (6, 1)
+    assert "1 skipped" in prepared.describe()
+
+
+# -- the cache ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_start_reads_what_the_first_wrote(trained_tokenizer: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    notes: list[str] = []
+    first = prepare(dicts(), trained_tokenizer, STEPS, cache_dir=tmp_path, say=notes.append)
+    assert (notes, len(arrow_files(tmp_path))) == ([], 1)
+    monkeypatch.setattr(RecordTokenizer, "tokenize", lambda *_: pytest.fail("tokenised again"))
+    second = prepare(dicts(), trained_tokenizer, STEPS, cache_dir=tmp_path, say=notes.append)
+    assert contents(second) == contents(first)
+    assert replace(second, dataset=first.dataset) == first
+    assert len(notes) == 1 and "training data as prepared before" in notes[0]
+    assert contents(second) == contents(replace(second, dataset=pickle.loads(pickle.dumps(second.dataset))))
+
+
+def test_nothing_is_written_without_a_cache(trained_tokenizer: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    for name in ("XDG_CACHE_HOME", "HF_DATASETS_CACHE", "TMPDIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    prepare(dicts(), trained_tokenizer, STEPS)
+    assert not list(tmp_path.iterdir())
+    assert default_folder() == tmp_path / "stepjepa"
+
+
+def test_what_tokens_depend_on_makes_another_entry(trained_tokenizer: Any, monkeypatch: Any) -> None:
+    def key(records: list[Record] | None = None, tokenizer: Any = trained_tokenizer, **changes: Any) -> str:
+        return module.fingerprint(records or tiny.records(), tokenizer, replace(STEPS, **changes))
+
+    keys = [key(), key(max_length=99), key(labels="all"), key(predictors=3), key(tiny.records()[:2])]
+    keys += [key([replace(record, line=7) for record in tiny.records()])]
+    for change in ("chat_template", "pad_token"):
+        tokenizer = copy.deepcopy(trained_tokenizer)
+        setattr(tokenizer, change, (getattr(tokenizer, change) or "") + " " if change == "chat_template" else "a")
+        keys.append(key(tokenizer=tokenizer))
+    monkeypatch.setattr(module, "version", lambda name: "0")
+    keys.append(key())
+    assert len(set(keys)) == len(keys)
+    monkeypatch.undo()
+    assert {field.name for field in fields(JepaConfig)} > WITHOUT_EFFECT
+    assert key(lbd=7.0, stp=0.5) == keys[0] == key([replace(record, path="elsewhere") for record in tiny.records()])
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "no json", "other json", "other key", "no table"])
+def test_a_damaged_entry_is_prepared_anew(damage: str, trained_tokenizer: Any, tmp_path: Path) -> None:
+    notes: list[str] = []
+    first = prepare(dicts(), trained_tokenizer, STEPS, cache_dir=tmp_path)
+    wanted = contents(first)
+    del first
+    (table,) = arrow_files(tmp_path)
+    about = table.with_name("about.json")
+    if damage in ("cut", "flipped"):
+        data = bytearray(table.read_bytes())
+        data[len(data) // 2] ^= 1
+        table.write_bytes(data[: len(data) // 2] if damage == "cut" else data)
+    elif damage == "no table":
+        table.unlink()
+    elif damage == "other key":
+        about.write_text(about.read_text().replace('"key": "', '"key": "0'))
+    else:
+        about.write_text("{" if damage == "no json" else "[]")
+    for _ in range(2):
+        found = prepare(dicts(), trained_tokenizer, STEPS, cache_dir=tmp_path, say=notes.append)
+        assert contents(found) == wanted
+    assert "as prepared before" in notes[-1]
+    assert damage == "no table" or ("can't be used" in notes[0] and len(notes) == 2)
+
+
+def test_errors_leave_nothing_behind(trained_tokenizer: Any, tmp_path: Path) -> None:
+    for config in (replace(STEPS, max_length=5), replace(STEPS, step_separator="##")):
+        with pytest.raises(UserError):
+            prepare(dicts(), trained_tokenizer, config, cache_dir=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_can_not_be_written_costs_a_note(trained_tokenizer: Any, tmp_path: Path) -> None:
+    notes: list[str] = []
+    (tmp_path / "file").write_text("")
+    found = prepare(dicts(), trained_tokenizer, STEPS, cache_dir=tmp_path / "file", say=notes.append)
+    assert len(found.dataset) == 3
+    assert "nothing stored" in notes[0]
+
+
+def test_one_process_of_several_writes(trained_tokenizer: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert len(prepare(dicts(), trained_tokenizer, STEPS, cache_dir=tmp_path).dataset) == 3
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_used_longest_ago_makes_room(trained_tokenizer: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    def fill(length: int) -> None:
+        prepare(dicts(), trained_tokenizer, replace(STEPS, max_length=length), cache_dir=tmp_path, say=lambda _: None)
+
+    for length in (201, 202, 203):
+        fill(length)
+        for path in tmp_path.iterdir():  # one second older each time
+            os.utime(path, (0, path.stat().st_mtime - 1))
+    sizes = [sum(file.stat().st_size for file in path.iterdir()) for path in tmp_path.iterdir()]
+    fill(201)  # used again, so 202 is the oldest
+    monkeypatch.setattr(module, "LIMIT", sum(sizes))
+    fill(204)
+    assert len(list(tmp_path.iterdir())) == 3
+    notes: list[str] = []
+    for length in (201, 203, 204):
+        prepare(dicts(), trained_tokenizer, replace(STEPS, max_length=length), cache_dir=tmp_path, say=notes.append)
+    assert len(notes) == 3 and all("as prepared before" in note for note in notes)
+
+
+def test_columns_share_the_memory_of_the_file(trained_tokenizer: Any, tmp_path: Path) -> None:
+    prepare(dicts(), trained_tokenizer, STEPS, cache_dir=tmp_path)
+    table: TokenizedDataset = prepare(dicts(), trained_tokenizer, STEPS, cache_dir=tmp_path, say=lambda _: None).dataset
+    item = table[0]
+    assert item is not None
+    assert not item.record.ids.flags.owndata and not item.record.ids.flags.writeable
+    assert item.record.ids.dtype == item.record.labels.dtype == np.int32

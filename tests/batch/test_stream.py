@@ -1,0 +1,310 @@
+"""Streams: every record once, the same order on any number of processes and workers, resumed by reading past."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count, islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import pytest
+from accelerate import skip_first_batches
+from datasets.distributed import split_dataset_by_node
+from torch.utils.data import IterableDataset
+
+import tiny
+from stepjepa.batch import stream as module
+from stepjepa.batch.dataset import prepare
+from stepjepa.batch.sampler import draw
+from stepjepa.batch.stream import (
+    RecordStream,
+    Share,
+    StreamCallback,
+    StreamDataset,
+    StreamSampler,
+    Tally,
+    as_stream,
+    refuse_for_stream,
+    stream_loader,
+)
+from stepjepa.config import JepaConfig
+from stepjepa.data.records import Record
+from stepjepa.errors import UserError
+from stepjepa.files import write_jsonl
+
+STEPS = JepaConfig(mode="step-jepa", jepa_ratio=0.5)
+
+
+def records(amount: int) -> list[Record]:
+    return [tiny.make_record("S", f"q{number}", "a\n\nb", line=number + 1) for number in range(amount)]
+
+
+def lines(shares: list[Share]) -> list[int]:
+    return [record.line for share in shares for record in share.records]
+
+
+class Endless:
+    """Counts what was read of it."""
+
+    read = 0
+
+    def __iter__(self) -> Iterator[Record]:
+        for number in count(1):
+            self.read = number
+            yield tiny.make_record("S", "q", "a\n\nb", line=number)
+
+
+# -- the order of records ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("buffer", [0, 1, 7, 100])
+@pytest.mark.parametrize("amount", [1, 11, 12, 24])
+def test_every_record_once_an_epoch_on_any_number_of_processes(amount: int, buffer: int) -> None:
+    stream = RecordStream(records(amount), buffer)
+    steps = 2 * -(-amount // 12)
+    whole = list(StreamSampler(stream, 12, steps, seed=3))
+    assert sorted(lines(whole[: steps // 2])) == sorted(lines(whole[steps // 2 :])) == list(range(1, amount + 1))
+    assert [share.ends_epoch for share in whole[: steps // 2]] == [False] * (steps // 2 - 1) + [True]
+    for size, accumulation, world in [(2, 3, 2), (3, 1, 4), (6, 2, 1)]:
+        options = {"accumulation": accumulation, "world": world, "seed": 3}
+        parts = [list(StreamSampler(stream, size, steps, rank=rank, **options)) for rank in range(world)]  # type: ignore[arg-type]
+        assert {len(part) for part in parts} == {steps * accumulation}
+        for step in range(steps):
+            own = [share for part in parts for share in part[step * accumulation : (step + 1) * accumulation]]
+            assert sorted(lines(own)) == sorted(lines(whole[step : step + 1]))
+            assert {share.digest for share in own} == {whole[step].digest}
+
+
+def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+    stream = RecordStream(records(50), 20)
+    orders = [[record.line for record in stream.epoch(*place)] for place in [(0, 1), (0, 1), (1, 1), (0, 2)]]
+    assert orders[0] == orders[1]
+    assert len({tuple(order) for order in orders}) == 3
+    assert [record.line for record in RecordStream(records(9)).epoch(5, 1)] == list(range(1, 10))
+
+
+def test_views_are_dropped_as_in_prepared_runs() -> None:
+    shares = list(StreamSampler(RecordStream(records(10)), 4, 9, seed=5, jepa_ratio=0.5))
+    places = [(epoch, number) for epoch in range(3) for number in range(3)]
+    assert [share.with_views for share in shares] == [draw(5, *place) < 0.5 for place in places]
+    assert [(share.epoch, share.first) for share in shares] == [(epoch, 4 * number) for epoch, number in places]
+
+
+@pytest.mark.parametrize("buffer", [0, 5])
+def test_a_stream_without_end_is_read_as_far_as_it_is_trained_on(buffer: int) -> None:
+    source = Endless()
+    shares = list(islice(StreamSampler(RecordStream(source, buffer), 3, 10), 4))
+    assert len(lines(shares)) == 12
+    assert source.read <= 12 + 2 + buffer
+
+
+def test_the_digest_tells_records_and_orders_apart() -> None:
+    some = records(6)
+    orders = [some, [*some[1:], some[0]], some[:5], [*some[:5], tiny.make_record("S", "other", "a")]]
+    assert len({next(iter(StreamSampler(RecordStream(each), 6, 1))).digest for each in orders}) == 4
+    shares = list(StreamSampler(RecordStream(some), 2, 3))
+    assert [share.digest_before for share in shares] == [0, *(share.digest for share in shares[:-1])]
+
+
+# -- sources -----------------------------------------------------------------------------------------------------------
+
+
+def test_files_name_their_lines_when_they_are_reached(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    write_jsonl(path, [{"messages": list(record.messages)} for record in records(5)])
+    with path.open("a") as file:
+        file.write('{"messages": 1}\n')
+    shares = iter(StreamSampler(RecordStream(path), 2, 5))
+    assert len(lines(list(islice(shares, 2)))) == 4
+    with pytest.raises(UserError, match=r"data\.jsonl:6: 'messages'"):
+        next(shares)
+    with pytest.raises(UserError):
+        RecordStream(tmp_path / "nothing.jsonl")
+
+
+def test_what_is_streamed_and_what_is_prepared(trained_tokenizer: Any, tmp_path: Path) -> None:
+    class Torch(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(records(3))
+
+    library = datasets.Dataset.from_list([{"messages": list(each.messages)} for each in records(3)])
+    stream = RecordStream(records(1))
+    assert as_stream(stream) is stream
+    for source in (Torch(), library.to_iterable_dataset(), Endless()):
+        found = as_stream(source)
+        assert found is not None and len(list(islice(found.epoch(0, 1), 3))) == 3
+    for data in (
+        None,
+        records(3),
+        library,
+        iter(records(3)),
+        "file.jsonl",
+        prepare(records(3), trained_tokenizer, STEPS),
+    ):
+        assert as_stream(data) is None
+
+
+def test_a_user_s_own_shuffling_is_told_the_epoch() -> None:
+    rows = [{"messages": list(record.messages)} for record in records(20)]
+    shuffled = datasets.Dataset.from_list(rows).to_iterable_dataset().shuffle(seed=1, buffer_size=20)
+    stream = RecordStream(shuffled)
+    orders = [[record.messages[1]["content"] for record in stream.epoch(number, 0)] for number in (0, 1, 0)]
+    assert orders[0] == orders[2] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1])
+
+
+def test_wrong_sources_are_refused() -> None:
+    with pytest.raises(ValueError, match="which ends for good"):
+        RecordStream(iter(records(1)))
+    with pytest.raises(ValueError, match="expected 0 or more, got -1"):
+        RecordStream(records(1), -1)
+    rows = datasets.Dataset.from_list([{"a": 1}, {"a": 2}]).to_iterable_dataset(num_shards=2)
+    with pytest.raises(ValueError, match="split by node"):
+        RecordStream(split_dataset_by_node(rows, 0, 2))
+    with pytest.raises(UserError, match="holds no records"):
+        list(StreamSampler(RecordStream([]), 1, 1))
+
+
+def test_wrong_settings_are_refused(tmp_path: Path) -> None:
+    stream = RecordStream(records(1), 5)
+    refuse_for_stream(tiny.arguments(tmp_path), stream, False)
+    for match, changes in [
+        ("max_steps", {"max_steps": -1}),
+        ("group_by_length", {"train_sampling_strategy": "group_by_length"}),
+        ("sequential", {"train_sampling_strategy": "sequential"}),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            refuse_for_stream(tiny.arguments(tmp_path, **changes), stream, False)
+    with pytest.raises(ValueError, match="track_flop"):
+        refuse_for_stream(tiny.arguments(tmp_path), stream, True)
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def collate(items: list[Any]) -> dict[str, Any]:
+    return {"items": [(i.record.line, i.record.ids.tolist(), len(i.record.pairs), i.with_views, i.draw) for i in items]}
+
+
+def batches(tokenizer: Any, folder: Path, skip: int = 0, workers: int = 0, **options: Any) -> tuple[list[Any], Tally]:
+    changes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 5, "seed": 3}
+    args = tiny.arguments(folder, dataloader_num_workers=workers, dataloader_pin_memory=False, **changes)
+    loader = stream_loader(RecordStream(records(11), 6), tokenizer, JepaConfig(**options), args, collate)
+    tally = Tally()
+    found = [tally.meet(batch)["items"] for batch in (skip_first_batches(loader, skip) if skip else loader)]
+    tally.settle()
+    return found, tally
+
+
+def test_batches_and_counts_are_those_of_preparation(trained_tokenizer: Any, tmp_path: Path) -> None:
+    found, tally = batches(trained_tokenizer, tmp_path, mode="step-jepa")
+    assert [len(batch) for batch in found] == [2, 2, 2, 2, 2, 1, 2, 2, 2, 2]
+    assert tally.epochs == 1
+    prepared = prepare(records(11), trained_tokenizer, JepaConfig(mode="step-jepa"))
+    wanted = {
+        item.record.line: item.record.ids.tolist() for item in map(prepared.dataset.__getitem__, range(11)) if item
+    }
+    assert {line: ids for batch in found[:6] for line, ids, *_ in batch} == wanted
+    assert [each[-1] for batch in found for each in batch] == [(0, n) for n in range(11)] + [(1, n) for n in range(8)]
+    assert tally.columns() == {"data_epoch": 1.0, "data_records": 19.0, "data_pairs": 19.0}
+    first = Tally()
+    for share in islice(StreamSampler(RecordStream(records(11)), 11, 1), 1):
+        _, met = StreamDataset(trained_tokenizer, JepaConfig(mode="step-jepa")).__getitems__(share)
+        first.meet({"met": met})
+    first.settle()
+    told = first.found(RecordStream(records(11)))
+    assert {name: told["counts"][name] for name in prepared.counts} == prepared.counts
+    assert told["tokens"] == prepared.tokens
+
+
+def test_workers_change_nothing(trained_tokenizer: Any, tmp_path: Path) -> None:
+    alone, tally = batches(trained_tokenizer, tmp_path)
+    workers, other = batches(trained_tokenizer, tmp_path, workers=1)
+    assert workers == alone
+    assert (other.totals, other.share) == (tally.totals, tally.share)
+    dataset = StreamDataset(trained_tokenizer, STEPS)
+    dataset.__getitems__(Share(tuple(records(1))))
+    pickle.dumps(dataset)
+
+
+def test_a_resumed_run_goes_on_with_the_next_batch(trained_tokenizer: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    whole, _ = batches(trained_tokenizer, tmp_path)
+    tokenised: list[int] = []
+    plain = module.RecordTokenizer.tokenize_each
+    monkeypatch.setattr(
+        module.RecordTokenizer, "tokenize_each", lambda self, some: tokenised.append(len(some)) or plain(self, some)
+    )
+    rest, _ = batches(trained_tokenizer, tmp_path, skip=6)
+    assert rest == whole[6:]
+    assert sum(tokenised) == sum(map(len, rest))
+
+
+def test_a_checkpoint_tells_another_stream_apart(tmp_path: Path) -> None:
+    shares = list(StreamSampler(RecordStream(records(9)), 2, 4))
+    others = list(StreamSampler(RecordStream(records(9)[::-1]), 2, 4))
+    tally = Tally()
+    for share in shares[:2]:
+        tally.meet({"met": module.Met(share, Counter(records=2, pairs=1, main=9))})
+    tally.settle()
+    tally.save(tmp_path)
+    again = Tally.load(tmp_path)
+    assert (again.totals, again.epochs, again.share.digest) == (tally.totals, 0, shares[1].digest)
+    again.meet({"met": module.Met(shares[2], Counter())})
+    again.settle()
+    again = Tally.load(tmp_path)
+    again.meet({"met": module.Met(others[2], Counter())})
+    with pytest.raises(UserError, match="other records than those that were trained on before"):
+        again.settle()
+    again = Tally.load(tmp_path, check=False)
+    again.meet({"met": module.Met(others[0], Counter())})
+    again.settle()
+    with pytest.raises(ValueError, match="made without a stream"):
+        Tally.load(tmp_path / "none")
+
+
+def test_errors_of_one_process_are_raised_by_all(trained_tokenizer: Any, monkeypatch: Any) -> None:
+    config = JepaConfig(mode="step-jepa", max_length=5)
+    dataset = StreamDataset(trained_tokenizer, config)
+    items, met = dataset.__getitems__(Share(tuple(records(2))))
+    assert items == [] and met.error is not None
+    wrong, right = Tally(), Tally()
+    wrong.meet({"met": met})
+    right.meet({"met": module.Met(Share(), Counter())})
+    told: list[Any] = []
+    monkeypatch.setattr(module, "gather_object", lambda mine: told.extend(mine) or mine)
+    with pytest.raises(UserError, match=r"memory\.jsonl:1: the record has"):
+        wrong.settle()
+    monkeypatch.setattr(module, "gather_object", lambda mine: [*mine, *told])
+    with pytest.raises(UserError, match=r"memory\.jsonl:1: the record has"):
+        right.settle()
+    monkeypatch.setattr(module, "gather_object", lambda mine: [*mine, (Counter(), 77, None)])
+    with pytest.raises(UserError, match="the processes read different records"):
+        Tally().settle()
+
+
+def test_skipped_records_leave_their_places_empty(trained_tokenizer: Any) -> None:
+    config = JepaConfig(mode="step-jepa", max_length=60, over_length="skip")
+    some = (records(1)[0], tiny.make_record("S", "q" * 99, "a\n\nb", line=9), records(3)[2])
+    items, met = StreamDataset(trained_tokenizer, config).__getitems__(Share(some, first=4, epoch=2))
+    assert [(item.record.line, item.draw) for item in items] == [(1, (2, 4)), (3, (2, 6))]
+    assert (met.counts["skipped"], met.counts["records"], met.share.records) == (1, 2, ())
+
+
+def test_the_end_of_an_epoch_is_an_end_of_an_epoch() -> None:
+    tally = Tally()
+    tally.totals.update(records=3, pairs=2)
+    callback = StreamCallback(lambda: tally, STEPS, "data.jsonl")
+    args = SimpleNamespace(logging_strategy="epoch", save_strategy="epoch", eval_strategy="epoch", eval_delay=0)
+    state = SimpleNamespace(global_step=1, max_steps=3)
+    for ends in (False, True):
+        tally.share = Share(ends_epoch=ends)
+        control = SimpleNamespace(should_log=False, should_save=False, should_evaluate=False)
+        callback.on_step_end(args, state, control)
+        assert vars(control) == dict.fromkeys(vars(control), ends)
+    tally.totals["pairs"] = 0
+    with pytest.raises(UserError, match=r"data\.jsonl: none of the 3 records has a pair"):
+        callback.on_step_end(args, state, control)
