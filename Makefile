@@ -65,7 +65,7 @@ docs: setup  ## the site of the documents in site/, every warning an error; noth
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "site/index.html; with search: $(BIN)/python -m http.server -d site"
 
-pictures: setup  ## draw the pictures of docs/idea.md again, about a minute
+pictures: setup  ## draw the pictures of docs/design.md again, about a minute
 	$(BIN)/python docs/site/pictures.py
 
 bench: setup  ## measure training against TRL, evaluation against one prompt at a time

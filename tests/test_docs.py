@@ -19,30 +19,20 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 TASKS_PAGE = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
 
 
-def test_the_tree_in_the_readme_is_the_tree() -> None:
-    tree = README.partition("    src/stepjepa/\n")[2].partition("    tests/")[0]
-    named: dict[str, set[str]] = {"": set()}
-    package = ""
-    for indent, name in re.findall(r"^( +)(\S+)", tree, re.MULTILINE):
-        if len(indent) == 6:
-            named[""].add(name)
-            package = name
-        else:
-            named.setdefault(package, set()).add(name)
-    source = ROOT / "src" / "stepjepa"
-    there = {path.name for path in source.glob("*.py") if not path.name.startswith("__")}
-    there |= {f"{path.name}/" for path in source.iterdir() if path.is_dir() and not path.name.startswith("__")}
-    assert named.pop("") == there
-    # A package is named alone, or with all that is in it.
-    for name, modules in named.items():
-        assert modules == {path.name for path in (source / name).glob("*.py") if not path.name.startswith("__")}, name
+def test_the_way_from_the_command_line_to_the_loss_is_ten_files() -> None:
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    rows = page.partition("## From the command line to the loss")[2].partition("\n## ")[0].splitlines()
+    named = [re.findall(r"`([\w/]+\.py)`", row.split("|")[1]) for row in rows if row.startswith("| `")]
+    assert len(named) == 10
+    for path in (each[0] for each in named):
+        assert (ROOT / "src" / "stepjepa" / path).is_file(), path
 
 
 # Each may import from those before it.
 ORDER = ["errors", "terminal", "offline", "signals", "memory", "disk", "files", "fields", "checkpoints"]
 ORDER += ["run_folder", "config"]
 ORDER += ["arguments", "published", "parser", "drawing"]
-ORDER += ["data", "text", "forests", "models", "objectives", "compute", "answers", "tasks", "preparing"]
+ORDER += ["data", "text", "batch", "models", "objectives", "compute", "answers", "tasks", "preparing"]
 ORDER += ["inspection", "analysis", "evaluation", "training", "experiments", "pages", "commands", "cli"]
 
 

@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/idea.md, with the functions that training itself uses; `make pictures` runs it.
+"""Draw the pictures of docs/design.md, with the functions that training itself uses; `make pictures` runs it.
 
 ``pictures.json`` beside them keeps what was drawn, so that a test can tell when the code draws something else by now.
 """

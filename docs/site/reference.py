@@ -13,7 +13,7 @@ from stepjepa.parser import Parser, add_offline
 
 GROUPS = {
     "Records": ("data",),
-    "Forests": ("forests",),
+    "Batches": ("batch",),
     "Models": ("models",),
     "Objectives": ("objectives", "config"),
     "Training": ("training",),

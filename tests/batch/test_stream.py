@@ -219,6 +219,7 @@ def test_batches_and_counts_are_those_of_preparation(trained_tokenizer: Any, tmp
     told = first.found(RecordStream(records(11)))
     assert {name: told["counts"][name] for name in prepared.counts} == prepared.counts
     assert told["tokens"] == prepared.tokens
+    assert StreamDataset(trained_tokenizer, STEPS).template() == prepared.template
 
 
 def test_workers_change_nothing(trained_tokenizer: Any, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,14 @@ import pytest
 from transformers import TrainingArguments
 
 import tiny
-from stepjepa.compute.equal_compute import (
-    EqualCompute,
-    Pass,
-    Plan,
-    Shape,
-    Shapes,
-    equal_compute,
-    equal_steps,
-    passes_of,
-    shape_of,
-)
+from stepjepa.batch.collate import Collator, Item
+from stepjepa.batch.sampler import Key, StepSampler
+from stepjepa.batch.sequences import Pair, TokenizedRecord, View
+from stepjepa.compute.equal_compute import EqualCompute, Plan, equal_compute, equal_steps
 from stepjepa.compute.flop_callback import FlopTracker
 from stepjepa.compute.flop_probe import Cost
-from stepjepa.compute.flops import FlopModel
+from stepjepa.compute.flops import FlopModel, Shape
 from stepjepa.config import JepaConfig
-from stepjepa.forests.collate import ForestCollator
-from stepjepa.forests.grouping import GroupCollator
 from stepjepa.training.trainer import JepaTrainer
 
 # Attention and head weigh about as much as the rest.
@@ -49,18 +40,14 @@ def records(count: int) -> list[Any]:
 
 
 class Watched(JepaTrainer):
-    """Writes down the passes of every step."""
+    """Writes down the shapes of the micro-batches of every step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.steps: dict[int, list[Pass]] = {}
+        self.steps: dict[int, list[Shape]] = {}
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        groups = inputs["groups"]
-        views = any(len(group["source_index"]) for group in groups)
-        for group in groups:
-            shape = Shape(*group["input_ids"].shape, len(group["label_index"]), len(group["source_index"]))
-            self.steps.setdefault(self.state.global_step, []).append(Pass(shape, views))
+        self.steps.setdefault(self.state.global_step, []).append(Shape.of(inputs))
         return super().training_step(model, inputs, num_items_in_batch)
 
 
@@ -90,36 +77,21 @@ def trainer(
     )
 
 
-@pytest.mark.parametrize("pass_cost", [None, 0, 13, 10**6])
-@pytest.mark.parametrize("encoding", ["forest", "rows"])
-def test_passes_are_those_of_the_collator(encoding: str, pass_cost: int | None) -> None:
-    forests = [tiny.random_forest(seed, isolated=False) for seed in range(11)]
-    forests += [forest.without_views() for forest in forests[:5]]
-    collator = GroupCollator(ForestCollator(0, encoding), pass_cost)
-    for count in (0, 1, 5, len(forests)):
-        chosen = forests[len(forests) - count :]
-        groups = collator([*chosen, None])["groups"]
-        expected = [
-            Shape(*group["input_ids"].shape, len(group["label_index"]), len(group["source_index"])) for group in groups
-        ]
-        found = passes_of([shape_of(forest, encoding) for forest in chosen], pass_cost)
-        assert [one.shape for one in found] == expected
-        assert {one.views for one in found} == {any(shape.pairs for shape in expected)}
-
-
 def test_places_that_an_uneven_last_step_leaves_empty() -> None:
     # Five records, two processes with two each: the second step has one record, and a process without any.
-    plan = made_up(5, batch_size=2, batches_per_step=2, processes=2, pass_cost=None)
-    first, last = (plan.passes(keys) for keys in plan.keys(0))
-    assert [one.shape.rows for one in first] == [2, 2]
-    assert [one.shape.rows for one in last] == [1, 1]
-    assert last[1] == Pass(Shape(1, 1, 0, 0), False)
-    assert plan.epoch_costs(0)[1] == FLOPS.of_pass(*last[0].shape) + FLOPS.of_pass(1, 1, 0)
-    assert plan.regular_costs(0)[1] < plan.epoch_costs(0)[1]
+    plan = made_up(5, batch_size=2, batches_per_step=2)
+    last = plan.keys(0)[1]
+    assert [key.record < 0 for key in last] == [False, True, True, True]
+    shapes = plan.shapes(last)
+    assert shapes[0].pairs == 1
+    assert shapes[1] == Shape(1, 1, 0, 0, 1)
+    assert plan.cost(last) == FLOPS.of_shape(shapes[0]) + FLOPS.of_shape(shapes[1])
+    assert plan.regular.cost(plan.regular.keys(0)[1]) < plan.cost(last)
 
 
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "half of the steps": ({"mode": "step-jepa", "jepa_ratio": 0.5}, {}),
+    "unshared": ({"mode": "llm-jepa", "share_prefixes": False, "row_length": 83, "prompt_loss_weight": 0.3}, {}),
     "infonce": ({"mode": "llm-jepa", "jepa_loss_type": "infonce", "jepa_ratio": 0.5}, {}),
     "rows": ({"mode": "llm-jepa", "encoding": "rows", "jepa_ratio": 0.7}, {}),
     "in place": ({"mode": "step-jepa", "layout": "inplace"}, {"gradient_accumulation_steps": 1}),
@@ -135,53 +107,59 @@ def test_steps_are_those_of_a_real_run(name: str, trained_tokenizer: Any, tmp_pa
     run = trainer(trained_tokenizer, tmp_path, config, 19, **arguments)
     plan = run.plan
     run.train()
-    expected = [plan.passes(keys) for epoch in (0, 1) for keys in plan.keys(epoch)]
+    expected = [plan.shapes(keys) for epoch in (0, 1) for keys in plan.keys(epoch)]
     assert len(expected) == 2 * plan.steps_per_epoch == len(run.steps)
     assert [run.steps[number] for number in range(len(expected))] == expected
-    assert any(one.views for step in expected for one in step) == run.jepa.uses_views
+    assert any(shape.pairs for step in expected for shape in step) == run.jepa.uses_views
     costs = list(itertools.islice(plan.costs(), len(expected)))
-    for cost, passes in zip(costs, expected, strict=True):
-        assert cost == sum(plan.flops.of_pass(*one.shape, views=int(one.views)) for one in passes)
+    assert costs == [sum(map(plan.flops.of_shape, shapes)) for shapes in expected]
 
 
+@pytest.mark.parametrize("loss", ["cosine", "infonce"])
 @pytest.mark.parametrize("mode", ["llm-jepa", "step-jepa"])
-def test_regular_plan_is_that_of_a_regular_run(mode: str, trained_tokenizer: Any, tmp_path: Path) -> None:
-    config = {"mode": mode, "jepa_ratio": 0.5, "jepa_loss_type": "infonce"}
+def test_regular_plan_is_that_of_a_regular_run(mode: str, loss: str, trained_tokenizer: Any, tmp_path: Path) -> None:
+    config = {"mode": mode, "jepa_ratio": 0.5, "jepa_loss_type": loss}
     regular = trainer(trained_tokenizer, tmp_path, {"mode": "regular"}, 19).plan
     own = trainer(trained_tokenizer, tmp_path, config, 19).plan
     for epoch in range(3):
-        assert own.regular.epoch_costs(epoch) == regular.epoch_costs(epoch)
-        # Under random order the steps of both hold the same records.
-        assert own.regular_costs(epoch) == regular.epoch_costs(epoch)
+        assert [own.regular.shapes(k) for k in own.regular.keys(epoch)] == [
+            regular.shapes(k) for k in regular.keys(epoch)
+        ]
+    assert own.regular.budgets(1.5) == regular.budgets(1.5)
 
 
-def test_regular_costs_are_those_of_the_very_records() -> None:
-    plan = made_up(101, strategy="group_by_length", batch_size=2, batches_per_step=4, pass_cost=None)
-    for keys, cost in zip(plan.keys(1), plan.regular_costs(1), strict=True):
-        plain = sorted(
-            (plan.shapes.plain[key.record] for key in keys if key.record >= 0), key=lambda shape: shape.length
-        )
-        total = 0
-        for start in range(0, len(keys), 2):
-            micro = plain[start : start + 2]
-            rows, length = max(len(micro), 1), max((shape.length for shape in micro), default=1)
-            total += FLOPS.of_pass(rows, length, sum(shape.labels for shape in micro))
-        assert cost == total
+class Records(list[TokenizedRecord]):
+    """Records in memory, as a plan takes them."""
+
+    @property
+    def lengths(self) -> Any:
+        return np.array([len(record.ids) for record in self])
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, Key):
+            return super().__getitem__(key)
+        return None if key.record < 0 else Item(super().__getitem__(key.record), key.with_views)
 
 
-def made_up(count: int, *, jepa_ratio: float = 1.0, **options: Any) -> Plan:
-    """A plan without forests, lengths as of short documents."""
+def made_up(count: int, *, jepa_ratio: float = 1.0, strategy: str = "random", **options: Any) -> Plan:
+    """A plan of records as long as short documents; their views are parts of the text."""
     generator = np.random.default_rng(7)
-    plain, whole = [], []
+    records = Records()
     for _ in range(count):
         length = int(generator.integers(31, 127))
-        labels = length // 3
-        plain.append(Shape(1, length, labels, 0))
-        # Views are parts of the text.
-        whole.append(Shape(1, length + 2 * length // 3 + int(generator.integers(2, 13)), labels, 1))
-    shapes = Shapes(whole, plain, [shape.length for shape in whole])
-    defaults: dict[str, Any] = {"batch_size": 8, "pass_cost": 64}
-    return Plan(FLOPS, shapes, jepa_ratio=jepa_ratio, **defaults | options)
+        ids, middle = generator.integers(5, 389, length).astype(np.int32), length * 2 // 3
+        pair = Pair(View(ids, 0, middle, True), View(ids, middle, length, True))
+        records.append(TokenizedRecord(ids, np.arange(middle, length - 1, dtype=np.int32), pairs=(pair,)))
+    plan = Plan(FLOPS, records, StepSampler([], 1), Collator("branched", np.array([3], np.int32)), 8)
+    plan = replace(plan, **options)
+    sampler = StepSampler(
+        records.lengths,
+        plan.records_per_step,
+        strategy=strategy,
+        jepa_ratio=jepa_ratio,
+        multiple=plan.records_per_step,
+    )
+    return replace(plan, sampler=sampler)
 
 
 @pytest.mark.parametrize("seed", range(7))
@@ -226,7 +204,7 @@ def test_equal_compute_is_met_within_half_a_step(ratio: float) -> None:
     assert equal.steps < 3 * plan.steps_per_epoch
 
 
-@pytest.mark.parametrize("options", [{}, {"batch_size": 2, "batches_per_step": 4, "pass_cost": None}])
+@pytest.mark.parametrize("options", [{}, {"batch_size": 2, "batches_per_step": 4}])
 @pytest.mark.parametrize("strategy", ["random", "group_by_length"])
 def test_loss_dropout_costs_what_is_expected_of_it(strategy: str, options: dict[str, Any]) -> None:
     def spent(plan: Plan) -> float:
@@ -237,14 +215,6 @@ def test_loss_dropout_costs_what_is_expected_of_it(strategy: str, options: dict[
     quarter = made_up(2003, jepa_ratio=0.25, strategy=strategy, **options)
     # LD 0.75, that is a quarter of the steps with views; steps are drawn, so it may also be a little less.
     assert 0.95 < spent(quarter) / expected <= 1.05
-
-
-def test_a_large_run_is_planned_in_seconds() -> None:
-    plan = made_up(8000, jepa_ratio=0.5, batch_size=16)
-    start = time.perf_counter()
-    assert equal_compute(plan, 4).steps > 0
-    # About two on one slow core; a plan that ran passes would take hours.
-    assert time.perf_counter() - start < 30
 
 
 @pytest.mark.parametrize("config", [{"mode": "llm-jepa", "jepa_ratio": 0.5}, {"mode": "step-jepa", "pairs": "all"}])
@@ -268,16 +238,3 @@ def test_same_compute_as_the_regular_run_measured(
     assert sum(measured[1]) == pytest.approx(sum(measured[0]), rel=0.02)
     assert equal.regular_flops == pytest.approx(sum(measured[0]), rel=0.01)
     assert equal.checkpoints[-1] == equal.steps
-
-
-def test_micro_batches_of_a_step_add_up_to_it() -> None:
-    shapes = [Shape(1, length, 3, 0) for length in (11, 13, 17, 19, 23, 29, 31)]
-    plan = Plan(FLOPS, Shapes(shapes, shapes, [shape.length for shape in shapes]), 2, 4, 2)
-    micro = plan.micro_costs(0)
-    # Seven records are a step of four micro-batches, the last of them with an empty place.
-    assert [len(costs) for costs in micro] == [4]
-    assert [sum(costs) for costs in micro] == pytest.approx(plan.epoch_costs(0))
-    (keys,) = plan.keys(0)
-    batch = [shapes[key.record] for key in plan.micro_batches(keys)[0]]
-    longest = max(shape.length for shape in batch)
-    assert micro[0][0] == FLOPS.of_pass(2, longest, 6)

@@ -12,7 +12,8 @@ import torch
 from transformers import TrainingArguments
 
 import tiny
-from stepjepa.compute.equal_compute import EqualCompute, Plan, Shape, Shapes
+from stepjepa.batch.collate import Batch
+from stepjepa.compute.equal_compute import EqualCompute
 from stepjepa.compute.flop_callback import EqualComputeCallback, FlopTracker
 from stepjepa.compute.flop_probe import Cost
 from stepjepa.compute.flops import FlopModel
@@ -21,18 +22,35 @@ from stepjepa.training.trainer import JepaTrainer
 
 # A layer of 5 x 7: 70 FLOPs a token, and only the weight's gradient.
 FLOPS = FlopModel(Cost(token=70), Cost(token=70))
-# Three records of 10 tokens with views, 4 without; one a step.
-PLAN = Plan(FLOPS, Shapes([Shape(1, 10, 0, 1)] * 3, [Shape(1, 4, 0, 0)] * 3, [10] * 3), batch_size=1)
 
 
-def groups(length: int) -> list[dict[str, torch.Tensor]]:
+class Regular:
+    """Stands in for a plan of three steps an epoch, whose regular training pays for 4 tokens a step."""
+
+    steps_per_epoch = 3
+
+    @property
+    def regular(self) -> Regular:
+        return self
+
+    def keys(self, epoch: int) -> list[tuple[int, int]]:
+        return [(epoch, place) for place in range(3)]
+
+    def cost(self, keys: tuple[int, int]) -> float:
+        return 4.0 * 140
+
+
+PLAN: Any = Regular()
+
+
+def tokens(length: int) -> Batch:
     none = torch.empty(0, dtype=torch.long)
-    return [{"input_ids": torch.zeros(1, length), "label_index": none, "source_index": none}]
+    return Batch(input_ids=torch.zeros(1, length), head_index=none, prompt_row=none, source_index=none)
 
 
 def work(tracker: FlopTracker, number: int, length: int) -> None:
     layer = torch.nn.Linear(7, 5, bias=False)
-    with tracker.step(number, groups(length)):
+    with tracker.step(number, tokens(length)):
         layer(torch.ones(length, 7)).sum().backward()
 
 

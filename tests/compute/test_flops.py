@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import tiny
+from stepjepa.batch.collate import Batch, Collator, Item
+from stepjepa.batch.sequences import Pair, TokenizedRecord, View
 from stepjepa.compute import flop_probe
 from stepjepa.compute.flop_probe import Cost
-from stepjepa.compute.flops import FlopModel, counting, measure
-from stepjepa.forests.collate import ForestCollator
-from stepjepa.forests.grouping import GroupCollator
-from stepjepa.models.attention import enable_forest
+from stepjepa.compute.flops import FlopModel, Shape, counting, measure
+from stepjepa.models.attention import enable_trees
 from stepjepa.models.ema import EmaEncoder
-from stepjepa.models.embeddings import forward_groups
-from stepjepa.models.lm_loss import plain_head
+from stepjepa.models.heads import attach_heads, without_heads
+from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import LoraSettings, add_lora
-from stepjepa.models.predictor_head import attach_head, without_head
-
-FORESTS = [tiny.random_forest(seed, isolated=False) for seed in range(5)]
+from stepjepa.objectives.alignment import Alignment
+from stepjepa.objectives.lm import LMLoss, PromptLoss
+from stepjepa.objectives.objective import Objective, jepa_loss
+from stepjepa.objectives.term import Context
 
 pytestmark = [
     # PEFT knows the names of experts in other versions of a family, and says that it did not find them.
@@ -30,30 +32,43 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning"),
 ]
 
-
-def batch(encoding: str, *, views: bool, pass_cost: int | None = None) -> list[dict[str, torch.Tensor]]:
-    forests = FORESTS if views else [forest.without_views() for forest in FORESTS]
-    return GroupCollator(ForestCollator(0, encoding), pass_cost)(forests)["groups"]
+# Cosines multiply no matrices, so that all that is counted is derived.
+OBJECTIVE = Objective([LMLoss(), Alignment()])
 
 
-def tried(model: Any) -> Any:
+def random_record(seed: int) -> TokenizedRecord:
+    """A record with a system prompt of 5 tokens that all have, and a pair of two pieces of it."""
+    generator = np.random.default_rng(seed)
+    size = int(generator.integers(11, 23))
+    ids = np.concatenate([np.arange(5), generator.integers(5, 380, size)]).astype(np.int32)
+    middle, length = int(generator.integers(8, 12)), len(ids)
+    places = np.arange(length, dtype=np.int32)
+    pair = Pair(View(ids, 5, middle, True), View(ids, middle, length - 2, True))
+    return TokenizedRecord(ids, places[middle - 1 : length - 1], places[4 : middle - 1], (pair,))
+
+
+RECORDS = [random_record(seed) for seed in range(5)]
+
+
+def batch(encoding: Any = "tree", *, views: bool = True, layout: str = "separate", prompt: bool = False) -> Batch:
+    predictors = np.array([386, 387], np.int32)
+    collator = Collator(layout, predictors, encoding=encoding, row_length=43, prompt_labels=prompt)
+    return collator(Item(record, views) for record in RECORDS)
+
+
+def run(model: Any, given: Batch, objective: Objective = OBJECTIVE, context: Context | None = None) -> None:
+    jepa_loss(model, given, objective, context=context).loss.backward()
+
+
+def prepared(name: str, attention: str = "sdpa", adapter: str = "none", encoding: str = "tree") -> Any:
     """A model that has been tried out as its first pass does it, which is not to be counted."""
-    plain_head(model)
-    return model
-
-
-def run(model: Any, groups: list[dict[str, torch.Tensor]]) -> None:
-    outputs = forward_groups(model, groups)
-    (outputs.lm_loss + outputs.source.sum() + outputs.target.sum()).backward()
-
-
-def prepared(name: str, attention: str, adapter: str, encoding: str) -> Any:
     model = tiny.make_model(name, attention)
-    if encoding == "forest":
-        enable_forest(model)
+    if encoding == "tree":
+        enable_trees(model)
     if adapter != "none":
         model = add_lora(model, LoraSettings(3), [7, 11] if adapter == "with token rows" else [])
-    return tried(model.train())
+    LMHead(model)
+    return model.train()
 
 
 def checkpoint(model: Any, *, reentrant: bool) -> None:
@@ -82,14 +97,36 @@ def test_a_pass_by_hand() -> None:
     assert flops.backward == Cost(token=4 * matrices, square=4 * square, label=4 * 33 * 389)
     assert flops.exact
     # Two rows of 7 tokens, 3 labels.
-    assert flops.of_pass(2, 7, 3, backward=False) == 14 * 25212 + 98 * 240 + 3 * 25674 == 453_510
-    assert flops.of_pass(2, 7, 3) == 3 * 453_510
+    shape = Shape(2, 7, 3, 0, 98)
+    assert flops.of_shape(shape, backward=False) == 14 * 25212 + 98 * 240 + 3 * 25674 == 453_510
+    assert flops.of_shape(shape) == 3 * 453_510
     # A fused kernel computes the scores a second time.
     fused = FlopModel.of(tiny.make_model("llama", "sdpa"))
-    assert fused.of_pass(2, 7, 3) == 3 * 453_510 + 98 * 2 * 2 * 3 * 10
+    assert fused.of_shape(shape) == 3 * 453_510 + 98 * 2 * 2 * 3 * 10
 
 
-@pytest.mark.parametrize("encoding", ["forest", "rows"])
+def test_shapes_by_hand() -> None:
+    # Main text, source and target of each record; rows of one sequence each, none a beginning of another.
+    rows = Shape.of(batch("rows"))
+    longest, labels = max(len(record.ids) for record in RECORDS), sum(len(record.labels) for record in RECORDS)
+    assert rows == Shape(15, longest, labels, 5, 15 * longest**2)
+    assert Shape.of(batch("rows", views=False)) == Shape(5, longest, labels, 0, 5 * longest**2)
+    assert Shape.of(batch("rows", prompt=True)).labels == labels + sum(len(record.prompt) for record in RECORDS)
+    # What follows the system prompt is read at one position for all records of a row.
+    assert Shape.of(batch(prompt=True)).labels < Shape.of(batch("rows", prompt=True)).labels
+    tree, joined = Shape.of(batch()), Shape.of(batch("concatenated"))
+    assert tree.labels == labels
+    assert tree.cells < rows.cells
+    assert tree.squares == tree.rows * tree.length**2
+    sizes = [len(record.ids) for record in RECORDS]
+    assert Shape.of(batch("concatenated", views=False)) == Shape(1, sum(sizes), labels, 0, sum(n * n for n in sizes))
+    assert joined.pairs == 5
+    assert joined.squares < joined.cells**2 / 10
+    # A process that an uneven last step leaves empty still runs a token.
+    assert Shape.of(Collator("separate", np.array([1], np.int32))([None])) == Shape(1, 1, 0, 0, 1)
+
+
+@pytest.mark.parametrize("encoding", ["tree", "rows"])
 @pytest.mark.parametrize("adapter", ["none", "with token rows"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "gemma2_window", "qwen3_moe"])
@@ -99,81 +136,91 @@ def test_derived_equals_counted(name: str, attention: str, adapter: str, encodin
     model = prepared(name, attention, adapter, encoding)
     flops = FlopModel.of(model)
     for views in (True, False):
-        groups = batch(encoding, views=views, pass_cost=13)
-        assert flops.of_batch(groups) == measure(lambda: run(model, groups))  # noqa: B023  # called at once
-    groups = batch(encoding, views=True)
+        given = batch(encoding, views=views)
+        assert flops.of_batch(given) == measure(lambda: run(model, given))  # noqa: B023  # called at once
+    given = batch(encoding)
     with torch.no_grad():
-        counted = measure(lambda: forward_groups(model, groups))
-    assert flops.of_batch(groups, backward=False) == counted
+        counted = measure(lambda: jepa_loss(model, given, OBJECTIVE))
+    assert flops.of_batch(given, backward=False) == counted
+
+
+@pytest.mark.parametrize("layout", ["separate", "branched", "inplace"])
+def test_every_layout(layout: str) -> None:
+    model = prepared("llama")
+    given = batch(layout=layout)
+    assert FlopModel.of(model).of_batch(given) == measure(lambda: run(model, given))
+
+
+def test_labels_of_the_prompt() -> None:
+    model = prepared("qwen3")
+    given = batch(prompt=True)
+    objective = Objective([LMLoss(), PromptLoss(), Alignment()])
+    assert FlopModel.of(model).of_batch(given) == measure(lambda: run(model, given, objective))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("adapter", ["none", "with token rows"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2_window", "olmo2", "qwen3_moe"])
 def test_gradient_checkpointing(name: str, adapter: str, reentrant: bool) -> None:
-    model = prepared(name, "eager", adapter, "forest")
+    model = prepared(name, "eager", adapter)
     flops = FlopModel.of(model, gradient_checkpointing=True, reentrant=reentrant)
     checkpoint(model, reentrant=reentrant)
-    groups = batch("forest", views=True)
-    assert flops.of_batch(groups) == measure(lambda: run(model, groups))
-    assert FlopModel.of(model).of_batch(groups) < flops.of_batch(groups)
+    given = batch()
+    assert flops.of_batch(given) == measure(lambda: run(model, given))
+    assert FlopModel.of(model).of_batch(given) < flops.of_batch(given)
 
 
 def test_frozen_layers_need_no_gradient() -> None:
-    model = prepared("llama", "sdpa", "none", "forest")
+    model = prepared("llama")
     for module in (model.get_input_embeddings(), model.get_decoder().layers[0]):
         module.requires_grad_(False)
-    groups = batch("forest", views=True)
-    derived = FlopModel.of(model).of_batch(groups)
-    assert derived == pytest.approx(measure(lambda: run(model, groups)), rel=0.01)
+    given = batch()
+    derived = FlopModel.of(model).of_batch(given)
+    assert derived == pytest.approx(measure(lambda: run(model, given)), rel=0.01)
     model.requires_grad_(True)
-    assert derived < 0.8 * FlopModel.of(model).of_batch(groups)
+    assert derived < 0.8 * FlopModel.of(model).of_batch(given)
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
 def test_predictor_head(kind: str) -> None:
-    model = prepared("qwen3", "sdpa", "none", "forest")
+    model = prepared("qwen3")
     without = FlopModel.of(model)
-    attach_head(model, kind, seed=3)
+    objective = Objective([LMLoss(), Alignment(head=kind)])
+    # A module of somebody's own term is left out.
+    attach_heads(model, {**objective.heads(model.config), "own_head": nn.Linear(33, 7)})
     flops = FlopModel.of(model)
     assert flops.forward.pair == 2 * 33 * 33 * (1 if kind == "linear" else 4)
-    groups = batch("forest", views=True)
-    assert flops.of_batch(groups) == measure(lambda: run(model, groups))
+    given = batch()
+    assert flops.of_batch(given) == measure(lambda: run(model, given, objective))
     assert flops.regular() == without
 
 
 def test_averaged_decoder_runs_where_there_are_pairs() -> None:
-    model = prepared("llama", "sdpa", "none", "forest")
-    attach_head(model, "linear", seed=3)
+    model = prepared("llama")
+    attach_heads(model, Objective([Alignment(head="linear")]).heads(model.config))
     flops = FlopModel.of(model, ema=True)
-    with without_head(model):
+    with without_heads(model):
         encoder = EmaEncoder(model, 0.9)
-    # One micro-batch in several passes.
-    groups = batch("forest", views=True, pass_cost=0)
-    assert len(groups) > 1
-
-    def step() -> None:
-        run(model, groups)
-        encoder.targets(groups)
-
-    assert flops.of_batch(groups) == measure(step)
-    plain = batch("forest", views=False)
-    assert flops.of_batch(plain) == flops.regular().of_batch(plain) == measure(lambda: run(model, plain))
+    context = Context(averaged=encoder.states)
+    given, plain = batch(), batch(views=False)
+    assert flops.of_batch(given) == measure(lambda: run(model, given, context=context))
+    counted = measure(lambda: run(model, plain, context=context))
+    assert flops.of_batch(plain) == flops.regular().of_batch(plain) == counted
 
 
 def test_regular_training_trains_no_token_rows() -> None:
     # Tied weights: the rows are in the head, too, and autograd takes its whole gradient for them.
-    flops = FlopModel.of(prepared("llama", "sdpa", "with token rows", "forest"))
-    regular = FlopModel.of(prepared("llama", "sdpa", "plain", "forest"))
+    flops = FlopModel.of(prepared("llama", "sdpa", "with token rows"))
+    regular = FlopModel.of(prepared("llama", "sdpa", "plain"))
     assert flops.token_rows == 2 * 33 * 389
     assert flops.regular() == regular
     assert flops.regular(trains_rows=True) == flops
     # Untied ones leave the head alone.
-    assert FlopModel.of(prepared("qwen3", "sdpa", "with token rows", "forest")).token_rows == 0
+    assert FlopModel.of(prepared("qwen3", "sdpa", "with token rows")).token_rows == 0
 
 
 def test_unknown_number_of_active_experts_is_an_upper_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = prepared("qwen3_moe", "sdpa", "none", "forest")
+    model = prepared("qwen3_moe")
     known = FlopModel.of(model)
     monkeypatch.setattr(flop_probe, "_ACTIVE_EXPERTS", ())
     unknown = FlopModel.of(model)
@@ -184,7 +231,7 @@ def test_unknown_number_of_active_experts_is_an_upper_bound(monkeypatch: pytest.
 
 
 def test_the_look_at_a_model_leaves_it_as_it_was() -> None:
-    model = prepared("gpt2", "eager", "plain", "forest")
+    model = prepared("gpt2", "eager", "plain")
     model.get_decoder().h[0].eval()
     modes = [module.training for module in model.modules()]
     hooks = [len(module._forward_hooks) for module in model.modules()]
@@ -197,15 +244,15 @@ def test_the_look_at_a_model_leaves_it_as_it_was() -> None:
 
 
 def test_counting_changes_no_gradient_but_its_rounding() -> None:
-    groups = batch("forest", views=True)
+    given = batch()
     gradients = []
     for counted in (False, True):
-        model = prepared("llama", "sdpa", "none", "forest")
+        model = prepared("llama")
         if counted:
             with counting() as counter:
-                run(model, groups)
+                run(model, given)
             assert counter.get_total_flops() > 0
         else:
-            run(model, groups)
+            run(model, given)
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
     tiny.assert_same_gradients(*gradients)

@@ -290,17 +290,24 @@ class StreamDataset(Dataset[Any]):
 
     def __getitems__(self, share: Share) -> tuple[list[Item], Met]:
         """What ``DataLoader`` asks for: the items of a share, and what was met on the way to them."""
-        plain = replace(share, records=())
-        self._made = self._made or RecordTokenizer(self._tokenizer, self._config)
-        self._made.counts.clear()
+        plain, made = replace(share, records=()), self._tokenizes()
+        made.counts.clear()
         try:
-            records = self._made.tokenize_each(share.records)
+            records = made.tokenize_each(share.records)
         except UserError as error:
             return [], Met(plain, Counter(), str(error))
         numbered = enumerate(records, share.first)
         items = [Item(each, share.with_views, (share.epoch, number)) for number, each in numbered if each is not None]
         tokens = count_tokens((item.record for item in items), self._config)
-        return items, Met(plain, self._made.counts + tokens)
+        return items, Met(plain, made.counts + tokens)
+
+    def template(self) -> dict[str, str]:
+        """What was derived from the chat template."""
+        return self._tokenizes().template.describe()
+
+    def _tokenizes(self) -> RecordTokenizer:
+        self._made = self._made or RecordTokenizer(self._tokenizer, self._config)
+        return self._made
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """As many steps as spend the compute of regular training: what every step of a run costs, before any is run.
 
-The order of records, loss dropout and the cut into passes depend on nothing but the settings, so the shapes of all
-passes of all steps follow from the lengths of the records.
+The order of records, loss dropout and the packing into rows depend on nothing but records and settings, so the shapes of
+all micro-batches are known in advance: they are collated as the run will collate them. Regular training is that of the
+same records with the same sharing of prefixes and the same length of rows.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stepjepa.compute.flops import FlopModel
-from stepjepa.forests.forest import IGNORE, Forest, path
-from stepjepa.forests.grouping import split_by_length
-from stepjepa.forests.sampler import Key, StepSampler
+from stepjepa.batch.collate import Batch, Collator, Item
+from stepjepa.batch.sampler import Key, StepSampler
+from stepjepa.compute.flops import FlopModel, Shape
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -26,94 +27,15 @@ if TYPE_CHECKING:
     from stepjepa.config import JepaConfig
 
 
-class Shape(NamedTuple):
-    """What a record adds to a pass, or what a pass is.
+class Records(Protocol):
+    """Tokenised records; see ``dataset.TokenizedDataset``."""
 
-    Attributes:
-        rows: R.
-        length: T, of the longest row.
-        labels: positions at which logits are computed.
-        pairs: of views.
-    """
+    @property
+    def lengths(self) -> NDArray[np.int64]: ...
 
-    rows: int
-    length: int
-    labels: int
-    pairs: int
+    def __len__(self) -> int: ...
 
-
-class Pass(NamedTuple):
-    """One forward and backward pass.
-
-    Attributes:
-        shape: of its rows.
-        views: its micro-batch has pairs.
-    """
-
-    shape: Shape
-    views: bool
-
-
-def shape_of(forest: Forest, encoding: str) -> Shape:
-    """What one record adds to a pass.
-
-    Args:
-        forest: with its views or without.
-        encoding: see ``collate.ForestCollator``.
-    """
-    labels, rows, length = forest.shift_labels, 1, len(forest)
-    if encoding == "rows":
-        paths = [path(forest, index) for index in range(len(forest.segments))]
-        # Of rows that repeat the main text only the first has labels.
-        labels, rows, length = labels[paths[0]], len(paths), max(map(len, paths))
-    return Shape(rows, length, int((labels != IGNORE).sum()), len(forest.pairs))
-
-
-def passes_of(shapes: Sequence[Shape], pass_cost: int | None) -> list[Pass]:
-    """The passes that ``grouping.GroupCollator`` makes of a micro-batch.
-
-    Args:
-        shapes: of its records, empty places left out.
-        pass_cost: as of the collator.
-    """
-    if not shapes:
-        # As a process runs it that an uneven last step leaves empty.
-        return [Pass(Shape(1, 1, 0, 0), False)]
-    groups = split_by_length([shape.length for shape in shapes], pass_cost)
-    views = any(shape.pairs for shape in shapes)
-    passes = []
-    for group in groups:
-        rows, lengths, labels, pairs = zip(*(shapes[index] for index in group), strict=True)
-        passes.append(Pass(Shape(sum(rows), max(lengths), sum(labels), sum(pairs)), views))
-    return passes
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """Shapes of all records, in file order.
-
-    Attributes:
-        whole: see :func:`shape_of`, views included.
-        plain: without views.
-        lengths: tokens of each record with its views, by which the sampler sorts.
-    """
-
-    whole: list[Shape]
-    plain: list[Shape]
-    lengths: list[int]
-
-    @classmethod
-    def of(cls, forests: Sequence[Forest], encoding: str) -> Shapes:
-        """Measure forests for an encoding, ``forest`` or ``rows``."""
-        return cls(
-            [shape_of(forest, encoding) for forest in forests],
-            [shape_of(forest.without_views(), encoding) for forest in forests],
-            [len(forest) for forest in forests],
-        )
-
-    def without_views(self) -> Shapes:
-        """What the same records are in regular training."""
-        return Shapes(self.plain, self.plain, [shape.length for shape in self.plain])
+    def __getitem__(self, key: Key) -> Item | None: ...
 
 
 @dataclass(frozen=True)
@@ -122,70 +44,52 @@ class Plan:
 
     Attributes:
         flops: of the model.
-        shapes: of its records.
+        records: that are trained on.
+        sampler: of the run.
+        collator: of the run.
         batch_size: records of a micro-batch of one process.
         batches_per_step: micro-batches of an optimizer step, over accumulation and processes.
-        processes: number of them.
-        pass_cost: see ``grouping.GroupCollator``.
-        seed: of the sampler.
-        strategy: of the sampler.
-        jepa_ratio: of the sampler; 1 in regular training.
-        tight: of the sampler.
         trains_rows: see ``FlopModel.regular``.
+        with_views: records have their views; not so in regular training.
     """
 
     flops: FlopModel
-    shapes: Shapes
+    records: Records
+    sampler: StepSampler
+    collator: Collator
     batch_size: int
     batches_per_step: int = 1
-    processes: int = 1
-    pass_cost: int | None = None
-    seed: int = 0
-    strategy: str = "random"
-    jepa_ratio: float = 1.0
-    tight: bool = True
     trains_rows: bool = False
+    with_views: bool = True
 
     @classmethod
     def of(
         cls,
         flops: FlopModel,
-        forests: Sequence[Forest],
+        records: Records,
+        sampler: StepSampler,
+        collator: Collator,
         *,
-        encoding: str,
         args: TrainingArguments,
         jepa: JepaConfig,
-        pass_cost: int | None,
     ) -> Plan:
         """The plan of a ``JepaTrainer`` with these settings.
 
         Args:
             flops: of its model.
-            forests: its training records.
-            encoding: ``forest`` or ``rows``.
+            records: that it trains on.
+            sampler: one of its own, which nothing else takes keys from.
+            collator: its collator.
             args: its ``TrainingArguments``.
             jepa: its objective.
-            pass_cost: of its ``GroupCollator``.
         """
-        return cls(
-            flops,
-            Shapes.of(forests, encoding),
-            args.train_batch_size,
-            args.gradient_accumulation_steps * args.world_size,
-            args.world_size,
-            pass_cost,
-            args.seed if args.data_seed is None else args.data_seed,
-            str(args.train_sampling_strategy),
-            jepa.jepa_ratio if jepa.uses_views else 1.0,
-            not jepa.compares_pairs,
-            jepa.plain,
-        )
+        batches_per_step = args.gradient_accumulation_steps * args.world_size
+        return cls(flops, records, sampler, collator, args.train_batch_size, batches_per_step, jepa.plain)
 
     @cached_property
     def regular(self) -> Plan:
-        """The plan of regular training on the same records with the same settings."""
-        flops, shapes = self.flops.regular(trains_rows=self.trains_rows), self.shapes.without_views()
-        return replace(self, flops=flops, shapes=shapes, jepa_ratio=1.0, tight=True)
+        """The plan of regular training on the same records with the same settings; its steps hold the same records."""
+        return replace(self, flops=self.flops.regular(trains_rows=self.trains_rows), with_views=False)
 
     @property
     def records_per_step(self) -> int:
@@ -195,83 +99,53 @@ class Plan:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of an epoch, the last of which may be short."""
-        return math.ceil(len(self.shapes.whole) / self.records_per_step)
+        return math.ceil(len(self.records) / self.records_per_step)
 
     def keys(self, epoch: int) -> list[list[Key]]:
-        """What the sampler gives to each step of an epoch."""
-        sampler = StepSampler(
-            self.shapes.lengths,
-            self.records_per_step,
-            text_lengths=[shape.length for shape in self.shapes.plain],
-            seed=self.seed,
-            strategy=self.strategy,
-            jepa_ratio=self.jepa_ratio,
-            tight=self.tight,
-            multiple=self.batch_size * self.processes,
-        )
-        sampler.set_epoch(epoch)
-        keys = list(sampler)
-        return [keys[start : start + self.records_per_step] for start in range(0, len(keys), self.records_per_step)]
+        """What each step of an epoch is made of."""
+        self.sampler.set_epoch(epoch)
+        keys = list(self.sampler)
+        steps = [keys[start : start + self.records_per_step] for start in range(0, len(keys), self.records_per_step)]
+        if self.with_views:
+            return steps
+        lengths = self.records.lengths
 
-    def passes(self, keys: Sequence[Key]) -> list[Pass]:
-        """Every pass of a step, over all its micro-batches and processes.
+        def place(key: Key) -> tuple[bool, int, int]:
+            return key.record < 0, int(lengths[key.record]), key.record
 
-        Args:
-            keys: one of :meth:`keys`.
-        """
-        result = []
-        for batch in self.micro_batches(keys):
-            present = [key for key in batch if key.record >= 0]
-            found = [(self.shapes.whole if key.with_views else self.shapes.plain)[key.record] for key in present]
-            result += passes_of(found, self.pass_cost)
-        return result
-
-    def epoch_costs(self, epoch: int) -> list[float]:
-        """FLOPs of each step of an epoch, over all processes."""
-        return self._costs(self.keys(epoch))
-
-    def costs(self) -> Iterator[float]:
-        """FLOPs of each step of a run, over all processes, epoch after epoch without end."""
-        epoch = 0
-        while True:
-            yield from self.epoch_costs(epoch)
-            epoch += 1
-
-    def regular_costs(self, epoch: int) -> list[float]:
-        """What regular training would pay for the very records of each step of an epoch."""
-        lengths = self.regular.shapes.lengths
-        steps = []
-        for keys in self.keys(epoch):
-            present = sorted(
-                (key for key in keys if key.record >= 0), key=lambda key: (lengths[key.record], key.record)
-            )
-            steps.append(present + [key for key in keys if key.record < 0])
-        return self.regular._costs(steps)
-
-    def budgets(self, epochs: float) -> list[float]:
-        """FLOPs spent by this run at the end of each of its epochs, and at its end."""
-        steps = math.ceil(epochs * self.steps_per_epoch)
-        ends = [*range(self.steps_per_epoch, steps, self.steps_per_epoch), steps]
-        spent = np.cumsum([cost for cost, _ in zip(self.costs(), range(steps), strict=False)])
-        return [float(spent[end - 1]) for end in ends]
+        # Regular training sorts the records of a step also where terms that compare pairs forbid it.
+        return [sorted((key._replace(with_views=False) for key in step), key=place) for step in steps]
 
     def micro_batches(self, keys: Sequence[Key]) -> list[Sequence[Key]]:
         """The micro-batches of a step: those of all processes, then the next ones that are accumulated."""
         return [keys[start : start + self.batch_size] for start in range(0, len(keys), self.batch_size)]
 
-    def micro_costs(self, epoch: int) -> list[list[float]]:
-        """FLOPs of each of :meth:`micro_batches` of each step of an epoch."""
-        steps = [self.micro_batches(keys) for keys in self.keys(epoch)]
-        costs = iter(self._costs([batch for batches in steps for batch in batches]))
-        return [[next(costs) for _ in batches] for batches in steps]
+    def collate(self, keys: Sequence[Key]) -> Batch:
+        """The tensors of one of :meth:`micro_batches`."""
+        return self.collator(self.records[key] for key in keys)
 
-    def _costs(self, steps: Sequence[Sequence[Key]]) -> list[float]:
-        passes = [(number, one) for number, keys in enumerate(steps) for one in self.passes(keys)]
-        # In double precision: whole runs of large models exceed 64-bit integers.
-        rows, length, labels, pairs = np.asarray([one.shape for _, one in passes], np.float64).T
-        views = np.asarray([one.views for _, one in passes], np.float64)
-        flops = self.flops.of_pass(rows, length, labels, pairs, views=views)
-        return np.bincount([number for number, _ in passes], weights=flops, minlength=len(steps)).tolist()
+    def shapes(self, keys: Sequence[Key]) -> list[Shape]:
+        """The shape of each micro-batch of a step."""
+        return [Shape.of(self.collate(batch)) for batch in self.micro_batches(keys)]
+
+    def cost(self, keys: Sequence[Key]) -> float:
+        """FLOPs of a step, over all processes."""
+        # In double precision, as all sums here: whole runs of large models exceed 64-bit integers.
+        return float(sum(self.flops.of_shape(shape) for shape in self.shapes(keys)))
+
+    def costs(self) -> Iterator[float]:
+        """FLOPs of each step of a run, over all processes, epoch after epoch without end."""
+        epoch = 0
+        while True:
+            yield from map(self.cost, self.keys(epoch))
+            epoch += 1
+
+    def budgets(self, epochs: float) -> list[float]:
+        """FLOPs spent by this run at the end of each of its epochs, and at its end."""
+        steps = math.ceil(epochs * self.steps_per_epoch)
+        ends = [*range(self.steps_per_epoch, steps, self.steps_per_epoch), steps]
+        spent = np.cumsum([cost for _, cost in zip(range(steps), self.costs(), strict=False)])
+        return [float(spent[end - 1]) for end in ends]
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
+from stepjepa.batch.collate import Batch
 from stepjepa.compute.equal_compute import EqualCompute, Plan
 from stepjepa.compute.flops import FlopModel, counting
 
@@ -36,7 +36,7 @@ class FlopTracker:
         total: sums a list of numbers over all processes; every process calls it at the same steps. None for one.
 
     Example:
-        >>> with tracker.step(self.state.global_step, inputs["groups"]):
+        >>> with tracker.step(self.state.global_step, inputs):
         ...     loss = super().training_step(model, inputs, num_items_in_batch)
     """
 
@@ -56,15 +56,14 @@ class FlopTracker:
         self._total = total
         self._current: _Step | None = None
         self._done: list[tuple[_Step, float]] = []
-        self._regular: tuple[int, list[float]] = (-1, [])
 
     @contextmanager
-    def step(self, number: int, groups: Sequence[dict[str, Tensor]]) -> Iterator[None]:
+    def step(self, number: int, batch: Batch) -> Iterator[None]:
         """Measure one micro-batch, forward and backward.
 
         Args:
             number: optimizer steps done before this one (``state.global_step``).
-            groups: of the micro-batch.
+            batch: the micro-batch.
         """
         if self._current is not None and self._current.number != number:
             self._finish_step()
@@ -76,7 +75,7 @@ class FlopTracker:
         with counting() as counter:
             yield
         self._current.measured += counter.get_total_flops()
-        self._current.derived += self._flops.of_batch(groups)
+        self._current.derived += self._flops.of_batch(batch)
 
     def close(self) -> None:
         """Print what is not printed yet: a run may be shorter than what is to be measured."""
@@ -113,10 +112,9 @@ class FlopTracker:
         return f"{measured:.4e} measured, {bound}{derived:.4e} analytical, {measured / regular:.3f} of regular"
 
     def _regular_cost(self, number: int) -> float:
-        epoch, place = divmod(number, self._plan.steps_per_epoch)
-        if self._regular[0] != epoch:
-            self._regular = (epoch, self._plan.regular_costs(epoch))
-        return self._regular[1][place]
+        plan = self._plan.regular
+        epoch, place = divmod(number, plan.steps_per_epoch)
+        return plan.cost(plan.keys(epoch)[place])
 
 
 class EqualComputeCallback(TrainerCallback):

@@ -15,7 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stepjepa.models.architecture import find_decoder
-from stepjepa.models.heads import HEADS, find_heads
+from stepjepa.models.heads import find_heads
 
 # Tokens of the row that is run to see what a model calls; two, so that nothing is squeezed away.
 TOKENS = 2
@@ -129,9 +129,7 @@ def _probe(model: nn.Module, decoder: nn.Module) -> tuple[list[Call], list[Atten
     def watch_head(module: nn.Module, args: tuple[Any, ...], _kwargs: Any, output: Tensor) -> None:
         calls.append(_head_call(module, args[0], output))
 
-    for name, module in decoder.named_modules():
-        if HEADS in name.split("."):
-            continue
+    for module in decoder.modules():
         if hasattr(module, "is_causal"):
             handles.append(module.register_forward_hook(watch_attention, with_kwargs=True))
         elif _keeps_tensors(module):

@@ -1,6 +1,6 @@
 """Raw data sets, read row by row: local files of five formats, and data sets of the hub.
 
-Only JSON lines, JSON, CSV and TSV need nothing but Python; Parquet and the hub need the extra ``data``.
+Only JSON lines, JSON, CSV and TSV need nothing but Python; Parquet and the hub need ``datasets``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,216 @@
+"""Micro-batches: labels, prompts and readouts of every record, wherever packing has put their tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tiny
+from slow_trees import random_records
+from stepjepa.batch.collate import Batch, Collator, Item
+from stepjepa.batch.layouts import Reading
+from stepjepa.batch.sequences import Sequence, TokenizedRecord
+from stepjepa.config import JepaConfig
+
+CONFIGURATIONS = {
+    "regular": JepaConfig(mode="regular"),
+    "separate": JepaConfig(mode="llm-jepa", predictors=2),
+    "branched": JepaConfig(mode="llm-jepa", layout="branched", pooling="mean"),
+    "steps": JepaConfig(mode="step-jepa", pairs="all", predictors=2),
+    "in place": JepaConfig(mode="step-jepa", layout="inplace", pairs="all", predictors=2, pooling="mean"),
+}
+ENCODINGS = [
+    {"encoding": "tree", "row_length": 61},
+    {"encoding": "tree", "row_length": 500},
+    {"encoding": "tree", "row_length": 61, "share_prefixes": False},
+    {"encoding": "rows"},
+    {"encoding": "concatenated"},
+]
+CASES = [
+    (name, options) for name in CONFIGURATIONS for options in ENCODINGS if name != "in place" or "row_length" in options
+]
+
+
+def seen(batch: Batch, place: int) -> tuple[tuple[int, int], ...]:
+    """What decides a hidden state: the tokens that a flat position sees, with their positions."""
+    ids = batch["input_ids"]
+    row, column = divmod(place, ids.shape[1])
+    if batch.trees is not None:
+        start, end, positions = batch["start"][row], batch["end"][row], batch["position_ids"][row]
+        keys = [key for key in range(int(start[column]), column + 1) if column < end[key]]
+    else:
+        bounds = batch["cu_seq_lens"].tolist() if "cu_seq_lens" in batch else [0]
+        first = max(bound for bound in bounds if bound <= column)
+        keys = list(range(first, column + 1))
+        positions = batch["position_ids"][row] if "position_ids" in batch else torch.arange(ids.shape[1])
+    return tuple((int(ids[row, key]), int(positions[key])) for key in keys)
+
+
+def own(sequence: Sequence, place: int) -> tuple[tuple[int, int], ...]:
+    """The same of a token of a sequence."""
+    first = 0 if sequence.start is None else int(sequence.start[place])
+    return tuple((int(sequence.ids[key]), key) for key in range(first, place + 1))
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_everything_is_where_it_belongs(name: str, options: dict[str, Any], trained_tokenizer: Any) -> None:
+    """Each label, prompt label and readout of each record, with all that its position sees; shared or not."""
+    records = tiny.tokenized(trained_tokenizer, CONFIGURATIONS[name], (tiny.records() * 2)[:5])
+    collator = tiny.collator(trained_tokenizer, CONFIGURATIONS[name], prompt_labels=True, **options)
+    items = [Item(record, draw=(3, index)) for index, record in enumerate(records)]
+    batch = collator([None, *items, None])
+    parts = [collator.sequences(item) for item in items]
+
+    for kind, field in (("label", "labels"), ("prompt", "prompt")):
+        at = batch["head_index"][batch[f"{kind}_row"]].tolist()
+        found = Counter(
+            (seen(batch, place), token) for place, token in zip(at, batch[f"{kind}_ids"].tolist(), strict=True)
+        )
+        wanted = Counter(
+            (own(sequence, int(place)), int(token))
+            for part in parts
+            for sequence in part
+            for place, token in getattr(sequence, field)
+        )
+        assert found == wanted
+        assert sum(found.values()) == sum(len(getattr(record, field)) for record in records)
+    assert len(set(batch["head_index"].tolist())) == len(batch["head_index"]), "the head runs twice for a position"
+
+    for kind in ("source", "target"):
+        tokens = {
+            (owner, readout.pair): [own(sequence, place) for place in range(readout.start, readout.end)]
+            for owner, part in enumerate(parts)
+            for sequence in part
+            for readout in sequence.readouts
+            if readout.kind == kind
+        }
+        wanted_tokens = [tokens[key] for key in sorted(tokens)]
+        assert [seen(batch, place) for place in batch[f"{kind}_index"].tolist()] == [each[-1] for each in wanted_tokens]
+        if any(len(each) > 1 for each in wanted_tokens):
+            averaged: list[list[Any]] = [[] for _ in wanted_tokens]
+            for place, pair in zip(batch[f"{kind}_tokens"].tolist(), batch[f"{kind}_pair"].tolist(), strict=True):
+                averaged[pair].append(seen(batch, place))
+            assert averaged == wanted_tokens
+        else:
+            assert f"{kind}_tokens" not in batch
+    assert batch.pairs == sum(len(record.pairs) for record in records)
+
+    members = batch["members"]
+    assert len(members.paths) == len(records)
+    flat = batch["input_ids"].flatten().numpy()
+    for record, path in zip(records, members.paths, strict=True):
+        assert flat[path].tolist() == record.ids.tolist()
+    assert members.draws == tuple((3, index) for index in range(len(records)))
+    assert members.lines == tuple(record.line for record in records)
+    assert members.lengths == tuple(sum(map(len, part)) for part in parts)
+    assert members.plain_tokens == sum(len(record.ids) for record in records)
+    assert batch["num_records"].tolist() == [5, sum(not record.pairs for record in records)]
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_tokens_are_counted_without_padding(name: str, trained_tokenizer: Any) -> None:
+    pad = tiny.VOCABULARY - 1
+    batch = tiny.batch_of(trained_tokenizer, CONFIGURATIONS[name], pad_id=pad, row_length=71)
+    real = int((batch["input_ids"] != pad).sum())
+    assert real < batch["input_ids"].numel(), "nothing is padded"
+    assert batch["num_tokens"].tolist() == [real]
+    assert batch["members"].tokens == real
+
+
+def test_isolated_places_are_named(trained_tokenizer: Any) -> None:
+    config = CONFIGURATIONS["in place"]
+    batch = tiny.batch_of(trained_tokenizer, config, row_length=500)
+    starts = batch["start"].flatten().numpy()
+    for path, isolated in zip(batch["members"].paths, batch["members"].isolated, strict=True):
+        assert isolated.tolist() == np.flatnonzero(starts[path] > 0).tolist()
+    assert batch["isolates"] is True
+    assert tiny.batch_of(trained_tokenizer, CONFIGURATIONS["steps"])["isolates"] is False
+
+
+def test_shared_positions_carry_the_labels_of_each_record() -> None:
+    records = random_records(1)
+    shared = Collator("separate", np.empty(0, np.int32), row_length=500, prompt_labels=True)(map(Item, records))
+    alone = [Collator("separate", np.empty(0, np.int32))([Item(record)]) for record in records]
+    assert len(shared["label_ids"]) == sum(len(batch["label_ids"]) for batch in alone)
+    assert len(shared["prompt_ids"]) == sum(len(record.prompt) for record in records)
+    # Records 1 and 4 are equal, 5 is a beginning of both, 2 is equal up to the middle: 13 + 6 + 6 + 3 states.
+    assert len(shared["label_row"].unique()) == 13 + 6 + 6 + 3
+    # The positions in front of answer token 7 predict two tokens.
+    assert len(set(shared["label_row"].tolist())) < len(
+        set(zip(shared["label_row"].tolist(), shared["label_ids"].tolist(), strict=True))
+    )
+
+
+def test_views_are_left_out_where_the_step_has_none(trained_tokenizer: Any) -> None:
+    for name, config in CONFIGURATIONS.items():
+        records = tiny.tokenized(trained_tokenizer, config)
+        regular = tiny.tokenized(trained_tokenizer, CONFIGURATIONS["regular"])
+        found = tiny.collator(trained_tokenizer, config)(Item(record, with_views=False) for record in records)
+        wanted = tiny.collator(trained_tokenizer, CONFIGURATIONS["regular"])(Item(record) for record in regular)
+        assert found.pairs == 0, name
+        for key in ("input_ids", "head_index", "label_row", "label_ids"):
+            assert torch.equal(found[key], wanted[key]), (name, key)
+
+
+def test_plain_rows_carry_no_mask(trained_tokenizer: Any) -> None:
+    """Attention takes its fast path where there is nothing to mask."""
+    one = tiny.records()[:1]
+    regular = CONFIGURATIONS["regular"]
+    assert tiny.batch_of(trained_tokenizer, CONFIGURATIONS["separate"]).trees is not None
+    assert tiny.batch_of(trained_tokenizer, regular, one).trees is None
+    rows = tiny.batch_of(trained_tokenizer, CONFIGURATIONS["steps"], encoding="rows")
+    assert rows.trees is None
+    assert "position_ids" not in rows
+    assert (rows["attention_mask"] == 1).all()
+
+
+def test_places_that_are_all_empty() -> None:
+    batch = Collator("separate", np.empty(0, np.int32), prompt_labels=True)([None, None])
+    assert batch["input_ids"].shape == (1, 1)
+    assert batch["num_tokens"].tolist() == [0]
+    assert batch["num_records"].tolist() == [0, 0]
+    assert batch.pairs == len(batch["label_ids"]) == len(batch["prompt_ids"]) == len(batch["head_index"]) == 0
+    assert batch["members"].paths == ()
+
+
+def test_sequences_beyond_the_models_positions_are_refused(trained_tokenizer: Any) -> None:
+    config = CONFIGURATIONS["separate"]
+    record = tiny.tokenized(trained_tokenizer, config)[0]
+    limit = max(map(len, tiny.collator(trained_tokenizer, config).sequences(Item(record))))
+    # A row may be longer than the model's positions, a sequence may not.
+    batch = tiny.collator(trained_tokenizer, config, positions=limit, row_length=10**4)([Item(record)])
+    assert batch["input_ids"].shape[1] > limit
+    message = (
+        f"at most {limit - 1} tokens .*, got {limit} in the record at line 1; set max_length to {limit - 1} or less"
+    )
+    with pytest.raises(ValueError, match=message):
+        tiny.collator(trained_tokenizer, config, positions=limit - 1)([Item(record)])
+
+
+def test_the_collator_of_a_configuration() -> None:
+    config = JepaConfig(mode="step-jepa", front_pred=True, reverse_pred=True, pooling="mean")
+    found = Collator.of(config, [7, 9], row_length=41)
+    assert found.reading == Reading(front=True, reverse=True, last_token=None, mean=True)
+    assert found.layout == "branched"
+    assert found.predictors.tolist() == [7, 9]
+    assert found.row_length == 41
+    assert Collator.of(JepaConfig(last_token=-2), []).reading == Reading(last_token=-2)
+
+
+def test_a_missing_field_is_an_attribute_error() -> None:
+    batch = Batch(input_ids=torch.zeros(1, 1))
+    assert batch.input_ids is batch["input_ids"]
+    with pytest.raises(AttributeError, match="a batch without 'label_ids'"):
+        batch.label_ids  # noqa: B018
+
+
+def test_a_record_without_a_label_or_pair_is_only_text() -> None:
+    """An evaluation of embeddings alone, for example."""
+    record = TokenizedRecord(np.arange(5, dtype=np.int32), np.empty(0, np.int32))
+    batch = Collator("separate", np.empty(0, np.int32))([Item(record)])
+    assert batch["input_ids"].tolist() == [[0, 1, 2, 3, 4]]
+    assert len(batch["label_ids"]) == 0

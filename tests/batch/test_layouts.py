@@ -1,0 +1,284 @@
+"""Which sequences a record becomes, and where they are read: written out by hand, and token by token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepjepa.batch.layouts import LAYOUTS, Layout, Reading, layout, without_views
+from stepjepa.batch.sequences import Pair, Readout, Sequence, TokenizedRecord, View, main_sequence
+from stepjepa.config import LAYOUTS as BY_MODE
+from stepjepa.errors import UserError
+
+# The main text: template 0 1 2, question 3 to 6, template 7, steps 8 9 10 | 11 12 | 13 14, end of turn 15.
+TEXT = np.arange(16, dtype=np.int32)
+LABELS = np.arange(7, 15, dtype=np.int32)
+PROMPT = np.arange(2, 6, dtype=np.int32)
+PREDICTORS = np.array([90, 91, 92], np.int32)
+NONE = PREDICTORS[:0]
+
+QUESTION = View(TEXT, 3, 7, in_main=True)
+STEPS = [View(TEXT, start, end, in_main=True) for start, end in ((8, 11), (11, 13), (13, 15))]
+# Messages alone in the template: 50 51 question 52 53, and 60 answer 61.
+ASKED = View(np.array([50, 51, 3, 4, 5, 6, 52, 53], np.int32), 2, 6)
+ANSWER = View(np.array([60, *range(8, 15), 61], np.int32), 1, 8)
+# A source's predictors are tokenised with its content.
+ASKED_BEHIND = View(np.array([50, 51, 3, 4, 5, 6, 90, 91, 92, 52, 53], np.int32), 2, 9, predictors=3)
+ASKED_FRONT = View(np.array([50, 51, 90, 91, 92, 3, 4, 5, 6, 52, 53], np.int32), 2, 9, predictors=3)
+ANSWER_BEHIND = View(np.array([60, *range(8, 15), 90, 91, 92, 61], np.int32), 1, 11, predictors=3)
+
+Read = tuple[list[int], int, int]
+"""Token ids, and first and one past the last place that is averaged."""
+
+
+def record(*pairs: tuple[View, View]) -> TokenizedRecord:
+    return TokenizedRecord(TEXT, LABELS, PROMPT, tuple(Pair(*pair) for pair in pairs), line=5)
+
+
+def read(sequences: list[Sequence], pair: int, kind: str) -> Read:
+    """The sequence of a readout; there is one, and it has no labels."""
+    ((sequence, readout),) = [
+        (sequence, readout)
+        for sequence in sequences
+        for readout in sequence.readouts
+        if (readout.pair, readout.kind) == (pair, kind)
+    ]
+    assert not len(sequence.labels)
+    assert not len(sequence.text)
+    assert sequence.start is None
+    assert readout.end == len(sequence), "tokens behind the readout, which nothing reads"
+    return sequence.ids.tolist(), readout.start, readout.end
+
+
+MAIN = list(range(16))
+TEMPLATED, END = [60, *range(8, 15)], [61]
+CASES: dict[str, tuple[tuple[View, View], Any, Reading, Read, Read]] = {
+    "messages": (
+        (ASKED_BEHIND, ANSWER),
+        PREDICTORS,
+        Reading(),
+        ([50, 51, 3, 4, 5, 6, 90, 91, 92], 8, 9),
+        (TEMPLATED, 7, 8),
+    ),
+    "messages without predictors": (
+        (ASKED, ANSWER),
+        NONE,
+        Reading(),
+        ([50, 51, 3, 4, 5, 6], 5, 6),
+        (TEMPLATED, 7, 8),
+    ),
+    "predictors in front": (
+        (ASKED_FRONT, ANSWER),
+        PREDICTORS,
+        Reading(front=True),
+        ([50, 51, 90, 91, 92, 3, 4, 5, 6], 8, 9),
+        (TEMPLATED, 7, 8),
+    ),
+    "the answer predicts": (
+        (ASKED, ANSWER_BEHIND),
+        PREDICTORS,
+        Reading(reverse=True),
+        ([*TEMPLATED, 90, 91, 92], 10, 11),
+        ([50, 51, 3, 4, 5, 6], 5, 6),
+    ),
+    "last token of the template": (
+        (ASKED_BEHIND, ANSWER),
+        PREDICTORS,
+        Reading(last_token=-1),
+        ([50, 51, 3, 4, 5, 6, 90, 91, 92, 52, 53], 10, 11),
+        ([*TEMPLATED, 61], 8, 9),
+    ),
+    "last but one": (
+        (ASKED_BEHIND, ANSWER),
+        PREDICTORS,
+        Reading(last_token=-2),
+        ([50, 51, 3, 4, 5, 6, 90, 91, 92, 52], 9, 10),
+        (TEMPLATED, 7, 8),
+    ),
+    "means": (
+        (ASKED_BEHIND, ANSWER),
+        PREDICTORS,
+        Reading(mean=True),
+        ([50, 51, 3, 4, 5, 6, 90, 91, 92], 6, 9),
+        (TEMPLATED, 1, 8),
+    ),
+    "means with predictors in front": (
+        (ASKED_FRONT, ANSWER),
+        PREDICTORS,
+        Reading(front=True, mean=True),
+        ([50, 51, 90, 91, 92, 3, 4, 5, 6], 5, 9),
+        (TEMPLATED, 1, 8),
+    ),
+    "means without predictors": (
+        (ASKED, ANSWER),
+        NONE,
+        Reading(mean=True),
+        ([50, 51, 3, 4, 5, 6], 2, 6),
+        (TEMPLATED, 1, 8),
+    ),
+    "a question in the chat": (
+        (QUESTION, ANSWER),
+        PREDICTORS,
+        Reading(),
+        ([*MAIN[:7], 90, 91, 92], 9, 10),
+        (TEMPLATED, 7, 8),
+    ),
+    "the answer predicts a question in the chat": (
+        (QUESTION, ANSWER_BEHIND),
+        PREDICTORS,
+        Reading(reverse=True),
+        ([*TEMPLATED, 90, 91, 92], 10, 11),
+        (MAIN[:7], 6, 7),
+    ),
+    "steps": (
+        (STEPS[0], STEPS[1]),
+        PREDICTORS,
+        Reading(),
+        ([*MAIN[:11], 90, 91, 92], 13, 14),
+        ([11, 12], 1, 2),
+    ),
+    "steps, predictors in front": (
+        (STEPS[0], STEPS[1]),
+        PREDICTORS,
+        Reading(front=True),
+        ([*MAIN[:8], 90, 91, 92, 8, 9, 10], 13, 14),
+        ([11, 12], 1, 2),
+    ),
+    "steps, means in front": (
+        (STEPS[0], STEPS[1]),
+        PREDICTORS,
+        Reading(front=True, mean=True),
+        ([*MAIN[:8], 90, 91, 92, 8, 9, 10], 11, 14),
+        ([11, 12], 0, 2),
+    ),
+    "step 2 predicts step 1": (
+        (STEPS[0], STEPS[1]),
+        PREDICTORS,
+        Reading(reverse=True),
+        ([11, 12, 90, 91, 92], 4, 5),
+        (MAIN[:11], 10, 11),
+    ),
+    "step 2 predicts step 1, means in front": (
+        (STEPS[0], STEPS[1]),
+        PREDICTORS,
+        Reading(front=True, reverse=True, mean=True),
+        ([90, 91, 92, 11, 12], 3, 5),
+        (MAIN[:11], 8, 11),
+    ),
+    "steps without predictors": ((STEPS[1], STEPS[2]), NONE, Reading(), (MAIN[:13], 12, 13), ([13, 14], 1, 2)),
+    "steps, last but one": (
+        (STEPS[0], STEPS[1]),
+        PREDICTORS,
+        Reading(last_token=-2),
+        ([*MAIN[:11], 90, 91], 12, 13),
+        ([11], 0, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_views_beside_the_text(name: str) -> None:
+    pair, predictors, reading, source, target = CASES[name]
+    sequences = LAYOUTS["separate"].place(record(pair), predictors, reading)
+    assert len(sequences) == 3
+    assert read(sequences, 0, "source") == source
+    assert read(sequences, 0, "target") == target
+    assert sequences[0].ids.tolist() == MAIN
+    assert not sequences[0].readouts
+
+
+def test_pairs_are_numbered() -> None:
+    sequences = LAYOUTS["branched"].place(record((STEPS[0], STEPS[1]), (STEPS[1], STEPS[2])), PREDICTORS, Reading())
+    assert read(sequences, 1, "source") == ([*MAIN[:13], 90, 91, 92], 15, 16)
+    assert read(sequences, 1, "target") == ([13, 14], 1, 2)
+    assert len(sequences) == 5
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_without_pairs_there_is_the_text(name: str) -> None:
+    (sequence,) = LAYOUTS[name].place(record(), PREDICTORS, Reading())
+    (plain,) = without_views(record((STEPS[0], STEPS[1])))
+    for found in (sequence, plain, main_sequence(record())):
+        assert found.ids.tolist() == found.text.tolist() == MAIN
+        # Position and token behind it.
+        assert found.labels.tolist() == [[place, place + 1] for place in range(7, 15)]
+        assert found.prompt.tolist() == [[place, place + 1] for place in range(2, 6)]
+        assert found.start is None or not found.start.any()
+
+
+def test_a_readout_before_the_view_is_refused() -> None:
+    with pytest.raises(UserError, match="--last_token -3 reaches before the start of a view; use a number nearer"):
+        LAYOUTS["branched"].place(record((STEPS[0], STEPS[1])), PREDICTORS, Reading(last_token=-3))
+
+
+# -- inside the text ---------------------------------------------------------------------------------------------------
+
+
+def slow_inplace(given: TokenizedRecord, predictors: Any) -> tuple[list[int], list[int], list[int], list[list[int]]]:
+    """Ids, starts, places of the text, labels: a token of the text at a time."""
+    ids: list[int] = []
+    start: list[int] = []
+    text: list[int] = []
+    for place, token in enumerate(given.ids.tolist()):
+        for first, _ in given.pairs:
+            if place == first.end:
+                ids += predictors.tolist()
+                start += [0] * len(predictors)
+        text.append(len(ids))
+        ids.append(token)
+        hidden = [text[second.start] for _, second in given.pairs if second.start <= place < second.end]
+        start.append(hidden[0] if hidden else 0)
+    labels = [[text[place], int(given.ids[place + 1])] for place in given.labels.tolist()]
+    return ids, start, text, labels
+
+
+@pytest.mark.parametrize("predictors", [PREDICTORS, NONE], ids=["K 3", "K 0"])
+@pytest.mark.parametrize("pairs", [[(0, 1)], [(1, 2)], [(0, 1), (1, 2)], [(0, 2)]])
+@pytest.mark.parametrize("mean", [False, True])
+def test_in_place(pairs: list[tuple[int, int]], predictors: Any, mean: bool) -> None:
+    given = record(*((STEPS[first], STEPS[second]) for first, second in pairs))
+    (found,) = LAYOUTS["inplace"].place(given, predictors, Reading(mean=mean))
+    ids, start, text, labels = slow_inplace(given, predictors)
+    assert found.ids.tolist() == ids
+    assert found.start is not None
+    assert found.start.tolist() == start
+    assert found.text.tolist() == text
+    assert found.labels.tolist() == labels
+    for number, (first, second) in enumerate(given.pairs):
+        source_end, target_end = text[first.end - 1] + 1 + len(predictors), text[second.end - 1] + 1
+        width = (len(predictors) or first.end - first.start) if mean else 1
+        assert Readout(number, "source", source_end - width, source_end) in found.readouts
+        width = second.end - second.start if mean else 1
+        assert Readout(number, "target", target_end - width, target_end) in found.readouts
+    assert len(found.readouts) == 2 * len(pairs)
+
+
+def test_in_place_by_hand() -> None:
+    (found,) = LAYOUTS["inplace"].place(record((STEPS[0], STEPS[1])), PREDICTORS[:1], Reading())
+    assert found.ids.tolist() == [*MAIN[:11], 90, *MAIN[11:]]
+    assert found.start is not None
+    assert found.start.tolist() == [0] * 12 + [12, 12] + [0] * 3
+    # The last token of step 1 is still trained to predict the first of step 2; the predictor is not trained.
+    assert [10, 11] in found.labels.tolist()
+    assert 11 not in found.labels[:, 0]
+    assert [12, 12] in found.labels.tolist()
+
+
+# -- the register ------------------------------------------------------------------------------------------------------
+
+
+def test_a_layout_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepjepa.batch.layouts.LAYOUTS", known := dict(LAYOUTS))
+
+    @layout("reversed", ("llm-jepa",), changes_text=True)
+    def place(given: TokenizedRecord, predictors: Any, reading: Reading) -> list[Sequence]:
+        return [Sequence(given.ids[::-1])]
+
+    assert known["reversed"] == Layout("reversed", place, ("llm-jepa",), views_in_text=False, changes_text=True)
+
+
+def test_the_configuration_knows_the_layouts_in_their_order() -> None:
+    found = {mode: tuple(name for name, each in LAYOUTS.items() if mode in each.modes) for mode in BY_MODE}
+    assert found == BY_MODE

@@ -1,0 +1,122 @@
+"""Who sees whom: the rule over two integers a token, against a double loop over the tokens of each sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.masking_utils import chunked_causal_mask_function, sliding_window_causal_mask_function
+
+from slow_trees import random_sequences, row_mask
+from stepjepa.batch.mask import BLOCK, Trees, blocks, dense, evaluated_blocks, padded, sees, static_length, under
+from stepjepa.batch.pack import Rows, pack
+
+NEVER = 10**4
+
+
+def trees_of(rows: Rows) -> Trees:
+    tensors = (torch.from_numpy(each) for each in (rows.start, rows.end, rows.positions))
+    return Trees(*tensors, isolates=bool(rows.start.any()))
+
+
+def real(rows: Rows) -> torch.Tensor:
+    """``[R, T]`` bool: not padding."""
+    return torch.arange(rows.ids.shape[1]) < torch.from_numpy(rows.lengths)[:, None]
+
+
+@pytest.mark.parametrize("row_length", [11, 19, NEVER])
+@pytest.mark.parametrize("isolated", [False, True])
+@pytest.mark.parametrize("seed", range(11))
+def test_the_mask_is_that_of_the_sequences(seed: int, isolated: bool, row_length: int) -> None:
+    sequences = random_sequences(seed, isolated=isolated, vocabulary=5)
+    rows = pack(sequences, row_length=row_length)
+    found, here = dense(trees_of(rows))[:, 0], real(rows)
+    assert torch.equal(found & here[:, :, None] & here[:, None, :], row_mask(sequences, rows))
+    # Padding is neither seen by what is real, nor does it see it, and no query is without a key.
+    assert not (found & (here[:, :, None] != here[:, None, :])).any()
+    assert found.any(-1).all()
+
+
+RULES: list[tuple[Any, Any]] = [
+    (sliding_window_causal_mask_function(3), lambda query, key: query - key < 3),
+    (chunked_causal_mask_function(4, torch.zeros(23, dtype=torch.long)), lambda query, key: query // 4 == key // 4),
+]
+
+
+@pytest.mark.parametrize("number", range(len(RULES)))
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rule_of_the_model_counts_in_positions(seed: int, number: int) -> None:
+    ours, slow = RULES[number]
+    sequences = random_sequences(seed, vocabulary=5)
+    rows = pack(sequences, row_length=23)
+    found, here = dense(trees_of(rows), ours)[:, 0], real(rows)
+    assert torch.equal(found & here[:, :, None] & here[:, None, :], row_mask(sequences, rows, slow))
+    assert not torch.equal(found, dense(trees_of(rows))[:, 0]), "the rule takes nothing away"
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_longer_rows_show_what_they_showed(isolated: bool) -> None:
+    sequences = random_sequences(3, isolated=isolated)
+    rows = pack(sequences, row_length=13)
+    trees, size = trees_of(rows), rows.ids.shape[1]
+    longer = dense(padded(trees, size + 5))[:, 0]
+    here = real(rows)
+    assert torch.equal(
+        longer[:, :size, :size] & here[:, :, None] & here[:, None, :],
+        dense(trees)[:, 0] & here[:, :, None] & here[:, None, :],
+    )
+    assert not (longer[:, size:, :size] & here[:, None, :]).any()
+    assert not longer[:, :size, size:].any()
+    assert longer.any(-1).all()
+    assert padded(trees, size) is trees
+
+
+def long_rows(seed: int, *, isolated: bool = False) -> Rows:
+    """Rows of several blocks."""
+    sequences = [
+        sequence
+        for part in range(3)
+        for sequence in random_sequences(seed + 100 * part, isolated=isolated, longest=2 * BLOCK // 3)
+    ]
+    rows = pack(sequences, row_length=4 * BLOCK)
+    assert rows.ids.shape[1] > BLOCK
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(17))
+def test_blocks_from_the_integers_are_those_of_the_dense_mask(seed: int) -> None:
+    rows = long_rows(seed)
+    trees = padded(trees_of(rows), static_length(rows.ids.shape[1]))
+    tiles = dense(trees)[:, 0].unflatten(2, (-1, BLOCK)).unflatten(1, (-1, BLOCK))  # [R, N, BLOCK, N, BLOCK]
+    some, every = tiles.any(4).any(2), tiles.all(4).all(2)
+    found = blocks(trees)
+    assert torch.equal(found.full, every)
+    assert torch.equal(found.partial, some & ~every)
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_of_any_rule_are_those_of_the_dense_mask(seed: int, isolated: bool) -> None:
+    rows = long_rows(seed, isolated=isolated)
+    trees = padded(trees_of(rows), static_length(rows.ids.shape[1]))
+    window = sliding_window_causal_mask_function(41)
+    for rule in (sees(trees), under(window, trees)):
+        found = evaluated_blocks(rule, *trees.start.shape, torch.device("cpu"))
+        place = torch.arange(trees.start.shape[1])
+        batch = torch.arange(len(trees.start))[:, None, None, None]
+        allowed = rule(batch, torch.zeros((), dtype=torch.long), place[:, None], place)[:, 0]
+        tiles = allowed.unflatten(2, (-1, BLOCK)).unflatten(1, (-1, BLOCK))
+        some, every = tiles.any(4).any(2), tiles.all(4).all(2)
+        assert torch.equal(found.full, every)
+        assert torch.equal(found.partial, some & ~every)
+
+
+def test_lengths_are_few_and_grow_by_little() -> None:
+    sizes = [static_length(length) for length in range(1, 9000)]
+    assert all(size >= length for length, size in enumerate(sizes, 1))
+    assert all(size - length < max(BLOCK, length / 8 + 1) for length, size in enumerate(sizes, 1))
+    assert not any(size % BLOCK for size in sizes)
+    assert len(set(sizes)) <= 16 + 8 * 3
+    assert sizes == list(np.maximum.accumulate(sizes))
