@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import tiny
+from stepjepa.batch.stream import RecordStream
 from stepjepa.config import JepaConfig
-from stepjepa.data.streams import RecordStream
 from stepjepa.errors import UserError
 from stepjepa.training.trainer import JepaTrainer
 
@@ -133,7 +133,7 @@ def main(folder: Path) -> None:
             stopping.train()
         except UserError as error:
             dist.all_gather_object(said, (str(error), stopping.state.global_step))
-        results[f"{kind} {loss} {streamed}"] = (state, skipping.skipped, said)
+        results[f"{kind} {loss} {streamed}"] = (state, skipping.guard.skipped, said)
     if dist.get_rank() == 0:
         torch.save(results, folder / "harmful.pt")
     dist.barrier()

@@ -1,6 +1,6 @@
 """What one process and two must agree on: short runs of every objective, alone or under torchrun.
 
-    torchrun --nproc_per_node 2 tests/processes.py ddp|streamed|fsdp FOLDER
+    torchrun --nproc_per_node 2 tests/processes.py few|ddp|streamed|fsdp FOLDER
 
 Each process of the last kind holds a part of every weight (``fully_shard``), which the Trainer can't do on a CPU.
 """
@@ -16,22 +16,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import TrainingArguments
 
 import tiny
+from own_term import NextLatent
+from stepjepa.batch.collate import Item
+from stepjepa.batch.sampler import StepSampler
+from stepjepa.batch.stream import RecordStream
 from stepjepa.config import JepaConfig
-from stepjepa.data.streams import RecordStream
 from stepjepa.errors import UserError
-from stepjepa.forests.collate import ForestCollator
-from stepjepa.forests.sampler import ForestDataset, StepSampler
-from stepjepa.forests.segments import ForestBuilder
-from stepjepa.models.attention import enable_forest
-from stepjepa.models.embeddings import forward
-from stepjepa.models.predictor_head import HEAD_FILE, PredictorHead, attach_head, load_head, save_head
+from stepjepa.models.attention import enable_trees
+from stepjepa.models.heads import PredictorHead, attach_heads, load_heads, save_heads
+from stepjepa.models.lm_head import LMHead
 from stepjepa.objectives.gathering import gather_rows
-from stepjepa.objectives.objective import Objective
+from stepjepa.objectives.objective import Objective, jepa_loss
+from stepjepa.objectives.term import Context, alone
 from stepjepa.training.trainer import JepaTrainer
 
 RECORDS = 19
@@ -56,7 +58,14 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "variance and covariance": {"mode": "step-jepa", "pairs": "all", "variance": 0.9, "covariance": 0.7},
     "mean pooling of layer 1": {"mode": "llm-jepa", "pooling": "mean", "jepa_layer": 1, "predictors": 2},
     "falling lbd": {"mode": "llm-jepa", "lbd_schedule": "cosine"},
+    "prompts": {"mode": "llm-jepa", "prompt_loss_weight": 0.8},
+    "plain rows": {"mode": "step-jepa", "encoding": "rows", "stp": 0.2},
+    "short rows, nothing shared": {"mode": "llm-jepa", "row_length": 41, "share_prefixes": False, "last_token": -2},
+    "a term with weights of its own": {"mode": "regular"},
 }
+
+# Those that are run in a minute's tests: of labels and pairs, of some steps alone, of all pairs, with modules.
+FEW = ["regular with stp", "cosine, half of the steps", "infonce", "mlp head, stp", "a term with weights of its own"]
 
 # Those that are run on a stream, too: what is drawn for a step, for a record, and what compares the pairs of a batch.
 STREAMED = ["regular with stp", "cosine, half of the steps", "infonce", "infonce on steps, half of the steps"]
@@ -87,6 +96,11 @@ def config_of(name: str) -> JepaConfig:
     return JepaConfig(lbd=0.7, gamma=1.3, **OBJECTIVES[name])
 
 
+def objective_of(name: str) -> Objective:
+    """The terms, one of the tests' own among them where it is named."""
+    return Objective.from_config(config_of(name), 3, [NextLatent(0.6)] if name.startswith("a term") else [])
+
+
 def trained(
     name: str, folder: Path, batch: int, *, streamed: bool = False
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
@@ -105,7 +119,7 @@ def trained(
         optim="sgd",
         logging_steps=1,
         # Saving is done by one process while the others go on.
-        save_strategy="steps" if config_of(name).predictor_head != "none" else "no",
+        save_strategy="steps" if "head" in name or "own" in name else "no",
         save_steps=3,
         report_to="none",
         use_cpu=True,
@@ -120,6 +134,7 @@ def trained(
         train_dataset=RecordStream(records, shuffle_buffer_size=5) if streamed else records,
         eval_dataset=records[:7],
         processing_class=tokenizer(),
+        objective=objective_of(name),
     )
     trainer.train()
     trainer.evaluate()
@@ -153,45 +168,53 @@ def ended(folder: Path) -> list[str]:
 
 def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     """Weights and losses of a loop of SGD over the sampler's order, on a model that is sharded where world is 2."""
-    config, made = config_of(name), tokenizer()
+    config, made, objective = config_of(name), tokenizer(), objective_of(name)
     model = model_of(name).train()
-    enable_forest(model)
-    if config.predictor_head != "none":
-        attach_head(model, config.predictor_head, 3)
+    if config.encoding != "rows":
+        enable_trees(model)
+    attach_heads(model, objective.heads(model.config))
+    # Tried out where the weights are whole.
+    LMHead(model)
     if world > 1:
         for layer in model.model.layers:
             fully_shard(layer)
         fully_shard(model)
         assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
-    objective = Objective.from_config(config, 3)
-    dataset = ForestDataset(ForestBuilder(made, config).build((tiny.records() * RECORDS)[:RECORDS]))
-    if config.stp:
-        dataset = dataset.with_triples(3)
-    ratio = config.jepa_ratio if config.uses_views else 1.0
-    sampler = StepSampler(
-        dataset.lengths, STEP, seed=3, jepa_ratio=ratio, tight=not config.compares_pairs, multiple=STEP
+    records = tiny.tokenized(made, config, (tiny.records() * RECORDS)[:RECORDS])
+    encoding = "rows" if config.encoding == "rows" else "tree"
+    collator = tiny.collator(
+        made,
+        config,
+        encoding=encoding,
+        row_length=config.row_length or 97,
+        share_prefixes=config.share_prefixes,
+        prompt_labels="prompt_loss" in objective.names,
     )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    ratio = config.jepa_ratio if config.uses_views else 1.0
+    lengths = [len(record.ids) for record in records]
+    sampler = StepSampler(lengths, STEP, seed=3, jepa_ratio=ratio, tight=not config.compares_pairs, multiple=STEP)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     keys, lines = list(sampler), []
     share = STEP // world
     for step, start in enumerate(range(0, len(keys), STEP)):
         mine = keys[start + rank * share : start + (rank + 1) * share]
-        batch = ForestCollator(0)([dataset[key] for key in mine])
-        counts = torch.tensor(
-            [len(batch[key]) for key in ("label_ids", "source_index", "triple_index")], dtype=torch.float64
+        batch = collator(
+            None if number < 0 else Item(records[number], with_views, (epoch, number))
+            for number, with_views, epoch in mine
         )
+        counts = torch.tensor(list(objective.counts([batch]).values()), dtype=torch.float64)
         if world > 1:
             dist.all_reduce(counts)
-        outputs = forward(model, batch, config.jepa_layer)
-        sums = objective.sums(outputs, step=step, gather=gather_rows)
-        parts = objective.parts(sums, counts, step * STEP / len(keys))
-        (parts["loss"] * world).backward()
+        gather = gather_rows if objective.compares_pairs else alone
+        context = Context(step, 3, step * STEP / len(keys), gather)
+        losses = jepa_loss(model, batch, objective, dict(zip(objective.names, counts.tolist(), strict=True)), context)
+        (losses.loss * world).backward()
         optimizer.step()
         optimizer.zero_grad()
-        seen = torch.stack([part.detach() for part in parts.values()])
+        seen = torch.stack([part.detach() for part in (*losses.parts.values(), losses.loss)])
         if world > 1:
             dist.all_reduce(seen)
-        lines.append(dict(zip(parts, seen.tolist(), strict=True)))
+        lines.append(dict(zip((*losses.parts, "loss"), seen.tolist(), strict=True)))
     state = {
         key: value.full_tensor() if isinstance(value, DTensor) else value for key, value in model.state_dict().items()
     }
@@ -199,14 +222,14 @@ def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], 
 
 
 def load_into_shards(folder: Path) -> None:
-    """A head that was saved whole is loaded into one of which every process holds a part."""
+    """Heads that were saved whole are loaded into some of which every process holds a part."""
     whole, parts = PredictorHead("mlp", 6), PredictorHead("mlp", 6)
     if dist.get_rank() == 0:
-        save_head(whole.state_dict(), folder)
+        save_heads({f"some_head.{name}": value for name, value in whole.state_dict().items()}, folder)
     dist.barrier()
     fully_shard(parts)
-    load_head(parts, folder)
-    for name, value in load_file(folder / HEAD_FILE).items():
+    load_heads(nn.ModuleDict({"some_head": parts}), folder)
+    for name, value in load_file(folder / "some_head.safetensors").items():
         found = parts.state_dict()[name]
         assert isinstance(found, DTensor)
         assert torch.equal(found.full_tensor(), value), name
@@ -221,8 +244,8 @@ def main(kind: str, folder: Path) -> None:
         load_into_shards(folder)
     told = ended(folder / "ended") if kind == "streamed" else []
     for name in OBJECTIVES:
-        if kind == "ddp":
-            results[name] = trained(name, folder / "run", STEP // 2)
+        if kind == ("few" if name in FEW else "ddp"):
+            results[name] = trained(name, folder / kind, STEP // 2)
         elif kind == "streamed" and name in STREAMED:
             results[name] = trained(name, folder / "streamed", STEP // 2, streamed=True)
         elif kind == "fsdp" and config_of(name).target_grad != "ema":

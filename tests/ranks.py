@@ -67,15 +67,14 @@ def prepare(fault: Fault, rank: int) -> None:
     """Have a fault come to this process, if it is the one."""
     if rank != fault.rank:
         return
-    from stepjepa.forests.grouping import GroupCollator
-    from stepjepa.training.saving import SavingTrainer
+    from stepjepa.batch.collate import Collator
     from stepjepa.training.trainer import JepaTrainer
 
     owner: Any
     owner, name = {
         "loss": (JepaTrainer, "compute_loss"),
-        "data": (GroupCollator, "__call__"),
-        "save": (SavingTrainer, "_save_rng_state"),
+        "data": (Collator, "__call__"),
+        "save": (JepaTrainer, "_save_rng_state"),
     }[fault.where]
     before, seen = getattr(owner, name), 0
 

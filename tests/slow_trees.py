@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stepjepa.batch.collate import Batch
 from stepjepa.batch.pack import Rows
 from stepjepa.batch.sequences import Readout, Sequence, TokenizedRecord
 
@@ -74,6 +75,13 @@ def random_records(seed: int, *, vocabulary: int = 380) -> list[TokenizedRecord]
         record(asked, first[:6], 5),
         record(draw.integers(0, vocabulary, 9), second[:3], 6),
     ]
+
+
+def batch_of(rows: Rows) -> Batch:
+    """What a model is called with for packed sequences, without labels and readouts."""
+    named = {"input_ids": rows.ids, "position_ids": rows.positions, "start": rows.start, "end": rows.end}
+    tensors = {name: torch.from_numpy(value) for name, value in named.items()}
+    return Batch(tensors, attention_mask=torch.ones_like(tensors["input_ids"]), isolates=bool(rows.start.any()))
 
 
 def _starts(sequence: Sequence) -> NDArray[np.int32]:

@@ -56,6 +56,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         # The grouped product over experts needs widths of whole 16 bytes.
         _LLAMA | {"hidden_size": 36, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 28},
     ),
+    "granite": ("granite", _THIRTY | {"logits_scaling": 3.0, "attention_multiplier": 0.4, "residual_multiplier": 0.7}),
+    "cohere": ("cohere", _THIRTY | {"logit_scale": 0.3}),
     "phi": ("phi", _THIRTY | {"hidden_size": 36, "num_key_value_heads": 3}),
     "gemma2_window": ("gemma2", _LLAMA | {"sliding_window": WINDOW} | _MIXED),
     "gemma3_window": ("gemma3_text", _LLAMA | {"sliding_window": WINDOW} | _MIXED),

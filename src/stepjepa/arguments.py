@@ -6,18 +6,18 @@ import argparse
 import difflib
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepjepa.config import CHOICES, JepaConfig
+from stepjepa.config import CHOICES, DEFAULTS, NEEDS_VIEWS, SETTINGS, TYPES, JepaConfig
 from stepjepa.errors import UserError, shown
 from stepjepa.files import existing_file, read_text, read_yaml
 
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
-EMA_DECAY, LBD_WARMUP, STP = 0.99, 0.1, 0.02
+STP = 0.02
+"""Weight of ``--stp`` where no number is named."""
 
 SHORT_LOSSES = {"jepa_l2": "l2", "jepa_mse": "mse", "infonce": "infonce"}
 
@@ -31,9 +31,9 @@ def boolean(text: str) -> bool:
     raise argparse.ArgumentTypeError(f"expected true or false, got '{text}'")
 
 
-def add_switch(group: argparse._ArgumentGroup, *names: str, help: str) -> None:
-    """A flag that is on when named; ``--flag false`` switches it off again, for configuration files."""
-    group.add_argument(*names, nargs="?", const=True, default=False, type=boolean, metavar="BOOL", help=help)
+def add_switch(group: argparse._ArgumentGroup, *names: str, help: str, default: bool = False) -> None:
+    """A flag that is on when named; ``--flag false`` switches it off again."""
+    group.add_argument(*names, nargs="?", const=True, default=default, type=boolean, metavar="BOOL", help=help)
 
 
 def last_token(text: str) -> int | None:
@@ -46,9 +46,43 @@ def last_token(text: str) -> int | None:
         raise argparse.ArgumentTypeError(f"expected 'auto' or a negative number, got '{text}'") from None
 
 
-def over_length(text: str) -> str:
-    """The value of ``--over_length``, under either of its names."""
-    return "skip" if text == "drop" else text
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object written out, as in ``--term_args '{"weight": 0.1}'``."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {shown(text)} ({error})") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"expected a JSON object in braces, got {shown(text)}")
+    return found
+
+
+# Flags that are typed otherwise than their values are written down; the old word for trees is not shown.
+_TYPED: dict[str, Any] = {
+    "last_token": last_token,
+    "over_length": lambda text: "skip" if text == "drop" else text,
+    "encoding": lambda text: "tree" if text == "forest" else text,
+}
+
+# Without a default, so that it can be seen whether one was named: they have short forms.
+_WITH_SHORT_FORMS = ("labels", "jepa_loss_type")
+
+
+def add_settings(group: argparse._ArgumentGroup, names: Iterable[str]) -> None:
+    """Flags of fields of :class:`JepaConfig`, as their metadata describes them."""
+    for name in names:
+        about, kind, default, choices = SETTINGS[name], TYPES[name], DEFAULTS[name], CHOICES.get(name)
+        if kind is bool:
+            add_switch(group, f"--{name}", help=about["help"] + (" (on)" if default else ""), default=default)
+            continue
+        options: dict[str, Any] = {"type": _TYPED.get(name, None if choices else kind), "choices": choices}
+        if choices is None:
+            options["metavar"] = {int: "N", float: "X"}.get(kind, "TEXT")
+        if name == "stp":
+            options |= {"nargs": "?", "const": STP}
+        told = "" if default is None else " (0: off)" if default == 0.0 else f" ({default})"
+        named = about["only_with"] is not None or name in _WITH_SHORT_FORMS
+        group.add_argument(f"--{name}", default=None if named else default, help=about["help"] + told, **options)
 
 
 def add_bad_records(group: argparse._ArgumentGroup) -> None:
@@ -65,14 +99,7 @@ def add_data_group(parser: argparse.ArgumentParser, *, required: bool = True) ->
     """``--train_file`` and what limits a record."""
     group = parser.add_argument_group("data")
     group.add_argument("--train_file", required=required, metavar="FILE", help="JSON lines with 'messages'")
-    group.add_argument("--max_length", type=int, default=512, metavar="N", help="most tokens of a record (512)")
-    group.add_argument(
-        "--over_length",
-        type=over_length,
-        choices=CHOICES["over_length"],
-        default="error",
-        help="what to do with a longer record; 'drop' is another word for skip (error)",
-    )
+    add_settings(group, DATA)
     add_bad_records(group)
     return group
 
@@ -88,86 +115,38 @@ def add_model_group(parser: argparse.ArgumentParser, *, required: bool = True) -
     return group
 
 
+DATA = ("max_length", "over_length")
+"""Fields whose flags stand beside ``--train_file``."""
+
+
 def add_objective_group(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Mode, layout and loss."""
+    """Mode, layout and encoding."""
     group = parser.add_argument_group("objective (neither --regular nor --step_jepa means LLM-JEPA)")
     add_switch(group, "--regular", help="plain fine-tuning: the LM loss alone")
     add_switch(group, "--step_jepa", help="each reasoning step predicts the next")
-    group.add_argument(
-        "--layout",
-        choices=CHOICES["layout"],
-        help="LLM-JEPA: separate or branched; Step-JEPA: branched or inplace (the first)",
-    )
-    group.add_argument(
-        "--predictors", type=int, metavar="K", help="predictor tokens (1 for LLM-JEPA, 2 for Step-JEPA); 0 is allowed"
-    )
-    group.add_argument(
-        "--last_token", type=last_token, metavar="N", help="readout counted from the end of the templated view (auto)"
-    )
-    add_switch(group, "--front_pred", help="predictor tokens before the source view")
-    add_switch(group, "--reverse_pred", help="the second view predicts the first")
-    group.add_argument("--pairs", choices=CHOICES["pairs"], default="first", help="pairs of each record (first)")
-    group.add_argument(
-        "--pair_distance", type=int, default=1, metavar="N", help="a step predicts the one N further on (1)"
-    )
-    group.add_argument(
-        "--pooling", choices=CHOICES["pooling"], default="last", help="read one token, or average over a view (last)"
-    )
-    group.add_argument(
-        "--step_separator", default="blank", metavar="SEP", help="blank (lines), line, or a literal string (blank)"
-    )
-    add_switch(group, "--require_pairs", help="a record without a usable pair is an error")
-    group.add_argument("--labels", choices=CHOICES["labels"], help="tokens that carry LM loss (assistant)")
+    others = ("mode", *DATA)
+    add_settings(group, (name for name in SETTINGS if name not in others and SETTINGS[name]["affects"] != "objective"))
     add_switch(group, "--train_all", "--trainall", help="short for --labels all")
-    add_switch(group, "--plain", help="no chat format: question <|perception|> answer; with --train_all no answer")
-    group.add_argument(
-        "--encoding", choices=CHOICES["encoding"], default="auto", help="one row a record, or one a view (auto)"
-    )
-    add_switch(group, "--additive_mask", help="of the published scripts; the forest is one pass without it")
+    add_switch(group, "--additive_mask", help="of the published scripts; all views are run in one pass without it")
     return group
 
 
 def add_loss_group(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """The parts of the objective and their weights."""
+    """The terms of the objective and their weights."""
     group = parser.add_argument_group("loss")
-    group.add_argument("--lbd", type=float, default=0.1, metavar="W", help="weight of the alignment loss (0.1)")
-    group.add_argument("--gamma", type=float, default=1.0, metavar="W", help="weight of the LM loss (1.0)")
-    group.add_argument(
-        "--jepa_loss_type", choices=CHOICES["jepa_loss_type"], help="distance between paired embeddings (cosine)"
-    )
+    add_settings(group, (name for name in SETTINGS if name != "terms" and SETTINGS[name]["affects"] == "objective"))
     for flag, name in SHORT_LOSSES.items():
         add_switch(group, f"--{flag}", help=f"short for --jepa_loss_type {name}")
-    group.add_argument("--infonce_temperature", type=float, default=0.07, metavar="T", help="of infonce (0.07)")
     group.add_argument(
-        "--jepa_ratio", type=float, default=1.0, metavar="R", help="share of steps with the alignment loss (1.0)"
+        "--term", nargs="+", action="extend", metavar="module:Class", help="terms of your own (docs/design.md)"
     )
     group.add_argument(
-        "--lbd_schedule", choices=CHOICES["lbd_schedule"], default="constant", help="of --lbd over the run (constant)"
-    )
-    group.add_argument("--lbd_warmup", type=float, metavar="S", help=f"share of the run for warmup ({LBD_WARMUP})")
-    group.add_argument(
-        "--predictor_head", choices=CHOICES["predictor_head"], default="none", help="map on the source (none)"
-    )
-    group.add_argument(
-        "--target_grad",
-        choices=CHOICES["target_grad"],
-        default="on",
-        help="train through the target, not, or encode it with averaged weights (on)",
-    )
-    group.add_argument("--ema_decay", type=float, metavar="D", help=f"of these averaged weights ({EMA_DECAY})")
-    group.add_argument(
-        "--jepa_layer", type=int, default=-1, metavar="N", help="hidden state of the embeddings; -1 is the last (-1)"
-    )
-    for name, what in (("sigreg", "SIGReg"), ("variance", "VICReg's variance"), ("covariance", "VICReg's covariance")):
-        group.add_argument(f"--{name}", type=float, default=0.0, metavar="W", help=f"weight of {what} term (0: off)")
-    group.add_argument(
-        "--stp",
-        type=float,
-        nargs="?",
-        const=STP,
-        default=0.0,
-        metavar="W",
-        help=f"weight of Semantic Tube Prediction (0: off; {STP} where no weight is named)",
+        "--term_args",
+        nargs="+",
+        action="extend",
+        type=json_object,
+        metavar="JSON",
+        help="settings of each --term, in their order: '{\"weight\": 0.1}'",
     )
     return group
 
@@ -207,34 +186,33 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
         same["labels"] = "all"
     # A literal separator is typed with \n for a line end.
     same["step_separator"] = args.step_separator.replace("\\n", "\n")
+    same["terms"] = _terms(args)
     try:
         return JepaConfig(**same)
     except ValueError as error:
         raise UserError(f"--{error}" if str(error).split(":")[0].isidentifier() else str(error)) from None
 
 
-# The published scripts name these also for their baseline.
-PUBLISHED_WITH_REGULAR = ("predictors", "last_token", "lbd")
+def _terms(args: argparse.Namespace) -> tuple[dict[str, Any], ...]:
+    """``--term`` and ``--term_args``, as :class:`JepaConfig` keeps them."""
+    names, settings = args.term or [], args.term_args or []
+    if settings and len(settings) != len(names):
+        raise UserError(
+            f"--term_args: expected a JSON object for each --term, in their order ({{}} for none), got {len(settings)} "
+            f"for {len(names)}"
+        )
+    return tuple({"term": name, "args": own} for name, own in zip(names, settings or [{} for _ in names], strict=True))
 
-NEEDS_VIEWS: tuple[str, ...] = (
-    "layout",
-    "front_pred",
-    "reverse_pred",
-    "pairs",
-    "jepa_ratio",
-    "require_pairs",
-    "encoding",
-)
-NEEDS_VIEWS += ("pair_distance", "pooling", "jepa_layer", "predictor_head", "target_grad", "lbd_schedule")
-NEEDS_VIEWS += ("sigreg", "variance", "covariance")
 
-DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(JepaConfig)}
+# The published scripts name the first three also for their baseline.
+PUBLISHED_WITH_REGULAR = ("predictors", "last_token", "lbd", "step_separator")
 
 
 def _refuse_without_effect(args: argparse.Namespace, losses: list[str]) -> None:
     """No flag is ignored without a word."""
     if args.regular:
-        unused = [f"--{name}" for name in NEEDS_VIEWS if getattr(args, name) != DEFAULTS[name]]
+        refused = (name for name in NEEDS_VIEWS if name not in (*PUBLISHED_WITH_REGULAR, "jepa_loss_type"))
+        unused = [f"--{name}" for name in refused if getattr(args, name) not in (None, DEFAULTS[name])]
         if unused or losses:
             what = unused[0] if unused else f"the alignment loss '{losses[0]}'"
             raise UserError(f"--regular has no views, so {what} does nothing with it; leave one out")
@@ -248,12 +226,12 @@ def _refuse_without_effect(args: argparse.Namespace, losses: list[str]) -> None:
             f"note: --last_token {args.last_token} is followed here; the published Step-JEPA script leaves it unused",
             file=sys.stderr,
         )
-    if args.infonce_temperature != DEFAULTS["infonce_temperature"] and "infonce" not in losses:
-        raise UserError("--infonce_temperature does nothing without --jepa_loss_type infonce; add it or leave both out")
-    if args.ema_decay is not None and args.target_grad != "ema":
-        raise UserError("--ema_decay does nothing without --target_grad ema; add it or leave both out")
-    if args.lbd_warmup is not None and args.lbd_schedule != "warmup":
-        raise UserError("--lbd_warmup does nothing without --lbd_schedule warmup; add it or leave both out")
+    chosen = {**vars(args), "jepa_loss_type": losses[0] if losses else None}
+    for name, about in SETTINGS.items():
+        if about["only_with"] is not None and getattr(args, name) is not None:
+            other, _, value = about["only_with"].partition(" ")
+            if chosen[other] != value if value else not chosen[other]:
+                raise UserError(f"--{name} does nothing without --{about['only_with']}; add it or leave both out")
 
 
 def as_arguments(flags: Mapping[str, Any]) -> list[str]:

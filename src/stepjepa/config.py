@@ -1,14 +1,20 @@
-"""What is trained: the mode, the layout of the views, the objective. Free of torch, so that ``--help`` is quick."""
+"""What is trained: the mode, the layout of the views, the objective. Free of torch, so that ``--help`` is quick.
+
+Everything about a field stands in its one line: flags, ``--help``, choices, range checks, the reference page and the
+key of tokenised data in the cache derive from it.
+"""
+
+# ruff: noqa: RUF009  # setting() makes the field
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 Mode = Literal["regular", "llm-jepa", "step-jepa"]
-Layout = Literal["separate", "branched", "inplace"]
 Encoding = Literal["auto", "tree", "rows"]
 Labels = Literal["assistant", "all", "reference"]
 Alignment = Literal["cosine", "l2", "mse", "infonce"]
@@ -16,47 +22,49 @@ Pooling = Literal["last", "mean"]
 PredictorHead = Literal["none", "linear", "mlp"]
 TargetGrad = Literal["on", "stop", "ema"]
 LbdSchedule = Literal["constant", "warmup", "cosine"]
-
-CHOICES: dict[str, tuple[str, ...]] = {
-    "mode": ("regular", "llm-jepa", "step-jepa"),
-    "layout": ("separate", "branched", "inplace"),
-    "encoding": ("auto", "tree", "rows"),
-    "labels": ("assistant", "all", "reference"),
-    "jepa_loss_type": ("cosine", "l2", "mse", "infonce"),
-    "pairs": ("first", "all"),
-    "over_length": ("error", "truncate", "skip"),
-    "pooling": ("last", "mean"),
-    "predictor_head": ("none", "linear", "mlp"),
-    "target_grad": ("on", "stop", "ema"),
-    "lbd_schedule": ("constant", "warmup", "cosine"),
-}
+StpForm = Literal["paper", "random_span"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 """Names of the dtypes of weights; ``auto`` is the checkpoint's own."""
 
-LAYOUTS: dict[str, tuple[Layout, ...]] = {
-    # The first one is the default of its mode.
-    "regular": ("separate",),
-    "llm-jepa": ("separate", "branched"),
-    "step-jepa": ("branched", "inplace"),
-}
-
-_FROM_ZERO: tuple[Callable[[Any], bool], str] = (lambda value: 0 <= value < math.inf, "0 or more")
-
-RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    # Field -> whether a value is one, and how that is said. Comparisons are such that NaN is none.
-    **dict.fromkeys(("predictors", "lbd", "gamma", "sigreg", "variance", "covariance", "stp", "prompt_loss_weight"), _FROM_ZERO),
-    "last_token": (lambda value: value < 0, "a negative number (-1 is the last token)"),
-    "pair_distance": (lambda value: value >= 1, "1 or more"),
-    "jepa_ratio": (lambda value: 0 <= value <= 1, "a share between 0 and 1"),
-    "ema_decay": (lambda value: 0 <= value < 1, "0 or more and less than 1"),
-    "lbd_warmup": (lambda value: 0 < value <= 1, "a share of the run above 0 and up to 1"),
-    "infonce_temperature": (lambda value: 0 < value < math.inf, "more than 0"),
-    "max_length": (lambda value: value >= 2, "2 or more"),
-    "row_length": (lambda value: value >= 2, "2 or more"),
-}
-
 DEFAULT_PREDICTORS = {"regular": 0, "llm-jepa": 1, "step-jepa": 2}
+
+Affects = Literal["sequences", "encoding", "objective"]
+"""What a field changes: which sequences a record becomes (so that it must be tokenised anew), how they become rows, or
+only what is computed of them."""
+
+Range = tuple[Callable[[Any], bool], str]
+"""Whether a value is allowed, and how that is said. Comparisons are such that NaN is refused."""
+
+FROM_ZERO: Range = (lambda value: 0 <= value < math.inf, "0 or more")
+FROM_ONE: Range = (lambda value: value >= 1, "1 or more")
+FROM_TWO: Range = (lambda value: value >= 2, "2 or more")
+
+
+def setting(
+    default: Any,
+    help: str,
+    affects: Affects,
+    *,
+    views: bool = False,
+    only_with: str | None = None,
+    allowed: Range | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A field of :class:`JepaConfig`.
+
+    Args:
+        default: its default.
+        help: what it is, for ``--help`` and the reference page.
+        affects: see :data:`Affects`.
+        views: it does nothing in regular training.
+        only_with: it does nothing unless another field is set, as in ``stp``, or has a value, as in
+            ``target_grad ema``.
+        allowed: its range.
+        choices: its values, where the annotation does not list them.
+    """
+    about = {"help": help, "affects": affects, "views": views}
+    return field(default=default, metadata={**about, "only_with": only_with, "allowed": allowed, "choices": choices})
 
 
 @dataclass
@@ -68,117 +76,220 @@ class JepaConfig:
             both and the remedy.
     """
 
-    mode: Mode = "llm-jepa"
-    """``regular`` is plain fine-tuning; ``llm-jepa`` pairs the user's message with the assistant's;
-    ``step-jepa`` pairs consecutive reasoning steps."""
-    layout: Layout | None = None
-    """How the views are placed; None takes the mode's default: ``separate`` for LLM-JEPA, ``branched`` for
-    Step-JEPA."""
-    predictors: int | None = None
-    """K, the number of predictor tokens; None takes 1 for LLM-JEPA and 2 for Step-JEPA. With 0 the source is read at
-    the end of its own view."""
-    pairs: Literal["first", "all"] = "first"
-    """The first pair of each record, or all consecutive ones."""
-    front_pred: bool = False
-    """Put the predictor tokens before the source view instead of after it, and read its last token."""
-    reverse_pred: bool = False
-    """Let the second view predict the first."""
-    last_token: int | None = None
-    """Where embeddings are read, counted from the end of the templated view (-1 is its last token, template's tail
-    included). None reads the last predictor of the source and the last token of the target's content; a step's content
-    ends with the separator that closes it, which most tokenizers fuse with its full stop."""
-    pair_distance: int = 1
-    """How many steps ahead a step predicts: with 2, step i predicts step i + 2."""
-    pooling: Pooling = "last"
-    """``last`` reads an embedding at one token; ``mean`` averages the source over the K predictor tokens (over its
-    view's content where K is 0 or ``front_pred`` is set) and the target over its view's content."""
-    jepa_layer: int = -1
-    """Hidden state that embeddings are read from, counted as transformers counts ``hidden_states``: 0 are the token
-    embeddings, -1 is the last one, after the final norm."""
-    predictor_head: PredictorHead = "none"
-    """A trained map on the source embedding: ``linear``, or ``mlp`` with one hidden layer. Saved beside the model;
-    inference never needs it."""
-    target_grad: TargetGrad = "on"
-    """``on`` trains the model through the target too; ``stop`` does not; ``ema`` encodes the target with an exponential
-    moving average of the weights."""
-    ema_decay: float = 0.99
-    """What the average keeps of itself at every step, for ``target_grad='ema'``."""
-    jepa_loss_type: Alignment = "cosine"
-    """Distance between the paired embeddings."""
-    infonce_temperature: float = 0.07
-    """Temperature of ``infonce``."""
-    lbd: float = 0.1
-    """Weight of the alignment loss."""
-    lbd_schedule: LbdSchedule = "constant"
-    """``warmup`` lets ``lbd`` rise from 0 over the first ``lbd_warmup`` of the run; ``cosine`` lets it fall to 0 along
-    half a cosine."""
-    lbd_warmup: float = 0.1
-    """Share of the run over which ``lbd`` rises, for ``lbd_schedule='warmup'``."""
-    sigreg: float = 0.0
-    """Weight of SIGReg, which makes the embeddings of a batch look like draws of a standard normal distribution."""
-    variance: float = 0.0
-    """Weight of VICReg's variance term, which keeps every dimension's standard deviation at 1 or more."""
-    covariance: float = 0.0
-    """Weight of VICReg's covariance term, which keeps dimensions from repeating each other."""
-    stp: float = 0.0
-    """Weight of Semantic Tube Prediction, which needs no views and no tokens of its own: any mode takes it, and loss
-    dropout leaves it."""
-    gamma: float = 1.0
-    """Weight of the LM loss."""
-    prompt_loss_weight: float = 0.0
-    """Weight of the LM loss on the tokens of user messages, a mean of its own; system prompt and template do not
-    count."""
-    jepa_ratio: float = 1.0
-    """Share of optimizer steps that carry the alignment loss; the rest run without views, at the cost of ``regular``
-    (loss dropout with alpha = 1 - jepa_ratio)."""
-    encoding: Encoding = "auto"
-    """``tree`` packs all sequences of a micro-batch into rows in which every common beginning stands once; ``rows``
-    gives every sequence a plain row of its own; ``auto`` tries the model out and picks."""
-    row_length: int | None = None
-    """Most tokens of a row of trees; None picks by device and attention. A longer sequence makes rows as long as
-    itself."""
-    share_prefixes: bool = True
-    """Compute what records of a micro-batch begin with alike once; off shares within each record alone."""
-    plain: bool = False
-    """No chat format: the user's text, ``<|perception|>``, the answer; with ``labels='all'`` the user's text alone."""
-    labels: Labels = "assistant"
-    """Tokens that carry LM loss: the assistant's content and end of turn; ``all`` tokens; or those of the published
-    collator (``reference``: all but what equals the padding token)."""
-    step_separator: str = "blank"
-    """What separates steps: ``blank`` lines, ``line`` ends, or a literal string."""
-    max_length: int = 512
-    """Most tokens of a record's main text."""
-    over_length: Literal["error", "truncate", "skip"] = "error"
-    """What happens to a longer record."""
-    require_pairs: bool = False
-    """Make a record without a usable pair an error; otherwise it trains the LM loss and is counted."""
+    mode: Mode = setting(
+        "llm-jepa",
+        "regular is plain fine-tuning; llm-jepa pairs the user's message with the assistant's; step-jepa pairs "
+        "consecutive reasoning steps",
+        "sequences",
+    )
+    layout: str | None = setting(
+        None,
+        "LLM-JEPA: separate or branched; Step-JEPA: branched or inplace (the first)",
+        "sequences",
+        views=True,
+        choices=("separate", "branched", "inplace"),
+    )
+    predictors: int | None = setting(
+        None,
+        "predictor tokens (1 for LLM-JEPA, 2 for Step-JEPA); 0 is allowed",
+        "sequences",
+        views=True,
+        allowed=FROM_ZERO,
+    )
+    pairs: Literal["first", "all"] = setting(
+        "first", "the first pair of each record, or all consecutive ones", "sequences", views=True
+    )
+    front_pred: bool = setting(
+        False, "predictor tokens before the source view, which is read at its last token", "sequences", views=True
+    )
+    reverse_pred: bool = setting(False, "the second view predicts the first", "sequences", views=True)
+    last_token: int | None = setting(
+        None,
+        "read embeddings at this token of the templated view, counted from its end (-1 is the last, the "
+        "template's tail included); auto: the last predictor of the source, the last token of the target's "
+        "content",
+        "sequences",
+        views=True,
+        allowed=(lambda value: value < 0, "a negative number (-1 is the last token)"),
+    )
+    pair_distance: int = setting(1, "a step predicts the one N further on", "sequences", views=True, allowed=FROM_ONE)
+    pooling: Pooling = setting(
+        "last",
+        "read an embedding at one token, or average over the source's predictor tokens and the target's content",
+        "sequences",
+        views=True,
+    )
+    step_separator: str = setting("blank", "blank (lines), line (ends), or a literal string", "sequences", views=True)
+    require_pairs: bool = setting(
+        False,
+        "a record without a usable pair is an error; otherwise it trains the LM loss and is counted",
+        "sequences",
+        views=True,
+    )
+    labels: Labels = setting(
+        "assistant",
+        "tokens that carry LM loss: the assistant's content and end of turn; all; or those of the published "
+        "collator (reference: all but what equals the padding token)",
+        "sequences",
+    )
+    plain: bool = setting(
+        False, "no chat format: question <|perception|> answer; with labels all the question alone", "sequences"
+    )
+    max_length: int = setting(512, "most tokens of a record's main text", "sequences", allowed=FROM_TWO)
+    over_length: Literal["error", "truncate", "skip"] = setting(
+        "error", "what to do with a longer record; 'drop' is another word for skip", "sequences"
+    )
+    encoding: Encoding = setting(
+        "auto",
+        "tree packs the sequences of a micro-batch into rows in which every common beginning stands once; rows "
+        "gives each sequence a plain row; auto tries the model out and picks",
+        "encoding",
+    )
+    row_length: int | None = setting(
+        None,
+        "most tokens of a row of trees (by device and attention); a longer sequence makes rows as long as itself",
+        "encoding",
+        allowed=FROM_TWO,
+    )
+    share_prefixes: bool = setting(
+        True,
+        "compute common beginnings of different records of a micro-batch once; off shares within each record alone",
+        "encoding",
+    )
+    lbd: float = setting(0.1, "weight of the alignment loss", "objective", views=True, allowed=FROM_ZERO)
+    gamma: float = setting(1.0, "weight of the LM loss", "objective", allowed=FROM_ZERO)
+    prompt_loss_weight: float = setting(
+        0.0,
+        "weight of the LM loss on the tokens of user messages, a mean of its own; system prompt and template do "
+        "not count",
+        "objective",
+        allowed=FROM_ZERO,
+    )
+    jepa_loss_type: Alignment = setting("cosine", "distance between paired embeddings", "objective", views=True)
+    infonce_temperature: float = setting(
+        0.07,
+        "temperature of infonce",
+        "objective",
+        views=True,
+        only_with="jepa_loss_type infonce",
+        allowed=(lambda value: 0 < value < math.inf, "more than 0"),
+    )
+    jepa_ratio: float = setting(
+        1.0,
+        "share of optimizer steps with the alignment loss; the others run without views, at the cost of regular "
+        "training (loss dropout with alpha = 1 - jepa_ratio)",
+        "objective",
+        views=True,
+        allowed=(lambda value: 0 <= value <= 1, "a share between 0 and 1"),
+    )
+    lbd_schedule: LbdSchedule = setting(
+        "constant",
+        "of lbd over the run: warmup rises from 0, cosine falls to 0 along half a cosine",
+        "objective",
+        views=True,
+    )
+    lbd_warmup: float = setting(
+        0.1,
+        "share of the run over which lbd rises",
+        "objective",
+        views=True,
+        only_with="lbd_schedule warmup",
+        allowed=(lambda value: 0 < value <= 1, "a share of the run above 0 and up to 1"),
+    )
+    predictor_head: PredictorHead = setting(
+        "none",
+        "a trained map on the source embedding (mlp: one hidden layer), saved beside the model; inference never "
+        "needs it",
+        "objective",
+        views=True,
+    )
+    target_grad: TargetGrad = setting(
+        "on",
+        "train the model through the target, not (stop), or encode it with an exponential moving average of the "
+        "weights (ema)",
+        "objective",
+        views=True,
+    )
+    ema_decay: float = setting(
+        0.99,
+        "what the average keeps of itself at every step",
+        "objective",
+        views=True,
+        only_with="target_grad ema",
+        allowed=(lambda value: 0 <= value < 1, "0 or more and less than 1"),
+    )
+    jepa_layer: int = setting(
+        -1,
+        "hidden state that embeddings are read from, as transformers counts hidden_states: 0 are the token "
+        "embeddings, -1 the last one, after the final norm",
+        "objective",
+        views=True,
+    )
+    sigreg: float = setting(
+        0.0,
+        "weight of SIGReg, which makes the embeddings of a batch look like draws of a standard normal distribution",
+        "objective",
+        views=True,
+        allowed=FROM_ZERO,
+    )
+    variance: float = setting(
+        0.0,
+        "weight of VICReg's variance term, which keeps the standard deviation of every dimension at 1 or more",
+        "objective",
+        views=True,
+        allowed=FROM_ZERO,
+    )
+    covariance: float = setting(
+        0.0,
+        "weight of VICReg's covariance term, which keeps dimensions from repeating each other",
+        "objective",
+        views=True,
+        allowed=FROM_ZERO,
+    )
+    stp: float = setting(
+        0.0,
+        "weight of Semantic Tube Prediction, which needs no views: any mode takes it, and loss dropout leaves it; "
+        "0.02 where no number is named",
+        "objective",
+        allowed=FROM_ZERO,
+    )
+    stp_form: StpForm = setting(
+        "paper",
+        "formula of STP: three random places of the text, as in the paper, or a random span of the messages "
+        "against the rest of them, as in the published code",
+        "objective",
+        only_with="stp",
+    )
+    terms: tuple[dict[str, Any], ...] = setting(
+        (),
+        "terms of your own beside these: {'term': 'module:Class', 'args': {...}} each; on the command line --term "
+        "and --term_args",
+        "objective",
+    )
 
     def __post_init__(self) -> None:
         if str(self.encoding) == "forest":
             # The word of the first edition.
             self.encoding = "tree"
         for name, choices in CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices and not (name == "layout" and value is None):
-                raise ValueError(f"{name}: expected one of {', '.join(choices)}, got '{value}'")
+            if name != "layout" and getattr(self, name) not in choices:
+                raise ValueError(f"{name}: expected one of {', '.join(choices)}, got '{getattr(self, name)}'")
+        known = layouts_of(self.mode)
         if self.layout is None:
-            self.layout = LAYOUTS[self.mode][0]
-        elif self.layout not in LAYOUTS[self.mode]:
-            raise ValueError(
-                f"layout '{self.layout}' does not exist for mode {self.mode}; choose {' or '.join(LAYOUTS[self.mode])}"
-            )
+            self.layout = known[0]
+        elif self.layout not in known:
+            raise ValueError(f"layout '{self.layout}' does not exist for mode {self.mode}; choose {' or '.join(known)}")
         if self.predictors is None:
             self.predictors = DEFAULT_PREDICTORS[self.mode]
-        self._check_numbers()
-        self._check_combinations()
-
-    def _check_numbers(self) -> None:
         for name, (allowed, words) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not allowed(value):
                 raise ValueError(f"{name}: expected {words}, got {value}")
         if not self.step_separator:
             raise ValueError("step_separator: expected 'blank', 'line' or a literal string, got an empty one")
+        # A list where it comes from JSON.
+        self.terms = tuple(self.terms)
+        self._check_combinations()
 
     def _check_combinations(self) -> None:
         if self.layout == "inplace":
@@ -231,3 +342,42 @@ class JepaConfig:
     def to_dict(self) -> dict[str, Any]:
         """All fields, resolved, for the run folder."""
         return asdict(self)
+
+
+def layouts_of(mode: str) -> list[str]:
+    """The registered layouts of a mode, its default first."""
+    # Here, since --help needs no NumPy.
+    from stepjepa.batch.layouts import LAYOUTS
+
+    return [name for name, each in LAYOUTS.items() if mode in each.modes]
+
+
+def affecting(config: JepaConfig, what: Affects) -> dict[str, Any]:
+    """The fields of a configuration that change one thing alone, with their values.
+
+    ``affecting(config, "sequences")`` is what the tokens of a record depend on.
+    """
+    return {name: getattr(config, name) for name, about in SETTINGS.items() if about["affects"] == what}
+
+
+SETTINGS = {each.name: each.metadata for each in fields(JepaConfig)}
+"""What :func:`setting` was told of each field."""
+
+DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(JepaConfig)}
+
+TYPES: dict[str, Any] = {
+    # Of optional fields, what they are if they are something.
+    name: next((each for each in get_args(hint) if each is not NoneType), hint) if NoneType in get_args(hint) else hint
+    for name, hint in get_type_hints(JepaConfig).items()
+}
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    name: about["choices"] or get_args(TYPES[name])
+    for name, about in SETTINGS.items()
+    if about["choices"] or get_origin(TYPES[name]) is Literal
+}
+
+RANGES: dict[str, Range] = {name: about["allowed"] for name, about in SETTINGS.items() if about["allowed"]}
+
+NEEDS_VIEWS = tuple(name for name, about in SETTINGS.items() if about["views"])
+"""What regular training has no use for."""

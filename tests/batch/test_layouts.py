@@ -9,7 +9,7 @@ import pytest
 
 from stepjepa.batch.layouts import LAYOUTS, Layout, Reading, layout, without_views
 from stepjepa.batch.sequences import Pair, Readout, Sequence, TokenizedRecord, View, main_sequence
-from stepjepa.config import LAYOUTS as BY_MODE
+from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 
 # The main text: template 0 1 2, question 3 to 6, template 7, steps 8 9 10 | 11 12 | 13 14, end of turn 15.
@@ -279,6 +279,13 @@ def test_a_layout_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert known["reversed"] == Layout("reversed", place, ("llm-jepa",), views_in_text=False, changes_text=True)
 
 
-def test_the_configuration_knows_the_layouts_in_their_order() -> None:
-    found = {mode: tuple(name for name, each in LAYOUTS.items() if mode in each.modes) for mode in BY_MODE}
-    assert found == BY_MODE
+def test_the_configuration_takes_the_layouts_of_its_mode() -> None:
+    for mode in ("regular", "llm-jepa", "step-jepa"):
+        named = [name for name, each in LAYOUTS.items() if mode in each.modes]
+        assert JepaConfig(mode=mode).layout == named[0]
+        for name in LAYOUTS:
+            if name in named:
+                assert JepaConfig(mode=mode, layout=name).layout == name
+            else:
+                with pytest.raises(ValueError, match="layout"):
+                    JepaConfig(mode=mode, layout=name)

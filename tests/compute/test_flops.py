@@ -52,7 +52,7 @@ RECORDS = [random_record(seed) for seed in range(5)]
 
 def batch(encoding: Any = "tree", *, views: bool = True, layout: str = "separate", prompt: bool = False) -> Batch:
     predictors = np.array([386, 387], np.int32)
-    collator = Collator(layout, predictors, encoding=encoding, row_length=43, prompt_labels=prompt)
+    collator = Collator(layout, predictors, encoding=encoding, row_length=97, prompt_labels=prompt)
     return collator(Item(record, views) for record in RECORDS)
 
 

@@ -1,4 +1,4 @@
-"""Invariant 4: one row each, many rows in one batch, any order, any padding: the same losses and gradients.
+"""Invariant 4: any order, any length of rows, any number of them, shared prefixes or not: the same, record for record.
 
 In double precision, where nothing but a real difference is left; the losses themselves are in single precision.
 """
@@ -9,18 +9,20 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import tiny
+from slow_trees import random_records
+from stepjepa.batch.collate import Batch, Collator, Item
 from stepjepa.config import JepaConfig
-from stepjepa.forests.collate import ForestCollator
-from stepjepa.forests.forest import Forest
-from stepjepa.forests.segments import ForestBuilder
-from stepjepa.models.attention import enable_forest
-from stepjepa.models.embeddings import Outputs, forward
-from stepjepa.objectives.objective import Objective, Sums
+from stepjepa.models.attention import enable_trees
+from stepjepa.objectives.alignment import L2, Alignment, InfoNCE
+from stepjepa.objectives.lm import LMLoss, PromptLoss
+from stepjepa.objectives.objective import Losses, Objective, jepa_loss
+from stepjepa.objectives.tube import Tube
 
 ModelFactory = Callable[..., Any]
 
@@ -28,122 +30,150 @@ EXACT = 1e-6
 
 CONFIGURATIONS = {
     "llm separate": JepaConfig(mode="llm-jepa", layout="separate", predictors=1),
-    "llm branched": JepaConfig(mode="llm-jepa", layout="branched", predictors=2),
+    "llm branched": JepaConfig(mode="llm-jepa", layout="branched", predictors=2, pooling="mean"),
     "step branched": JepaConfig(mode="step-jepa", predictors=2, pairs="all"),
     "step inplace": JepaConfig(mode="step-jepa", layout="inplace", predictors=2, pairs="all"),
     "regular": JepaConfig(mode="regular"),
 }
+WAYS: dict[str, dict[str, Any]] = {
+    "one row": {"row_length": 10**4},
+    "rows of 83": {"row_length": 83},
+    "shortest rows": {"row_length": 2, "pad_id": 7},
+    "nothing shared": {"row_length": 150, "share_prefixes": False},
+    "plain rows": {"encoding": "rows"},
+}
+TERMS = Objective([LMLoss(), PromptLoss(0.3), Alignment(0.7, L2()), Tube(0.2)])
 
 
-def encodings(name: str) -> tuple[str, ...]:
-    return ("forest",) if name == "step inplace" else ("forest", "rows")
+def collated(tokenizer: Any, config: JepaConfig, order: Sequence[int] = (0, 1, 2), **options: Any) -> Batch:
+    records = tiny.tokenized(tokenizer, config)
+    return tiny.collator(tokenizer, config, prompt_labels=True, **options)(
+        Item(records[index], draw=(0, index)) for index in order
+    )
 
 
-CASES = [(name, encoding) for name in CONFIGURATIONS for encoding in encodings(name)]
-
-
-def run(
-    model: Any,
-    forests: Sequence[Forest | None],
-    encoding: str,
-    loss: str = "l2",
-    padding: int = 0,
-    *,
-    keep_logits: bool = False,
-) -> tuple[Outputs, Sums]:
-    batch = ForestCollator(padding, encoding)(forests)
-    outputs = forward(model, batch, keep_logits=keep_logits)
-    objective = Objective.from_config(JepaConfig(jepa_loss_type=loss))  # type: ignore[arg-type]
-    return outputs, objective.sums(outputs)
-
-
-def ready(factory: ModelFactory, architecture: str, encoding: str) -> Any:
+def ready(factory: ModelFactory, architecture: str = "llama") -> Any:
     model = factory(architecture).double()
-    if encoding == "forest":
-        enable_forest(model)
+    enable_trees(model)
     return model
 
 
+def same(model: Any, found: Losses, expected: Losses) -> None:
+    assert found.parts.keys() == expected.parts.keys()
+    for name, value in expected.parts.items():
+        tiny.assert_same(found.parts[name], value, EXACT, name)
+    tiny.assert_same_gradients(tiny.gradients(model, found.loss), tiny.gradients(model, expected.loss), EXACT)
+
+
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_window", "gpt2"])
-@pytest.mark.parametrize(("name", "encoding"), CASES)
-def test_sums_add_up(
-    name: str, encoding: str, architecture: str, tiny_model: ModelFactory, trained_tokenizer: Any
-) -> None:
-    forests = ForestBuilder(trained_tokenizer, CONFIGURATIONS[name]).build(tiny.records())
-    assert len({len(forest) for forest in forests}) == 3, "nothing is padded"
-    model = ready(tiny_model, architecture, encoding)
-    single = [run(model, [forest], encoding)[1] for forest in forests]
-    lm, jepa = (sum(sums[key] for sums in single) for key in ("lm_loss", "jepa_loss"))
-    expected = tiny.gradients(model, 0.7 * lm + 1.3 * jepa)
-    for order in itertools.permutations(range(3)):
-        sums = run(model, [forests[index] for index in order], encoding, padding=order[0])[1]
-        tiny.assert_same(sums["lm_loss"], lm.detach(), EXACT)
-        tiny.assert_same(sums["jepa_loss"], jepa.detach(), EXACT)
-        total = 0.7 * sums["lm_loss"] + 1.3 * sums["jepa_loss"]
-        tiny.assert_same_gradients(tiny.gradients(model, total), expected, EXACT)
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_rows_of_any_kind(name: str, architecture: str, tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
+    model, config = ready(tiny_model, architecture), CONFIGURATIONS[name]
+    shapes = set()
+    for way, options in WAYS.items():
+        if name == "step inplace" and way == "plain rows":
+            continue
+        batch = collated(trained_tokenizer, config, **options)
+        shapes.add(batch["input_ids"].shape)
+        same(model, jepa_loss(model, batch, TERMS), jepa_loss(model, collated(trained_tokenizer, config), TERMS))
+    assert len(shapes) >= 3
 
 
-@pytest.mark.parametrize(("name", "encoding"), CASES)
-def test_each_record_keeps_its_own_numbers(
-    name: str, encoding: str, tiny_model: ModelFactory, trained_tokenizer: Any
-) -> None:
-    """Not only sums: every logit and every embedding, in the order of the records."""
-    forests = ForestBuilder(trained_tokenizer, CONFIGURATIONS[name]).build(tiny.records())
-    model = ready(tiny_model, "qwen3", encoding)
-    order = [forests[2], forests[0], forests[1]]
+@pytest.mark.parametrize("options", [{}, {"share_prefixes": False}, {"encoding": "rows"}])
+@pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if name != "step inplace"])
+def test_any_order(name: str, options: dict[str, Any], tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
+    model, config = ready(tiny_model), CONFIGURATIONS[name]
+    expected = collated(trained_tokenizer, config)
+    for order in list(itertools.permutations(range(3)))[1:]:
+        found = jepa_loss(model, collated(trained_tokenizer, config, order, **options), TERMS)
+        same(model, found, jepa_loss(model, expected, TERMS))
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_sums_add_up(name: str, tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
+    """Each record by itself, divided by the counts of all, against all at once."""
+    model, config = ready(tiny_model, "qwen3"), CONFIGURATIONS[name]
+    single = [collated(trained_tokenizer, config, [index]) for index in range(3)]
+    counts = TERMS.counts(single)
+    apart = torch.stack([jepa_loss(model, batch, TERMS, counts).loss for batch in single]).sum()
+    together = jepa_loss(model, collated(trained_tokenizer, config), TERMS).loss
+    tiny.assert_same(together, apart, EXACT)
+    tiny.assert_same_gradients(tiny.gradients(model, together), tiny.gradients(model, apart), EXACT)
+
+
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
+def test_records_that_begin_alike_count_each(options: dict[str, Any], tiny_model: ModelFactory) -> None:
+    """Equal records, and beginnings of others: the mean is over all their tokens, not over distinct ones."""
+    records = random_records(5)
+    model = ready(tiny_model)
+    none = np.empty(0, np.int32)
+    objective = Objective([LMLoss(), PromptLoss(0.3)])
+    collator = Collator("separate", none, prompt_labels=True, **options)
+    single = [collator([Item(record)]) for record in records]
+    counts = objective.counts(single)
+    apart = torch.stack([jepa_loss(model, batch, objective, counts).loss for batch in single]).sum()
+    together = jepa_loss(model, collator(map(Item, records)), objective)
+    assert counts == {
+        "lm_loss": sum(len(r.labels) for r in records),
+        "prompt_loss": sum(len(r.prompt) for r in records),
+    }
+    tiny.assert_same(together.loss, apart, EXACT)
+    tiny.assert_same_gradients(tiny.gradients(model, together.loss), tiny.gradients(model, apart), EXACT)
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if name != "regular"])
+def test_each_record_keeps_its_own_embeddings(name: str, tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
+    """Not only sums: every embedding, in the order of the records."""
+    model, config = ready(tiny_model, "qwen3"), CONFIGURATIONS[name]
+    order = [2, 0, 1]
     with torch.no_grad():
-        together = run(model, order, encoding, padding=3, keep_logits=True)[0]
-        single = [run(model, [forest], encoding, keep_logits=True)[0] for forest in order]
-    for key in ("logits", "source", "target", "triples"):
-        tiny.assert_same(getattr(together, key), torch.cat([getattr(outputs, key) for outputs in single]), 1e-12, key)
+        together = jepa_loss(model, collated(trained_tokenizer, config, order), TERMS)
+        single = [jepa_loss(model, collated(trained_tokenizer, config, [index]), TERMS) for index in order]
+    for side in ("source", "target"):
+        wanted = torch.cat([getattr(losses, side) for losses in single])
+        tiny.assert_same(getattr(together, side), wanted, 1e-12, side)
 
 
-@pytest.mark.parametrize("encoding", ["forest", "rows"])
-def test_infonce_depends_on_the_batch(encoding: str, tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
+@pytest.mark.parametrize("options", [{}, {"encoding": "rows"}])
+def test_infonce_depends_on_the_batch(
+    options: dict[str, Any], tiny_model: ModelFactory, trained_tokenizer: Any
+) -> None:
     """By nature: its negatives are the other pairs of the batch. Their order does not matter, their presence does."""
-    forests = ForestBuilder(trained_tokenizer, CONFIGURATIONS["llm separate"]).build(tiny.records())
-    model = ready(tiny_model, "llama", encoding)
-    with torch.no_grad():
-        whole = run(model, forests, encoding, "infonce")[1]["jepa_loss"]
-        assert torch.allclose(run(model, forests[::-1], encoding, "infonce")[1]["jepa_loss"], whole, rtol=1e-5)
-        single: list[Tensor] = [run(model, [forest], encoding, "infonce")[1]["jepa_loss"] for forest in forests]
-    assert torch.stack(single).abs().max() < 1e-6
-    assert whole > 0.1
+    config, model = CONFIGURATIONS["llm separate"], ready(tiny_model)
+    objective = Objective([Alignment(1.0, InfoNCE())])
+
+    def loss(*order: int) -> Tensor:
+        with torch.no_grad():
+            return jepa_loss(model, collated(trained_tokenizer, config, order, **options), objective).loss
+
+    assert torch.allclose(loss(2, 0, 1), loss(0, 1, 2), rtol=1e-5)
+    assert max(abs(float(loss(index))) for index in range(3)) < 1e-6
+    assert loss(0, 1, 2) > 0.1
 
 
-@pytest.mark.parametrize("encoding", ["forest", "rows"])
-def test_empty_places_take_no_part(encoding: str, tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
-    forests = ForestBuilder(trained_tokenizer, CONFIGURATIONS["llm separate"]).build(tiny.records())
-    model = ready(tiny_model, "llama", encoding)
-    full, holed = run(model, forests[:2], encoding)[1], run(model, [None, forests[0], None, forests[1]], encoding)[1]
-    assert torch.equal(full["lm_loss"], holed["lm_loss"])
-    assert torch.equal(full["jepa_loss"], holed["jepa_loss"])
+@pytest.mark.parametrize("options", [{}, {"encoding": "rows"}])
+def test_empty_places_take_no_part(options: dict[str, Any], tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
+    config = CONFIGURATIONS["llm separate"]
+    model, collator = ready(tiny_model), tiny.collator(trained_tokenizer, config, **options)
+    first, second, _ = map(Item, tiny.tokenized(trained_tokenizer, config))
+    full, holed = collator([first, second]), collator([None, first, None, second])
+    assert torch.equal(jepa_loss(model, full, TERMS).loss, jepa_loss(model, holed, TERMS).loss)
 
 
-@pytest.mark.parametrize("encoding", ["forest", "rows"])
-def test_a_batch_of_empty_places_is_zero_and_reaches_every_parameter(encoding: str, tiny_model: ModelFactory) -> None:
-    model = ready(tiny_model, "llama", encoding)
-    sums = run(model, [None, None], encoding)[1]
-    assert float(sums["lm_loss"].detach()) == float(sums["jepa_loss"].detach()) == 0
-    (sums["lm_loss"] + sums["jepa_loss"]).backward()
+@pytest.mark.parametrize("options", [{}, {"encoding": "rows"}])
+def test_a_batch_of_empty_places_is_zero_and_reaches_every_parameter(
+    options: dict[str, Any], tiny_model: ModelFactory, trained_tokenizer: Any
+) -> None:
+    """Also through terms that compare pairs: no process may wait for another in the backward pass."""
+    config = JepaConfig(
+        jepa_loss_type="infonce", sigreg=0.1, variance=0.1, covariance=0.1, stp=0.1, prompt_loss_weight=0.1
+    )
+    model = ready(tiny_model)
+    batch = tiny.collator(trained_tokenizer, config, prompt_labels=True, **options)([None, None])
+    losses = jepa_loss(model, batch, Objective.from_config(config))
+    assert len(losses.parts) == 7
+    assert all(float(part.detach()) == 0 for part in losses.parts.values())
+    losses.loss.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert not parameter.grad.any(), name
-
-
-def test_the_collator_counts(trained_tokenizer: Any) -> None:
-    forests = ForestBuilder(trained_tokenizer, CONFIGURATIONS["step branched"]).build(tiny.records())
-    batch = ForestCollator(0)(forests)
-    assert batch["num_tokens"].item() == sum(len(forest) for forest in forests)
-    assert batch["num_records"].tolist() == [3, 1]
-    rows = ForestCollator(0, "rows")(forests)
-    assert rows["input_ids"].shape[0] == sum(len(forest.segments) for forest in forests)
-    assert rows["num_tokens"].item() > batch["num_tokens"].item()
-    assert rows["num_records"].tolist() == [3, 1]
-
-
-def test_plain_rows_carry_no_mask(trained_tokenizer: Any) -> None:
-    """Attention takes its fast path where there is nothing to mask, also after the views were dropped."""
-    forests = ForestBuilder(trained_tokenizer, CONFIGURATIONS["llm separate"]).build(tiny.records())
-    assert "segment_ids" in ForestCollator(0)(forests)
-    assert "segment_ids" not in ForestCollator(0)([forest.without_views() for forest in forests])

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 import tiny
+from slow_trees import batch_of, random_sequences, row_mask
+from stepjepa.batch.collate import Item
+from stepjepa.batch.pack import Rows, pack
+from stepjepa.batch.sequences import Sequence
 from stepjepa.config import JepaConfig
-from stepjepa.forests.collate import ForestCollator
-from stepjepa.forests.forest import IGNORE, Forest
-from stepjepa.forests.segments import ForestBuilder
-from stepjepa.models.attention import enable_forest
+from stepjepa.models.attention import enable_trees
 
 ModelFactory = Callable[..., Any]
 
@@ -29,151 +30,161 @@ HEARD = 1e-4
 
 
 class Subject:
-    """A forest under a model, asked what changes when some of its tokens do."""
+    """Some sequences in one row under a model, asked what changes when some of its tokens do."""
 
-    def __init__(self, model: Any, forest: Forest, encoding: str = "forest") -> None:
-        self.model, self.forest, self.encoding = model, forest, encoding
-        if encoding == "forest":
-            enable_forest(model)
-        self.before = self._run(forest)
+    def __init__(self, model: Any, sequences: list[Sequence], *, row_length: int = 10**4) -> None:
+        enable_trees(model)
+        self.model, self.sequences = model, sequences
+        self.rows: Rows = pack(sequences, row_length=row_length)
+        self.before = self._run(self.rows.ids)
 
-    def _run(self, forest: Forest) -> Tensor:
+    def _run(self, ids: Any) -> Tensor:
         with torch.no_grad():
-            return tiny.forest_states(self.model, forest)
+            return tiny.hidden_states(self.model, batch_of(replace(self.rows, ids=ids)))
 
-    def change(self, tokens: Iterable[int]) -> Tensor:
-        """``[T]``: how much each token's hidden state moves when the ids of these tokens change."""
-        ids = self.forest.input_ids.copy()
-        chosen = np.asarray(list(tokens))
-        ids[chosen] = (ids[chosen] + 7) % tiny.VOCABULARY
-        return (self._run(replace(self.forest, input_ids=ids)) - self.before).abs().amax(-1)
+    def change(self, places: Iterable[int]) -> Tensor:
+        """``[R * T]``: how much each place's hidden state moves when the ids at these places change."""
+        ids = self.rows.ids.copy()
+        chosen = np.asarray(list(places))
+        ids.flat[chosen] = (ids.flat[chosen] + 7) % tiny.VOCABULARY
+        return (self._run(ids) - self.before).abs().amax(-1)
+
+    def only(self, number: int) -> list[int]:
+        """The places of a sequence that no other sequence has."""
+        others = {int(place) for index, path in enumerate(self.rows.paths) if index != number for place in path}
+        return [int(place) for place in self.rows.paths[number] if int(place) not in others]
 
 
-def subject(
-    factory: ModelFactory, architecture: str, attention: str, tokenizer: Any, **options: Any
-) -> tuple[Subject, Forest]:
-    forest = ForestBuilder(tokenizer, JepaConfig(**options)).build(tiny.records())[0]
-    return Subject(factory(architecture, attention), forest), forest
+def subject(factory: ModelFactory, architecture: str, attention: str, tokenizer: Any, **options: Any) -> Subject:
+    """The first record under a configuration; main sequence first."""
+    config = JepaConfig(**options)
+    record = tiny.tokenized(tokenizer, config)[0]
+    sequences = tiny.collator(tokenizer, config).sequences(Item(record))
+    return Subject(factory(architecture, attention), sequences)
 
 
 @each_model
 def test_step_branched(architecture: str, attention: str, tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
-    tested, forest = subject(
+    tested = subject(
         tiny_model, architecture, attention, trained_tokenizer, mode="step-jepa", predictors=2, pairs="all"
     )
-    main, *others = forest.segments
-    branches = [s for s in others if s.kind == "source"]
-    roots = [s for s in others if s.kind == "target"]
-    assert len(branches) == len(roots) == 3
-
-    for own in [*branches, *roots]:
-        moved = tested.change(range(own.start, own.end))
-        outside = np.ones(len(forest), bool)
-        outside[own.start : own.end] = False
-        assert moved[outside].max() <= SILENT, f"{own.kind} is seen from outside"
-        assert moved[own.end - 1] > HEARD, f"{own.kind} does not see itself"
-
-    for branch in branches:
-        moved = tested.change(range(branch.attachment, main.end))
-        assert moved[branch.start : branch.end].max() <= SILENT, "a branch sees what follows its step"
-        moved = tested.change([branch.attachment - 1])
-        assert moved[branch.start : branch.end].min() > HEARD, "a branch does not see the end of its step"
-
-    moved = tested.change(range(main.start, main.end))
-    for root in roots:
-        assert moved[root.start : root.end].max() <= SILENT, "a root sees the main text"
-    for branch in branches:
-        assert moved[branch.start : branch.end].min() > HEARD
+    main, *others = tested.rows.paths
+    sources, targets = range(1, 7, 2), range(2, 7, 2)
+    assert len(others) == 6
+    for number in (*sources, *targets):
+        own = tested.only(number)
+        assert len(own) >= 1
+        moved = tested.change(own)
+        outside = np.ones(len(moved), bool)
+        outside[own] = False
+        assert moved[outside].max() <= SILENT, f"sequence {number} is seen from outside"
+        assert moved[own[-1]] > HEARD, f"sequence {number} does not see itself"
+    everything = tested.change(main)
+    for number in sources:
+        path, own = tested.rows.paths[number], tested.only(number)
+        assert own == path[-2:].tolist(), "a source is more than its predictors"
+        attachment = len(path) - 2
+        assert tested.change(main[attachment:])[own].max() <= SILENT, "a branch sees what follows its step"
+        assert tested.change(main[attachment - 1 : attachment])[own].min() > HEARD, (
+            "it does not see the end of its step"
+        )
+        assert everything[own].min() > HEARD
+    for number in targets:
+        assert everything[tested.rows.paths[number]].max() <= SILENT, "a step by itself sees the text"
 
 
 @each_model
 @pytest.mark.parametrize("layout", ["separate", "branched"])
 def test_llm(layout: str, architecture: str, attention: str, tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
-    tested, forest = subject(
+    """Apart from common beginnings: the template's first tokens are seen by all that begin with them."""
+    tested = subject(
         tiny_model, architecture, attention, trained_tokenizer, mode="llm-jepa", layout=layout, predictors=2
     )
-    main, source, target = forest.segments
-    for own, others in [(main, [target]), (source, [main, target]), (target, [main, source])]:
-        moved = tested.change(range(own.start, own.end))
-        for other in others:
-            assert moved[other.start : other.end].max() <= SILENT, f"{other.kind} sees {own.kind}"
-        assert moved[own.end - 1] > HEARD
-    moved = tested.change(range(main.start, main.end))[source.start : source.end]
-    if layout == "separate":
-        assert moved.max() <= SILENT
-    else:
-        assert moved.min() > HEARD
-        moved = tested.change(range(source.attachment, main.end))
-        assert moved[source.start : source.end].max() <= SILENT, "the source sees the answer"
+    main, source, target = ([*map(int, path)] for path in tested.rows.paths)
+    for number in range(3):
+        moved = tested.change(tested.only(number))
+        for other in {0, 1, 2} - {number}:
+            assert moved[tested.rows.paths[other]].max() <= SILENT, f"sequence {other} sees {number}"
+        assert moved[tested.only(number)[-1]] > HEARD
+    assert set(target) & set(main) == set(target[: len(set(target) & set(main))])
+    if layout == "branched":
+        attached = len(set(source) & set(main))
+        assert attached > len(source) / 2
+        assert tested.change(main[:attached])[source[attached:]].min() > HEARD
+        assert tested.change(main[attached:])[source].max() <= SILENT, "the source sees the answer"
 
 
 @each_model
 def test_inplace(architecture: str, attention: str, tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
-    tested, forest = subject(
+    tested = subject(
         tiny_model, architecture, attention, trained_tokenizer, mode="step-jepa", layout="inplace", predictors=2
     )
-    first, source, target, rest = forest.segments
-    assert [s.kind for s in forest.segments] == ["main", "source", "target", "main"]
-    moved = tested.change(range(target.start))
-    assert moved[target.start : target.end].max() <= SILENT, "the target step sees what predicts it"
-    assert moved[source.start : source.end].min() > HEARD
-    moved = tested.change(range(target.start, len(forest)))
-    assert moved[: target.start].max() <= SILENT, "the source sees what it predicts"
-    assert moved[target.end - 1] > HEARD
+    (sequence,) = tested.sequences
+    assert sequence.start is not None
+    target = np.flatnonzero(sequence.start)
+    source_end, first, last = target[0], target[0], target[-1] + 1
+    moved = tested.change(range(source_end))
+    assert moved[first:last].max() <= SILENT, "the target step sees what predicts it"
+    assert moved[source_end - 2 : source_end].min() > HEARD
+    moved = tested.change(range(first, len(sequence)))
+    assert moved[:source_end].max() <= SILENT, "the source sees what it predicts"
+    assert moved[last - 1] > HEARD
     if architecture in ("llama", "gpt2"):  # no window: what follows sees the whole row
-        for segment in (first, source, target):
-            moved = tested.change([segment.start])
-            assert moved[rest.start : rest.end].min() > SILENT, f"step 3 does not see {segment.kind}"
+        for place in (0, source_end - 1, first):
+            assert tested.change([place])[last:].min() > SILENT, f"step 3 does not see {place}"
 
 
 @each_model
 def test_causality_in_the_main_text(
     architecture: str, attention: str, tiny_model: ModelFactory, trained_tokenizer: Any
 ) -> None:
-    tested, forest = subject(tiny_model, architecture, attention, trained_tokenizer, mode="step-jepa", pairs="all")
-    end = forest.segments[0].end
-    for token in range(0, end, 5):
-        moved = tested.change([token])
-        assert moved[:token].max() <= SILENT if token else True
-        assert moved[token] > HEARD
+    tested = subject(tiny_model, architecture, attention, trained_tokenizer, mode="step-jepa", pairs="all")
+    main = tested.rows.paths[0]
+    for number in range(0, len(main), 5):
+        moved = tested.change([main[number]])[main]
+        assert number == 0 or moved[:number].max() <= SILENT
+        assert moved[number] > HEARD
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_random_trees_token_by_token(seed: int, tiny_model: ModelFactory) -> None:
-    """One layer, so that influence is visibility: a token moves exactly those that see it by the definition."""
-    forest = tiny.random_forest(seed)
-    tested = Subject(tiny_model("llama", num_hidden_layers=1), forest)
-    visible = tiny.dense_mask(forest)
-    for token in range(len(forest)):
-        moved = tested.change([token])
-        hidden = moved[~visible[:, token]]
-        assert not hidden.numel() or hidden.max() <= SILENT
-        assert moved[visible[:, token]].min() > SILENT
+@pytest.mark.parametrize("row_length", [13, 10**4])
+@pytest.mark.parametrize("isolated", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_trees_token_by_token(seed: int, isolated: bool, row_length: int, tiny_model: ModelFactory) -> None:
+    """One layer, so that influence is visibility: a token moves exactly those that see it by the sequences."""
+    tested = Subject(
+        tiny_model("llama", num_hidden_layers=1), random_sequences(seed, isolated=isolated), row_length=row_length
+    )
+    mask = row_mask(tested.sequences, tested.rows)
+    length = mask.shape[1]
+    for place in {int(place) for path in tested.rows.paths for place in path}:
+        moved = tested.change([place])
+        row, column = divmod(place, length)
+        sees = torch.zeros(mask.shape[:2], dtype=torch.bool)
+        sees[row] = mask[row, :, column]
+        assert moved[~sees.flatten()].max() <= SILENT if not sees.all() else True
+        assert moved[sees.flatten()].min() > SILENT
 
 
-@pytest.mark.parametrize("encoding", ["forest", "rows"])
+@pytest.mark.parametrize("options", [{"row_length": 10**4}, {"row_length": 97}, {"encoding": "rows"}])
 def test_records_of_a_batch_do_not_see_each_other(
-    encoding: str, tiny_model: ModelFactory, trained_tokenizer: Any
+    options: dict[str, Any], tiny_model: ModelFactory, trained_tokenizer: Any
 ) -> None:
+    """The answers of the others are other ones, and so is the padding. In double precision, since rows are cut anew."""
     config = JepaConfig(mode="llm-jepa", layout="separate", predictors=2)
-    forests = ForestBuilder(trained_tokenizer, config).build(tiny.records())
-    model = tiny_model("llama")
-    if encoding == "forest":
-        enable_forest(model)
+    model = tiny_model("llama").double()
+    enable_trees(model)
 
-    def run(padding: int, other: int) -> tuple[dict[str, Tensor], Tensor]:
-        changed = [forests[0], *(replace(f, input_ids=(f.input_ids + other) % tiny.VOCABULARY) for f in forests[1:])]
-        batch = ForestCollator(padding, encoding)(changed)
+    def run(answer: str, padding: int) -> tuple[Tensor, Tensor]:
+        """All hidden states that the first record is read at, and those of the others."""
+        first, *others = tiny.records()
+        others = [tiny.make_record("Add.", other.messages[1]["content"], answer, line=other.line) for other in others]
+        batch = tiny.batch_of(trained_tokenizer, config, [first, *others], pad_id=padding, **options)
         with torch.no_grad():
-            return batch, tiny.hidden_states(model, batch).flatten(0, 1)
+            states = tiny.hidden_states(model, batch)
+        own = [torch.from_numpy(batch["members"].paths[0]), batch["source_index"][:1], batch["target_index"][:1]]
+        return states[torch.cat(own)], states[batch["target_index"][1:]]
 
-    batch, before = run(0, 0)
-    sources, targets, labels = (batch[key].tolist() for key in ("source_index", "target_index", "label_index"))
-    own = [sources[0], targets[0], *labels[: int((forests[0].shift_labels != IGNORE).sum())]]
-    everyone = [*sources, *targets, *labels]
-    _, after = run(0, 5)
-    assert (after - before)[own].abs().max() <= SILENT
-    assert (after - before)[everyone].abs().max() > HEARD
-    _, after = run(5, 0)
-    assert (after - before)[everyone].abs().max() <= SILENT, "padding is seen"
-    assert (after - before).abs().max() > HEARD, "nothing is padded"
+    (own, others), (same, changed), (padded, _) = run("Green", 0), run("Violet", 0), run("Green", 5)
+    assert (own - same).abs().max() <= SILENT
+    assert (others - changed).abs().max() > HEARD
+    assert (own - padded).abs().max() <= SILENT, "padding is seen"

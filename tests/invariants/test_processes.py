@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from processes import OBJECTIVES, STEP, STREAMED, config_of, sharded, trained
+from processes import FEW, OBJECTIVES, STEP, STREAMED, config_of, sharded, trained
 
 SCRIPT = Path(__file__).parents[1] / "processes.py"
 
@@ -20,7 +20,7 @@ Results = dict[str, tuple[dict[str, torch.Tensor], list[dict[str, float]]]]
 
 @pytest.fixture(scope="session")
 def of_two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Results]:
-    """``of_two("ddp")``: the runs of all objectives on two processes, started once."""
+    """``of_two("ddp")``: the runs of many objectives on two processes, started once."""
     folder = tmp_path_factory.mktemp("two")
     started: set[str] = set()
 
@@ -48,16 +48,20 @@ def compare(one: tuple[Any, Any], two: tuple[Any, Any]) -> None:
         assert line == pytest.approx(same, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FEW else pytest.mark.slow) for name in OBJECTIVES]
+)
 def test_two_processes_train_what_one_trains(name: str, of_two: Callable[[str], Results], tmp_path: Path) -> None:
-    compare(trained(name, tmp_path / "run", STEP), of_two("ddp")[name])
+    compare(trained(name, tmp_path / "run", STEP), of_two("few" if name in FEW else "ddp")[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STREAMED)
 def test_two_processes_share_a_stream(name: str, of_two: Callable[[str], Results], tmp_path: Path) -> None:
     compare(trained(name, tmp_path / "run", STEP, streamed=True), of_two("streamed")[name])
 
 
+@pytest.mark.slow
 def test_a_record_that_is_wrong_ends_all_processes_alike(of_two: Callable[[str], Any]) -> None:
     told = of_two("streamed")["told"]
     assert len(told) == 2
@@ -65,6 +69,7 @@ def test_a_record_that_is_wrong_ends_all_processes_alike(of_two: Callable[[str],
     assert told[0].startswith("memory.jsonl:14: the record has")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if config_of(name).target_grad != "ema"])
 def test_sharded_weights_train_what_whole_ones_train(name: str, of_two: Callable[[str], Results]) -> None:
     compare(sharded(name, 1, 0), of_two("fsdp")[name])

@@ -16,11 +16,8 @@ from torch import Tensor
 import tiny
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.forests.collate import ForestCollator
-from stepjepa.forests.segments import ForestBuilder
-from stepjepa.models.attention import enable_forest
-from stepjepa.models.embeddings import forward
-from stepjepa.objectives.objective import Objective
+from stepjepa.models.attention import enable_trees
+from stepjepa.objectives.objective import Objective, jepa_loss
 
 ModelFactory = Callable[..., Any]
 
@@ -39,7 +36,8 @@ def published_loss(
     model: Any, tokenizer: Any, records: Sequence[Record], *, k: int, last_token: int, lbd: float, gamma: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     ids, mask = padded(tokenizer, [record.messages for record in records])
-    labels = ids.masked_fill((mask == 0) | (ids == tokenizer.eos_token_id), -100)
+    # Its collator masks the padding token wherever it stands: where that is the end of turn, none is trained.
+    labels = ids.masked_fill(ids == tokenizer.pad_token_id, -100)
     lm = model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False).loss
 
     def embed(chats: Sequence[Sequence[dict[str, str]]]) -> Tensor:
@@ -54,28 +52,37 @@ def published_loss(
     return lm, jepa, gamma * lm + lbd * jepa
 
 
-@pytest.mark.parametrize("encoding", ["forest", "rows"])
+@pytest.mark.parametrize("encoding", ["tree", "rows"])
 @pytest.mark.parametrize("last_token", [-1, -2, -3])
 @pytest.mark.parametrize("k", [0, 1, 3])
-@pytest.mark.parametrize("architecture", ["llama", "gemma2_window"])
+@pytest.mark.parametrize(
+    ("architecture", "padded_with"), [("llama", "pad"), ("llama", "eos"), ("gemma2_window", "pad")]
+)
 def test_equals_the_published_objective(
-    *, architecture: str, k: int, last_token: int, encoding: str, tiny_model: ModelFactory, trained_tokenizer: Any
+    *,
+    architecture: str,
+    padded_with: str,
+    k: int,
+    last_token: int,
+    encoding: str,
+    tiny_model: ModelFactory,
+    tiny_tokenizer: Any,
 ) -> None:
+    tokenizer = tiny_tokenizer
+    if padded_with == "eos":
+        tokenizer.pad_token = tokenizer.eos_token
     lbd, gamma = 2.0, 0.7
     attention = "eager" if architecture == "gemma2_window" else "sdpa"
     records = tiny.records()
     plain, model = tiny_model(architecture, attention), tiny_model(architecture, attention)
-    expected = published_loss(plain, trained_tokenizer, records, k=k, last_token=last_token, lbd=lbd, gamma=gamma)
+    expected = published_loss(plain, tokenizer, records, k=k, last_token=last_token, lbd=lbd, gamma=gamma)
 
     config = JepaConfig(mode="llm-jepa", labels="reference", predictors=k, last_token=last_token, lbd=lbd, gamma=gamma)
-    batch = ForestCollator(0, encoding)(ForestBuilder(trained_tokenizer, config).build(records))
-    if encoding == "forest":
-        enable_forest(model)
-    objective = Objective.from_config(config)
-    sums = objective.sums(forward(model, batch))
-    counts = torch.tensor([batch["label_ids"].numel(), batch["source_index"].numel(), 0])
-    found = objective.parts(sums, counts)
-    for one, other in zip((found[name] for name in ("lm_loss", "jepa_loss", "loss")), expected, strict=True):
+    batch = tiny.batch_of(tokenizer, config, records, encoding=encoding)
+    if encoding == "tree":
+        enable_trees(model)
+    losses = jepa_loss(model, batch, Objective.from_config(config))
+    for one, other in zip((*losses.parts.values(), losses.loss), expected, strict=True):
         tiny.assert_same(one, other)
     assert 0.05 < float(expected[1].detach()) < 1.95
-    tiny.assert_same_gradients(tiny.gradients(model, found["loss"]), tiny.gradients(plain, expected[2]))
+    tiny.assert_same_gradients(tiny.gradients(model, losses.loss), tiny.gradients(plain, expected[2]))

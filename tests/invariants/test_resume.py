@@ -13,9 +13,11 @@ from transformers import AutoModelForCausalLM, TrainingArguments
 
 import tiny
 from forked import Commands
+from own_term import NextLatent
 from stepjepa.config import JepaConfig
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import LoraSettings, add_lora
+from stepjepa.objectives.objective import Objective
 from stepjepa.text.predictors import all_predictor_ids
 from stepjepa.training.trainer import JepaTrainer
 
@@ -77,6 +79,12 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "averaged target": {"target_grad": "ema", "ema_decay": 0.9},
     "head and tube": {"predictor_head": "mlp", "stp": 0.3},
     "regularizers on falling lbd": {"sigreg": 0.2, "variance": 0.3, "lbd_schedule": "cosine"},
+    "a term of one's own": {"prompt_loss_weight": 0.4},
+}
+FILES = {
+    "averaged target": "ema.safetensors",
+    "head and tube": "predictor_head.safetensors",
+    "a term of one's own": "latent_loss.safetensors",
 }
 
 
@@ -88,17 +96,27 @@ def test_what_belongs_to_a_run_is_resumed_too(name: str, lora: bool, trained_tok
         tokenizer = copy.deepcopy(trained_tokenizer)
         if lora:
             torch.manual_seed(5)
-            model = add_lora(model, LoraSettings(3), all_predictor_ids(tokenizer)[:2])
+            model = add_lora(model, LoraSettings(3), all_predictor_ids(tokenizer))
         fixed = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}
         arguments = TrainingArguments(
             str(folder), max_steps=6, save_steps=3, logging_steps=1, per_device_train_batch_size=4, **fixed
         )
         config = JepaConfig(mode="step-jepa", lbd=0.7, **EXTRAS[name])
-        records = (tiny.records() * 9)[:9]
-        return JepaTrainer(model, arguments, config, train_dataset=records, processing_class=tokenizer)
+        objective = Objective.from_config(config, 42, [NextLatent(0.6)] if name.startswith("a term") else [])
+        return JepaTrainer(
+            model,
+            arguments,
+            config,
+            train_dataset=(tiny.records() * 9)[:9],
+            processing_class=tokenizer,
+            objective=objective,
+        )
 
     whole = trainer(tmp_path / "whole")
+    begun = {key: value.clone() for key, value in whole.model.named_parameters() if value.requires_grad}
     whole.train()
+    for key, value in whole.model.named_parameters():
+        assert key not in begun or not torch.equal(value, begun[key]), f"{key} is not trained"
     resumed = trainer(tmp_path / "resumed")
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     for (key, value), same in zip(whole.model.named_parameters(), resumed.model.parameters(), strict=True):
@@ -108,10 +126,10 @@ def test_what_belongs_to_a_run_is_resumed_too(name: str, lora: bool, trained_tok
             assert torch.equal(value, resumed.ema._average[key]), key
     last = tmp_path / "whole" / "checkpoint-6"
     files = {file.name for file in last.iterdir()}
-    assert ("ema.safetensors" in files) == (name == "averaged target")
-    assert ("predictor_head.safetensors" in files) == (name == "head and tube")
+    for of, file in FILES.items():
+        assert (file in files) == (of == name), file
     model_file = "adapter_model.safetensors" if lora else "model.safetensors"
-    assert not any("predictor_head" in key for key in load_file(last / model_file))
+    assert not any("heads" in key or "latent" in key for key in load_file(last / model_file))
     if not lora:
         _, told = AutoModelForCausalLM.from_pretrained(last, output_loading_info=True)
         assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -133,3 +151,26 @@ def test_a_head_or_an_average_that_was_not_saved_is_missed(trained_tokenizer: An
     for extra, file in (({"predictor_head": "linear"}, "predictor_head"), ({"target_grad": "ema"}, "ema")):
         with pytest.raises(ValueError, match=rf"expected {file}\.safetensors in .*checkpoint-1, got none"):
             trainer(tmp_path / "with", **extra).train(resume_from_checkpoint=str(tmp_path / "without" / "checkpoint-1"))
+
+
+def test_a_finished_checkpoint_trains_no_further(trained_tokenizer: Any, tmp_path: Path) -> None:
+    def trainer(steps: int) -> JepaTrainer:
+        return JepaTrainer(
+            tiny.make_model("llama", seed=3),
+            tiny.arguments(tmp_path, max_steps=steps, save_strategy="steps", save_steps=2, learning_rate=0.01),
+            JepaConfig(mode="step-jepa"),
+            train_dataset=tiny.records(),
+            processing_class=copy.deepcopy(trained_tokenizer),
+        )
+
+    finished = trainer(4)
+    finished.train()
+    again = trainer(4)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert again.state.global_step == 4
+    for (key, value), same in zip(finished.model.named_parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(value, same), key
+    longer = trainer(5)
+    longer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert longer.state.global_step == 5
+    assert any(not torch.equal(*both) for both in zip(longer.model.parameters(), again.model.parameters(), strict=True))

@@ -68,11 +68,22 @@ def test_accumulation_changes_nothing(mode: str, trained_tokenizer: Any, tmp_pat
         parts, same_logs = trained(trained_tokenizer, tmp_path, MODES[mode], batch=batch, accumulate=accumulate)
         assert_close(whole, parts)
         for line, same in zip(logs, same_logs, strict=True):
-            for name in ("loss", "lm_loss", "num_tokens"):
+            for name in ("loss", "lm_loss"):
                 assert line[name] == pytest.approx(same[name], rel=1e-5), name
             # Absent where the step ran without views.
             assert ("jepa_loss" in line) == ("jepa_loss" in same)
             assert line.get("jepa_loss", 0.0) == pytest.approx(same.get("jepa_loss", 0.0), rel=1e-5)
+
+
+def test_tokens_are_counted_as_they_are_computed(trained_tokenizer: Any, tmp_path: Path) -> None:
+    """Records of a micro-batch share their beginnings; without sharing accumulation changes no count."""
+    tokens = {}
+    for share in (True, False):
+        config = {"mode": "llm-jepa", "share_prefixes": share}
+        for batch in (8, 1):
+            _, logs = trained(trained_tokenizer, tmp_path, config, batch=batch, accumulate=8 // batch)
+            tokens[share, batch] = logs[-1]["num_tokens"]
+    assert tokens[True, 8] < tokens[True, 1] == tokens[False, 1] == tokens[False, 8]
 
 
 def test_the_runs_compared_above_do_train(trained_tokenizer: Any, tmp_path: Path) -> None:
@@ -123,6 +134,7 @@ def run_cli(folder: Path, model: Path, data: Path, processes: int, batch: int) -
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_two_processes_change_nothing(trained_tokenizer: Any, tmp_path: Path) -> None:
     tiny.make_model("llama", seed=3).save_pretrained(tmp_path / "model")
     trained_tokenizer.save_pretrained(tmp_path / "model")

@@ -15,7 +15,12 @@ from stepjepa.models.token_rows import grow
 from stepjepa.text.predictors import all_predictor_ids
 
 RECORDS = [
-    {"messages": [{"role": "user", "content": f"count to {n}"}, {"role": "assistant", "content": " ".join("abcde"[:n])}]}
+    {
+        "messages": [
+            {"role": "user", "content": f"count to {n}"},
+            {"role": "assistant", "content": " ".join("abcde"[:n])},
+        ]
+    }
     for n in (1, 2, 3, 4, 5)
 ]
 

@@ -11,13 +11,11 @@ import torch
 
 import tiny
 from stepjepa.config import JepaConfig
-from stepjepa.forests.collate import ForestCollator
-from stepjepa.forests.grouping import GroupCollator
-from stepjepa.forests.segments import ForestBuilder
-from stepjepa.models.attention import enable_forest
-from stepjepa.models.ema import EmaEncoder
-from stepjepa.models.embeddings import forward, forward_groups
+from stepjepa.models.attention import enable_trees
+from stepjepa.models.ema import EmaCallback, EmaEncoder
+from stepjepa.models.encode import read
 from stepjepa.models.loading import LoraSettings, add_lora
+from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.text.predictors import all_predictor_ids
 from stepjepa.training.trainer import JepaTrainer
 
@@ -37,29 +35,53 @@ def test_the_average_by_hand() -> None:
 
 
 @pytest.mark.parametrize("layer", [-1, 1])
-@pytest.mark.parametrize("encoding", ["forest", "rows"])
-def test_targets_are_those_of_the_averaged_model(encoding: str, layer: int, trained_tokenizer: Any) -> None:
-    config = JepaConfig(mode="step-jepa", pairs="all", pooling="mean")
-    forests = ForestBuilder(trained_tokenizer, config).build(tiny.records())
+@pytest.mark.parametrize("encoding", ["tree", "rows"])
+def test_states_are_those_of_the_averaged_model(encoding: str, layer: int, trained_tokenizer: Any) -> None:
+    batch = tiny.batch_of(trained_tokenizer, JepaConfig(mode="step-jepa", pairs="all"), encoding=encoding)
     model, other = tiny.make_model("llama", seed=1), tiny.make_model("llama", seed=2)
     for each in (model, other):
-        enable_forest(each)
+        enable_trees(each)
     encoder = EmaEncoder(model, 0.5)
     encoder.update(other)
     average = copy.deepcopy(model)
     with torch.no_grad():
         for mean, second in zip(average.parameters(), other.parameters(), strict=True):
             mean.copy_((mean + second) / 2)
-        batch = GroupCollator(ForestCollator(0, encoding), pass_cost=1)(forests)
-        slow = forward_groups(average, batch["groups"], layer).target
-    found = encoder.targets(batch["groups"], layer)
+        slow = tiny.hidden_states(average, batch, layer)
+        before = tiny.hidden_states(model, batch, layer)
+    found = encoder.states(batch, layer)
     tiny.assert_same(found, slow)
     assert not found.requires_grad
-    assert not torch.allclose(found, forward_groups(model, batch["groups"], layer).target, atol=1e-2)
+    assert not torch.allclose(found, before, atol=1e-2)
+
+
+def test_half_precision_keeps_its_average_in_single() -> None:
+    model = torch.nn.Linear(1, 1, bias=False).bfloat16()
+    torch.nn.init.constant_(model.weight, 1.0)
+    encoder = EmaEncoder(model, 0.999)
+    torch.nn.init.constant_(model.weight, 2.0)
+    for _ in range(3):
+        encoder.update(model)
+    assert encoder._average["weight"].item() == pytest.approx(2 - 0.999**3, abs=1e-6)
+    assert next(encoder._model.parameters()).dtype == torch.bfloat16
+
+
+def test_a_step_that_was_not_taken_is_not_followed() -> None:
+    model, taken = torch.nn.Linear(1, 1), [False]
+    encoder = EmaEncoder(model, 0.0)
+    callback = EmaCallback(encoder, model, lambda: taken[0])
+    before = encoder._average["weight"].clone()
+    with torch.no_grad():
+        model.weight.add_(1)
+    callback.on_step_end(None, None, None)
+    assert torch.equal(encoder._average["weight"], before)
+    taken[0] = True
+    callback.on_step_end(None, None, None)
+    assert torch.equal(encoder._average["weight"], model.weight)
 
 
 def test_what_an_adapter_leaves_frozen_is_shared(tiny_tokenizer: Any) -> None:
-    model: Any = add_lora(tiny.make_model("llama"), LoraSettings(3), all_predictor_ids(tiny_tokenizer)[:2])
+    model: Any = add_lora(tiny.make_model("llama"), LoraSettings(3), all_predictor_ids(tiny_tokenizer))
     encoder = EmaEncoder(model, 0.5)
     own = dict(encoder._model.named_parameters())
     for name, parameter in model.named_parameters():
@@ -96,15 +118,16 @@ def test_the_trainer_updates_it_once_a_step_and_scores_with_it(trained_tokenizer
     )
     trainer.train()
     model = tiny.make_model("llama", seed=3).train()
-    enable_forest(model)
+    enable_trees(model)
     average = copy.deepcopy(model).eval()
-    batch = ForestCollator(0)(ForestBuilder(trained_tokenizer, config).build(records))
+    batch = tiny.batch_of(trained_tokenizer, config, records)
+    regular = Objective.from_config(JepaConfig(mode="regular"))
     for step in range(3):
         with torch.no_grad():
-            target = forward(average, batch).target
-        outputs = forward(model, batch)
-        lm = outputs.lm_loss / len(batch["label_ids"])
-        jepa = (1 - torch.nn.functional.cosine_similarity(outputs.source, target)).mean()
+            target = read(tiny.hidden_states(average, batch), batch, "target")
+        lm = jepa_loss(model, batch, regular).loss
+        source = read(tiny.hidden_states(model, batch), batch, "source")
+        jepa = (1 - torch.nn.functional.cosine_similarity(source, target)).mean()
         line = trainer.state.log_history[step]
         assert line["jepa_loss"] == pytest.approx(jepa.item(), rel=1e-4)
         model.zero_grad()

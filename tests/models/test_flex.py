@@ -1,4 +1,4 @@
-"""FlexAttention over forests: against separate passes, and its mask against the dense one."""
+"""FlexAttention over trees: against separate passes, its blocks against torch's own, its kernel against sdpa."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.attention.flex_attention as torch_flex
+import torch.nn.functional as F
 from torch import Tensor
+from torch._higher_order_ops import flex_attention
+from torch.nn.attention.flex_attention import BlockMask
 from transformers.masking_utils import (
     causal_mask_function,
     chunked_causal_mask_function,
@@ -17,184 +20,223 @@ from transformers.masking_utils import (
 )
 
 import tiny
+from slow_trees import batch_of, random_sequences, separate_states
+from stepjepa.batch.mask import BLOCK, Trees, dense, padded, static_length, under
+from stepjepa.batch.pack import Rows, pack
+from stepjepa.batch.sequences import Sequence
 from stepjepa.compute.shapes import empty_batch, running
 from stepjepa.config import JepaConfig
-from stepjepa.forests.blocks import BLOCK, padded, static_length
-from stepjepa.forests.collate import ForestCollator
-from stepjepa.forests.forest import Forest, Segment
-from stepjepa.forests.masks import batch_visibility, visible
-from stepjepa.forests.segments import ForestBuilder
 from stepjepa.models import flex
-from stepjepa.models.architecture import choose_encoding
-from stepjepa.models.attention import FLEX, FLEX_UNFUSED, enable_forest, forest_visibility
-from stepjepa.models.embeddings import forward
+from stepjepa.models.attention import FLEX, FLEX_UNFUSED, enable_trees, tree_mask
 from stepjepa.models.flex import block_mask, flex_forward, refuse_flex_training
+from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.training.trainer import JepaTrainer
 
 ModelFactory = Callable[..., Any]
 
-CONFIGURATIONS = {
-    "step branched": JepaConfig(mode="step-jepa", predictors=2, pairs="all"),
-    "step in place": JepaConfig(mode="step-jepa", layout="inplace", predictors=2, pairs="all"),
-    "llm separate": JepaConfig(mode="llm-jepa", layout="separate", predictors=1),
-    "llm branched": JepaConfig(mode="llm-jepa", layout="branched", predictors=1),
-}
 NO_FLEX = {"gpt2"}
 ARCHITECTURES = [name for name in tiny.ATTENTION_ONLY if name not in NO_FLEX]
 
 
-@pytest.fixture
-def gradients_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's uncompiled kernel has a backward pass on the CPU; two checks keep users from it."""
-    monkeypatch.setattr(torch_flex, "_validate_device", lambda *_: None)
-    monkeypatch.setattr(flex, "_refuse_gradient", lambda _: None)
+def packed(seed: int, *, isolated: bool = False, longest: int = 2 * BLOCK // 3) -> tuple[list[Sequence], Rows]:
+    """Sequences in rows of several blocks."""
+    sequences = random_sequences(seed, isolated=isolated, longest=longest)
+    sequences += random_sequences(seed + 100, isolated=isolated, longest=longest)
+    return sequences, pack(sequences, row_length=3 * BLOCK)
 
 
-def long_forests(*seeds: int) -> list[Forest]:
-    """Forests of several blocks, without isolated segments."""
-    forests = [tiny.random_forest(seed, isolated=False, longest=2 * BLOCK // 3) for seed in seeds]
-    assert max(map(len, forests)) > 2 * BLOCK
-    return forests
+def trees_of(rows: Rows) -> Trees:
+    trees = batch_of(rows).trees
+    assert trees is not None
+    return trees
+
+
+def drawn(shape: tuple[int, ...], *, heads: tuple[int, int] = (3, 1), width: int = 16) -> list[Tensor]:
+    """Queries, and fewer keys and values, of rows of so many tokens."""
+    draw = torch.Generator().manual_seed(3)
+    count, length = shape
+    sizes = [(count, number, length, width) for number in (heads[0], heads[1], heads[1])]
+    return [torch.randn(size, generator=draw, requires_grad=True) for size in sizes]
 
 
 # -- the mask ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("isolated", [False, True])
 @pytest.mark.parametrize(
     "rule",
     [
+        None,
         causal_mask_function,
         sliding_window_causal_mask_function(41),
-        chunked_causal_mask_function(53, torch.zeros(3, dtype=torch.long)),
+        chunked_causal_mask_function(53, torch.zeros(9, dtype=torch.long)),
     ],
-    ids=["causal", "window", "chunks"],
+    ids=["trees", "causal", "window", "chunks"],
 )
-@pytest.mark.parametrize("seed", range(5))
-def test_a_block_mask_is_the_dense_mask(seed: int, rule: Callable[..., Tensor]) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_a_block_mask_is_the_dense_mask(seed: int, rule: Callable[..., Tensor] | None, isolated: bool) -> None:
     """Entry by entry by its rule, and block by block as torch finds them by evaluating it."""
-    forests = [tiny.random_forest(3 * seed + index, longest=BLOCK) for index in range(3)]
-    visibility = batch_visibility(forests, max(map(len, forests)) + 31)
-    found = block_mask(visibility, rule)
-    visibility = padded(visibility, static_length(visibility.segment_ids.shape[1]))
-    length = visibility.segment_ids.shape[1]
+    _, rows = packed(seed, isolated=isolated)
+    found, trees = block_mask(trees_of(rows), rule), trees_of(rows)
+    trees = padded(trees, static_length(rows.ids.shape[1]))
+    count, length = trees.start.shape
     assert found.seq_lengths == (length, length)
-    batch, query, key = (torch.arange(size) for size in (3, length, length))
-    places = batch[:, None, None], torch.tensor(0), query[:, None], key
-    position = visibility.position_ids
-    by_position = rule(batch[:, None, None], torch.tensor(0), position[:, :, None], position[:, None, :])
-    assert torch.equal(found.mask_mod(*places), visible(visibility) & by_position)
-
-    evaluated = torch_flex.create_block_mask(found.mask_mod, 3, None, length, length, device="cpu")
+    place = torch.arange(length)
+    places = torch.arange(count)[:, None, None, None], torch.tensor(0), place[:, None], place
+    assert torch.equal(found.mask_mod(*places), dense(trees, rule))
+    if rule is not None:
+        assert torch.equal(found.mask_mod(*places), under(rule, trees)(*places))
+    evaluated = torch_flex.create_block_mask(found.mask_mod, count, None, length, length, device="cpu")
     assert found.shape == evaluated.shape
     for kind in ("", "full_"):
         for side in ("kv", "q"):
-            count, wanted = getattr(found, f"{kind}{side}_num_blocks"), getattr(evaluated, f"{kind}{side}_num_blocks")
-            assert torch.equal(count, wanted)
-            assert count.dtype == torch.int32
+            number, wanted = getattr(found, f"{kind}{side}_num_blocks"), getattr(evaluated, f"{kind}{side}_num_blocks")
+            assert torch.equal(number, wanted)
+            assert number.dtype == torch.int32
             indices = getattr(found, f"{kind}{side}_indices"), getattr(evaluated, f"{kind}{side}_indices")
-            used = torch.arange(indices[0].shape[-1]) < count[..., None]
+            used = torch.arange(indices[0].shape[-1]) < number[..., None]
             assert torch.equal(indices[0][used], indices[1][used])
 
 
 def test_blocks_are_skipped() -> None:
-    """Two roots of two blocks each: of 10 blocks on and below the diagonal 6 are looked at, 2 of them whole."""
-    size = 4 * BLOCK
-    segments = (Segment(0, 2 * BLOCK), Segment(2 * BLOCK, size, "target"))
-    zeros = np.zeros(size, np.int32)
-    forest = Forest(
-        zeros, np.tile(np.arange(2 * BLOCK, dtype=np.int32), 2), zeros, segments, np.empty((0, 2), np.int32)
-    )
-    found = block_mask(batch_visibility([forest], size))
+    """Two trees of two blocks each: of 10 blocks on and below the diagonal 6 are looked at, 2 of them whole."""
+    end = torch.tensor([2 * BLOCK] * (2 * BLOCK) + [4 * BLOCK] * (2 * BLOCK))[None]
+    found = block_mask(Trees(torch.zeros_like(end), end, torch.arange(2 * BLOCK).repeat(2)[None]))
     assert found.kv_num_blocks.tolist() == [[[1, 1, 1, 1]]]
     assert found.full_kv_num_blocks.tolist() == [[[0, 1, 0, 1]]]
     assert found.sparsity() == 100 * (1 - 6 / 16)
 
 
-# -- forward and gradient ----------------------------------------------------------------------------------------------
+# -- hidden states of models -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["step branched", "llm separate", "llm branched"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_flex_equals_separate_passes(
-    architecture: str, name: str, tiny_model: ModelFactory, trained_tokenizer: Any
-) -> None:
+def test_flex_equals_separate_passes(architecture: str, tiny_model: ModelFactory) -> None:
+    """Windows, soft caps, grouped keys, scales of their own; over several blocks."""
     plain, model = tiny_model(architecture, "eager"), tiny_model(architecture, "flex_attention")
-    enable_forest(model)
+    enable_trees(model)
     assert model.config._attn_implementation in (FLEX, FLEX_UNFUSED)
-    forest = ForestBuilder(trained_tokenizer, CONFIGURATIONS[name]).build(tiny.records())[0]
+    sequences, rows = packed(1)
     with torch.no_grad():
-        slow = tiny.separate_states(plain, forest)
-        tiny.assert_same(tiny.forest_states(model, forest), slow, what="hidden states")
-        outputs = forward(model, ForestCollator(0)([forest]))
-    tiny.assert_same(outputs.source, slow[forest.pairs[:, 0]], what="source embeddings")
-    tiny.assert_same(outputs.target, slow[forest.pairs[:, 1]], what="target embeddings")
+        states = tiny.hidden_states(model, batch_of(rows))
+        for sequence, path in zip(sequences, rows.paths, strict=True):
+            tiny.assert_same(states[path], separate_states(plain, sequence), 3e-5)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2_window", "gemma2_window"])
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.compile looks at it
-@pytest.mark.usefixtures("gradients_on_the_cpu")
-def test_gradients_over_several_blocks(architecture: str, tiny_model: ModelFactory) -> None:
-    """A batch of trees, each longer than two blocks, beside separate passes; grouped keys, windows, soft caps."""
-    plain, model = tiny_model(architecture, "eager"), tiny_model(architecture, "flex_attention")
-    enable_forest(model)
-    forests = long_forests(1, 2)
-    states = tiny.hidden_states(model, ForestCollator(3)(forests))
-    slow = [tiny.separate_states(plain, forest) for forest in forests]
-    for row, wanted in zip(states, slow, strict=True):
-        tiny.assert_same(row[: len(wanted)], wanted, 3e-5)
-    weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(7))
-    pairs = [
-        (row[: len(wanted)] * w[: len(wanted)]).sum() for row, wanted, w in zip(states, slow, weights, strict=True)
-    ]
-    expected = [(wanted * w[: len(wanted)]).sum() for wanted, w in zip(slow, weights, strict=True)]
-    tiny.assert_same_gradients(
-        tiny.gradients(model, torch.stack(pairs).sum()), tiny.gradients(plain, torch.stack(expected).sum()), 3e-5
-    )
-
-
-def test_in_place_equals_sdpa(tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
-    """Isolated segments have no separate pass."""
-    dense, model = tiny_model("qwen3"), tiny_model("qwen3", "flex_attention")
-    for each in (dense, model):
-        enable_forest(each)
-    forests = ForestBuilder(trained_tokenizer, CONFIGURATIONS["step in place"]).build(tiny.records())
+def test_in_place_equals_separate_passes(tiny_model: ModelFactory) -> None:
+    plain, model = tiny_model("qwen3", "eager"), tiny_model("qwen3", "flex_attention")
+    enable_trees(model)
+    sequences, rows = packed(2, isolated=True)
+    assert rows.start.any()
     with torch.no_grad():
-        wanted = tiny.hidden_states(dense, ForestCollator(0)(forests))
-        found = tiny.hidden_states(model, ForestCollator(0)(forests))
-    for row, other, forest in zip(found, wanted, forests, strict=True):
-        tiny.assert_same(row[: len(forest)], other[: len(forest)])
+        states = tiny.hidden_states(model, batch_of(rows))
+        for sequence, path in zip(sequences, rows.paths, strict=True):
+            tiny.assert_same(states[path], separate_states(plain, sequence), 3e-5)
 
 
 def test_half_precision(tiny_model: ModelFactory) -> None:
     """As far from single precision as sdpa is."""
-    (forest,) = long_forests(1)
+    sequences, rows = packed(1)
     errors = []
     with torch.no_grad():
-        wanted = tiny.separate_states(tiny_model("llama"), forest)
+        plain = tiny_model("llama")
+        wanted = torch.cat([separate_states(plain, sequence) for sequence in sequences])
         for attention in ("sdpa", "flex_attention"):
             model = tiny_model("llama", attention)
-            enable_forest(model)
-            found = tiny.forest_states(model.bfloat16(), forest).float()
+            enable_trees(model)
+            states = tiny.hidden_states(model.bfloat16(), batch_of(rows)).float()
+            found = torch.cat([states[path] for path in rows.paths])
             errors.append(float((found - wanted).norm() / wanted.norm()))
     assert 0 < errors[1] < 1.5 * errors[0] < 0.1
 
 
-@pytest.mark.usefixtures("gradients_on_the_cpu")
-def test_attention_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
+# -- the kernel --------------------------------------------------------------------------------------------------------
+
+
+def by_sdpa(states: list[Tensor], trees: Trees, scale: float) -> Tensor:
+    return F.scaled_dot_product_attention(*states, attn_mask=dense(trees), scale=scale, enable_gqa=True)
+
+
+def by_operator(states: list[Tensor], mask: BlockMask, scale: float) -> Tensor:
+    """The operator below torch's public function, which refuses a gradient on the CPU."""
+    query, key, value = states
+    groups = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+    found: Tensor = flex_attention(
+        query, key, value, torch_flex._identity, mask.as_tuple(), scale, {"OUTPUT_LOGSUMEXP": True}, (), ()
+    )[0]
+    return found
+
+
+@pytest.mark.parametrize("window", [None, 41])
+@pytest.mark.parametrize("isolated", [False, True])
+def test_the_gradient_is_that_of_sdpa(isolated: bool, window: int | None) -> None:
+    _, rows = packed(3, isolated=isolated)
+    trees = padded(trees_of(rows), static_length(rows.ids.shape[1]))
+    rule = None if window is None else sliding_window_causal_mask_function(window)
+    states = drawn(tuple(trees.start.shape))
+    found = by_operator(states, block_mask(trees, rule), 0.3)
+    wanted = F.scaled_dot_product_attention(*states, attn_mask=dense(trees, rule), scale=0.3, enable_gqa=True)
+    probe = torch.randn(found.shape, generator=torch.Generator().manual_seed(7))
+    tiny.assert_same(found, wanted)
+    both = [torch.autograd.grad((out * probe).sum(), states) for out in (found, wanted)]
+    for one, other in zip(*both, strict=True):
+        assert other.abs().max() > 1e-2
+        tiny.assert_same(one, other)
+
+
+def test_attention_sinks() -> None:
     """A sink is a key whose score is its own and whose value is zero."""
-    (forest,) = long_forests(1)
-    visibility = batch_visibility([forest], len(forest))
-    draw = torch.Generator().manual_seed(3)
-    query, key, value = (torch.randn(1, 3, len(forest), 5, generator=draw) for _ in range(3))
-    sinks = torch.randn(3, generator=draw)
-    found, _ = flex_forward(torch.nn.Identity(), query, key, value, block_mask(visibility), s_aux=sinks)
-    scores = (query @ key.mT / 5**0.5).masked_fill(~visible(visibility)[:, None], -torch.inf)
-    scores = torch.cat([scores, sinks[None, :, None, None].expand(1, 3, len(forest), 1)], -1)
-    wanted = scores.softmax(-1)[..., :-1] @ value
+    _, rows = packed(1)
+    trees = trees_of(rows)
+    count, length = trees.start.shape
+    with torch.no_grad():
+        query, key, value = drawn((count, length), heads=(3, 3), width=5)
+        sinks = torch.randn(3, generator=torch.Generator().manual_seed(5))
+        found, _ = flex_forward(torch.nn.Identity(), query, key, value, block_mask(trees), s_aux=sinks)
+        scores = (query @ key.mT / 5**0.5).masked_fill(~dense(trees), -torch.inf)
+        scores = torch.cat([scores, sinks[None, :, None, None].expand(count, 3, length, 1)], -1)
+        wanted = scores.softmax(-1)[..., :-1] @ value
     tiny.assert_same(found, wanted.transpose(1, 2))
 
 
-# -- compilation -------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernel is compiled, as on a GPU; uncompiled it never looks at the lists of blocks."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(flex, "_on_cpu", lambda _: False)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
+def test_the_compiled_kernel_reads_the_blocks_and_equals_sdpa() -> None:
+    """Branches of a long trunk, of which later blocks see the first one whole, and a tree of its own; two rows."""
+    trunk = torch.arange(2 * BLOCK + 50, dtype=torch.int32).numpy()
+    sequences = [Sequence(np.concatenate([trunk[:at], trunk[:90] + at])) for at in (300, 290, 200)]
+    rows = pack([*sequences, Sequence(trunk[7:] * 2)], row_length=5 * BLOCK)
+    trees = padded(trees_of(rows), static_length(rows.ids.shape[1]))
+    mask = block_mask(trees)
+    assert 0 < mask.sparsity() < 100
+    assert int(mask.full_kv_num_blocks.sum()) > 0, "no block is seen whole"
+    with torch.no_grad():
+        states = [each.detach() for each in drawn(tuple(trees.start.shape))]
+        wanted = by_sdpa(states, trees, 0.3).transpose(1, 2)
+        module = torch.nn.Identity()
+        tiny.assert_same(flex_forward(module, *states, mask, scaling=0.3)[0], wanted)
+        # Guards the line above: with a block left out it must not be the same.
+        wrong = BlockMask.from_kv_blocks(
+            mask.kv_num_blocks,
+            mask.kv_indices,
+            torch.zeros_like(mask.full_kv_num_blocks),
+            mask.full_kv_indices,
+            BLOCK_SIZE=BLOCK,
+            mask_mod=mask.mask_mod,
+            seq_lengths=mask.seq_lengths,
+        )
+        assert float((flex_forward(module, *states, wrong, scaling=0.3)[0] - wanted).abs().max()) > 0.1
 
 
 @pytest.fixture
@@ -204,8 +246,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     torch._dynamo.reset()
     counter = CompileCounter()
-    compiled = torch.compile(torch_flex.flex_attention, dynamic=False, backend=counter)
-    monkeypatch.setattr(flex, "_compiled", lambda: compiled)
+    kernel = torch.compile(torch_flex.flex_attention, dynamic=False, backend=counter)
+    monkeypatch.setattr(flex, "_compiled", lambda: kernel)
     monkeypatch.setattr(flex, "_on_cpu", lambda _: False)
     yield counter
     torch._dynamo.reset()
@@ -213,79 +255,60 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2_window", "gemma2_window"])
 def test_batches_of_one_size_are_compiled_once(architecture: str, counted: Any, tiny_model: ModelFactory) -> None:
-    """Other forests, other lengths, other numbers of segments: only a length of another size is compiled anew."""
+    """Other trees, other lengths: only a length of another size, or another number of rows, is compiled anew."""
     model = tiny_model(architecture, "flex_attention")
-    enable_forest(model)
+    enable_trees(model)
 
-    def compiled(*seeds: int, longest: int) -> int:
-        forests = [tiny.random_forest(seed, longest=longest) for seed in seeds]
+    def frames(seed: int, longest: int) -> int:
+        rows = pack(random_sequences(seed, longest=longest), row_length=10 * BLOCK)
+        assert len(rows.ids) == 1
         with torch.no_grad():
-            tiny.hidden_states(model, ForestCollator(0)(forests))
+            tiny.hidden_states(model, batch_of(rows))
         return int(counted.frame_count)
 
-    before = compiled(1, 2, longest=5)
+    before = frames(2, 5)
     assert before >= 1
-    assert compiled(2, 5, longest=4) == before
-    assert compiled(3, 4, longest=6) == before
-    assert compiled(1, 2, longest=50) > before
+    assert frames(3, 4) == before
+    assert frames(5, 6) == before
+    assert frames(2, 2 * BLOCK) > before
+
+
+def one_row(length: int) -> Trees:
+    place = torch.arange(length)[None]
+    return Trees(torch.zeros_like(place), torch.full_like(place, length), place)
 
 
 def test_many_lengths_do_not_run_uncompiled(counted: Any) -> None:
     """Torch gives up compiling after eight shapes unless it is told otherwise."""
     before = 0
     for blocks in range(1, 12):
-        size = blocks * BLOCK
-        forest = tiny.random_forest(1, longest=3)
-        states = torch.randn(1, 1, size, 4)
-        flex_forward(torch.nn.Identity(), states, states, states, block_mask(batch_visibility([forest], size)))
+        states = torch.randn(1, 1, blocks * BLOCK, 4)
+        flex_forward(torch.nn.Identity(), states, states, states, block_mask(one_row(blocks * BLOCK)))
         assert counted.frame_count > before
         before = counted.frame_count
 
 
 def test_many_lengths_on_a_cpu() -> None:
     """There rows are as long as they are."""
-    forest = tiny.random_forest(1, longest=3)
     for size in range(40, 60):
         states = torch.randn(1, 1, size, 4)
-        mask = block_mask(batch_visibility([forest], size))
+        mask = block_mask(one_row(size))
         assert flex_forward(torch.nn.Identity(), states, states, states, mask)[0].shape == (1, size, 1, 4)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
-def test_the_compiled_kernel_is_the_same(monkeypatch: pytest.MonkeyPatch, tiny_model: ModelFactory) -> None:
-    torch._dynamo.reset()
-    monkeypatch.setattr(flex, "_on_cpu", lambda _: False)
-    plain, model = tiny_model("llama"), tiny_model("llama", "flex_attention")
-    enable_forest(model)
-    (forest,) = long_forests(1)
-    with torch.no_grad():
-        tiny.assert_same(tiny.forest_states(model, forest), tiny.separate_states(plain, forest))
-
-
-# -- choice, errors, plain rows ----------------------------------------------------------------------------------------
-
-
-def test_flex_is_taken_where_it_is_asked_for(tiny_model: ModelFactory) -> None:
-    for name, wanted in (("llama", FLEX), ("gemma2_window", FLEX_UNFUSED)):
-        model = tiny_model(name, "flex_attention")
-        assert choose_encoding(model, "auto")[0] == choose_encoding(model, "forest")[0] == "forest"
-        enable_forest(model)
-        assert model.config._attn_implementation == wanted
-        enable_forest(model)
-        assert model.config._attn_implementation == wanted
-        assert choose_encoding(model, "auto")[0] == "forest"
+# -- errors, plain rows ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2_window", "gemma3_window"])
 def test_plain_rows_are_plain(architecture: str, tiny_model: ModelFactory) -> None:
     """As generation runs them, padded on the left, and with a gradient on the CPU."""
     plain, model = tiny_model(architecture, "eager"), tiny_model(architecture, "flex_attention")
-    enable_forest(model)
+    enable_trees(model)
     ids = torch.randint(0, tiny.VOCABULARY, (2, 13), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     mask[1, :4] = 0
-    first, second = model(ids, attention_mask=mask).logits, plain(ids, attention_mask=mask).logits
+    with tree_mask(None):
+        first, second = model(ids, attention_mask=mask).logits, plain(ids, attention_mask=mask).logits
     tiny.assert_same(first[mask.bool()], second[mask.bool()])
     found = tiny.gradients(model, first[mask.bool()].square().sum())
     tiny.assert_same_gradients(found, tiny.gradients(plain, second[mask.bool()].square().sum()))
@@ -309,33 +332,24 @@ def test_training_on_a_cpu_is_refused(tiny_model: ModelFactory, tiny_tokenizer: 
 
 def test_what_flex_can_not_do_is_said(tiny_model: ModelFactory) -> None:
     model = tiny_model("llama", "flex_attention", attention_dropout=0.25)
-    enable_forest(model)
+    enable_trees(model)
     with pytest.raises(ValueError, match="set attention_dropout to 0"):
         refuse_flex_training(model, torch.device("cuda"))
-    (forest,) = long_forests(1)
+    batch = batch_of(packed(1)[1])
     with pytest.raises(ValueError, match=r"no dropout, got 0\.25"):
-        tiny.forest_states(model.train(), forest)
+        tiny.hidden_states(model.train(), batch)
     with pytest.raises(ValueError, match="no backward pass on a CPU"):
-        tiny.forest_states(model.eval(), forest)
+        tiny.hidden_states(model.eval(), batch)
     refuse_flex_training(tiny_model("llama"), torch.device("cpu"))
     refuse_flex_training(tiny_model("llama", "flex_attention"), torch.device("cuda"))
 
 
-def test_a_dry_run_takes_the_memory_of_a_fused_kernel(tiny_model: ModelFactory) -> None:
+def test_a_dry_run_takes_the_memory_of_a_fused_kernel(tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
     """Shapes alone, gradients included, on a CPU that could not train it."""
     model = tiny_model("llama", "flex_attention")
-    enable_forest(model)
-    batch = ForestCollator(3)(long_forests(1, 2))
+    enable_trees(model)
+    batch = tiny.batch_of(trained_tokenizer, JepaConfig())
     with running(model):
-        (given,) = empty_batch([batch])
-        outputs = forward(model, given)
-        assert outputs.source.shape == (len(batch["source_index"]), model.config.hidden_size)
-        outputs.source.sum().backward()
-
-
-def test_outside_a_forest_there_is_no_block_mask(tiny_model: ModelFactory) -> None:
-    model = tiny_model("llama", "flex_attention")
-    enable_forest(model)
-    ids = torch.arange(7)[None]
-    with forest_visibility(None), torch.no_grad():
-        tiny.assert_same(model(ids).logits, tiny_model("llama")(ids).logits)
+        losses = jepa_loss(model, empty_batch(batch), Objective.from_config(JepaConfig()))
+        assert losses.source.shape == (batch.pairs, model.config.hidden_size)
+        losses.loss.backward()

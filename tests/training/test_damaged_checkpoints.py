@@ -17,8 +17,8 @@ from bad_inputs import outcome
 from stepjepa.cli import main
 from stepjepa.errors import UserError
 from stepjepa.files import write_json
-from stepjepa.training.resuming import naming_damage
-from stepjepa.training.tally import STREAM_FILE, Tally
+from stepjepa.training.saving import naming_damage
+from stepjepa.batch.stream import STREAM_FILE, Tally
 
 WEIGHTS = "model.safetensors"
 
@@ -185,10 +185,12 @@ def test_a_count_of_a_stream_that_is_damaged(text: str, words: str, tmp_path: Pa
 
 
 def test_a_full_memory_is_no_damage() -> None:
-    with pytest.raises(torch.OutOfMemoryError), naming_damage("checkpoint-2"):
+    with pytest.raises(torch.OutOfMemoryError), naming_damage("checkpoint-2", lambda: True):
         raise torch.OutOfMemoryError("full")
-    with pytest.raises(KeyError), naming_damage(None):
+    with pytest.raises(KeyError), naming_damage(None, lambda: True):
         raise KeyError("no checkpoint is loaded")
-    words = r"checkpoint-2: can't be gone on from \(KeyError: 'x'\); move it elsewhere"
-    with pytest.raises(UserError, match=words), naming_damage("checkpoint-2"):
+    words = r"checkpoint-2: can't be resumed \(KeyError: 'x'\); move it elsewhere"
+    with pytest.raises(UserError, match=words), naming_damage("checkpoint-2", lambda: True):
         raise KeyError("x")
+    with pytest.raises(KeyError), naming_damage("checkpoint-2", lambda: False):
+        raise KeyError("of training")

@@ -25,12 +25,10 @@ from stepjepa.compute.shapes import empty_batch, empty_model, running
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import read_records
 from stepjepa.files import write_jsonl
-from stepjepa.forests.collate import ForestCollator
-from stepjepa.forests.segments import ForestBuilder
-from stepjepa.models.attention import enable_forest
-from stepjepa.models.embeddings import forward
+from stepjepa.models.attention import enable_trees
+from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import LoraSettings, add_lora, load_model
-from stepjepa.objectives.objective import Objective
+from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.parser import Parser
 from stepjepa.run_folder import read_run
 from stepjepa.text.predictors import all_predictor_ids
@@ -157,8 +155,11 @@ def test_its_tokens_are_those_that_the_trainer_runs(data: Path, tmp_path: Path) 
     model, tokenizer = load_model("preset:tiny", texts=texts, predictors=2)
     training = training_arguments(args, False)
     trainer = JepaTrainer(model, training, config, train_dataset=read_records(str(data)), processing_class=tokenizer)
-    batches = [sum(g["input_ids"].numel() for g in batch["groups"]) for batch in trainer.get_train_dataloader()]
-    assert [sum(batches[start : start + 2]) for start in range(0, len(batches), 2)] == found.tokens
+    batches = list(trainer.get_train_dataloader())
+    tokens = [batch["input_ids"].numel() for batch in batches]
+    assert [sum(tokens[start : start + 2]) for start in range(0, len(tokens), 2)] == found.tokens
+    assert found.plain_tokens == sum(trainer.train_dataset.lengths) / len(found.tokens)
+    assert found.text == sum(int(batch["num_tokens"]) for batch in batches) / sum(tokens)
     assert found.memory == account(model, optim=str(training.optim.value))
 
 
@@ -176,10 +177,11 @@ def test_activations_of_shapes_are_those_of_a_real_pass(
     real: Any = tiny.make_model("llama", hidden_size=66, num_hidden_layers=3).train()
     if lora:
         real = add_lora(real, LoraSettings(16), all_predictor_ids(trained_tokenizer)[:2])
-    for each in (model, real):
-        _set_up(each, args, config, training_arguments(args, False), [])
-    batch = ForestCollator(0)(ForestBuilder(tokenizer, config).build(tiny.records()))
     objective = Objective.from_config(config)
+    for each in (model, real):
+        _set_up(each, args, config, objective, training_arguments(args, False))
+    LMHead(real)
+    batch = tiny.batch_of(tokenizer, config)
     own = {p.untyped_storage().data_ptr() for p in real.parameters()}
     sizes: dict[int, int] = {}
 
@@ -191,16 +193,14 @@ def test_activations_of_shapes_are_those_of_a_real_pass(
 
     with LiveMemory(real) as memory, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=way == "mixed"):
-            outputs = forward(real, batch)
-        sums = objective.sums(outputs)
-        del outputs
-        objective.parts(sums, torch.ones(3), 0.0)["loss"].backward()
-    seen = activations_of(model, [batch], config, Sharding(), torch.bfloat16 if way == "mixed" else None)
+            loss = jepa_loss(real, batch, objective).loss
+        loss.backward()
+    seen = activations_of(model, batch, objective, Sharding(), torch.bfloat16 if way == "mixed" else None)
     assert seen is not None
     told = seen.bytes
     assert sum(seen.kinds.values()) == told
     # The batch's own tensors, without values, are made inside and count there.
-    inputs = sum(tensor.untyped_storage().nbytes() for tensor in batch.values())
+    inputs = sum(value.untyped_storage().nbytes() for value in batch.values() if isinstance(value, Tensor))
     assert abs(told - memory.peak) <= inputs + 0.01 * memory.peak
     # What autograd keeps is the most of it, unless checkpointing keeps things elsewhere.
     assert sum(sizes.values()) <= told
@@ -213,19 +213,22 @@ def test_plain_rows_have_no_mask_on_shapes_either(trained_tokenizer: Any, data: 
     model, tokenizer = empty_model(str(folder))
     real: Any = tiny.make_model("llama").train()
     config = JepaConfig(mode="regular")
-    batch = ForestCollator(0)(ForestBuilder(tokenizer, config).build(tiny.records()))
+    objective = Objective.from_config(config)
+    # One record: several are a tree, since they share the system prompt.
+    batch = tiny.batch_of(tokenizer, config, tiny.records()[:1])
+    LMHead(real)
     with LiveMemory(real) as memory:
-        forward(real, batch).lm_loss.backward()
-    seen = activations_of(model, [batch], config, Sharding(), None)
+        jepa_loss(real, batch, objective).loss.backward()
+    seen = activations_of(model, batch, objective, Sharding(), None)
     assert seen is not None
     assert seen.kinds["masks"] == 0
-    inputs = sum(tensor.untyped_storage().nbytes() for tensor in batch.values())
+    inputs = sum(value.untyped_storage().nbytes() for value in batch.values() if isinstance(value, Tensor))
     assert abs(seen.bytes - memory.peak) <= inputs + 0.01 * memory.peak
     views = JepaConfig(mode="step-jepa")
     model, tokenizer = empty_model(str(folder), predictors=2)
-    enable_forest(model)
-    batch = ForestCollator(0)(ForestBuilder(tokenizer, views).build(tiny.records()))
-    seen = activations_of(model, [batch], views, Sharding(), None)
+    enable_trees(model)
+    batch = tiny.batch_of(tokenizer, views)
+    seen = activations_of(model, batch, Objective.from_config(views), Sharding(), None)
     assert seen is not None
     rows, length = batch["input_ids"].shape
     assert seen.kinds["masks"] >= rows * length**2
@@ -269,19 +272,19 @@ MOE = {"hidden_size": 40, "moe_intermediate_size": 56}
 
 
 def test_shapes_alone_for_every_family(trained_tokenizer: Any) -> None:
-    config = JepaConfig(mode="step-jepa", lbd=0.7)
-    batch = ForestCollator(0)(ForestBuilder(trained_tokenizer, config).build(tiny.records()))
+    config = JepaConfig(mode="step-jepa", pooling="mean", prompt_loss_weight=0.3, sigreg=0.1, variance=0.3, stp=0.02)
+    objective = Objective.from_config(config)
+    batch = tiny.batch_of(trained_tokenizer, config, prompt_labels=True)
     for name in ("qwen3", "gemma3_window", "phi3", "gpt2", "gpt_neox", "qwen3_moe"):
         model = tiny.make_model(name, **MOE if name == "qwen3_moe" else {})
         if name == "qwen3_moe":
             model = model.to(torch.bfloat16)
-        enable_forest(model)
+        enable_trees(model)
         before = {key: value.clone() for key, value in model.state_dict().items()}
         with running(model):
-            (group,) = empty_batch([batch])
-            outputs = forward(model, group)
-            assert outputs.lm_loss.shape == ()
-            assert outputs.source.shape == (len(batch["source_index"]), model.config.hidden_size)
+            losses = jepa_loss(model, empty_batch(batch), objective)
+            assert losses.loss.shape == ()
+            assert losses.source.shape == (batch.pairs, model.config.hidden_size)
         for key, value in model.state_dict().items():
             assert torch.equal(value, before[key]), key
 

@@ -42,7 +42,7 @@ def train(material: Path, run: Path, *more: object) -> int:
 
 def fail_in_pass(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) -> None:
     """Let one pass of the model fail."""
-    forward, passes = trainer.forward_groups, 0
+    forward, passes = trainer.jepa_loss, 0
 
     def fail(*args: Any, **kwargs: Any) -> Any:
         nonlocal passes
@@ -51,7 +51,7 @@ def fail_in_pass(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseExcept
             raise error
         return forward(*args, **kwargs)
 
-    monkeypatch.setattr(trainer, "forward_groups", fail)
+    monkeypatch.setattr(trainer, "jepa_loss", fail)
 
 
 def test_before_the_first_step_nothing_stays(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,10 +66,10 @@ def test_before_the_first_step_nothing_stays(made: Path, tmp_path: Path, capsys:
 def test_of_a_trainer_that_cannot_be_made(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(self: JepaTrainer, *args: Any) -> None:
+    def fail(*args: Any) -> None:
         raise AttributeError("no such part")
 
-    monkeypatch.setattr(JepaTrainer, "_guard", fail)
+    monkeypatch.setattr(trainer, "Meter", fail)
     capsys.readouterr()
     assert train(made, tmp_path / "new") == 2
     (told,) = capsys.readouterr().err.strip().splitlines()

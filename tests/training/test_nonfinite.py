@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from harmful import BAD, made, same, trainer_of, weights
-from stepjepa.data.streams import RecordStream
+from stepjepa.batch.collate import Batch, Members
+from stepjepa.batch.stream import RecordStream
 from stepjepa.errors import UserError
 from stepjepa.training import nonfinite
 from stepjepa.training.nonfinite import MOST_IN_A_ROW, MicroBatch, describe, in_losses, keep
@@ -55,12 +56,11 @@ def test_stop_names_step_records_and_part_and_changes_no_weight(
     assert 7 in [record["line"] for record in found["records"]]
     assert "lm_loss" in found["not_finite"]
     tensors = load_file(kept.with_suffix(".safetensors"))
-    # In rows of their own: the text, the source's path and the target of each record.
-    lengths = sum(record["tokens"] for record in found["records"])
-    assert tensors["0.input_ids"].shape[0] >= 2
-    assert sum(value.numel() for name, value in tensors.items() if name.endswith("input_ids")) >= lengths
+    # Of the text, the source and the target of each record; beginnings of others have no row.
+    assert tensors["input_ids"].shape[0] >= 2
+    assert {"label_ids", "label_row", "head_index", "source_index", "target_index"} <= tensors.keys()
     (token,) = tiny_tokenizer.encode(BAD, add_special_tokens=False)
-    assert any((value == token).any() for name, value in tensors.items() if name.endswith("input_ids"))
+    assert (tensors["input_ids"] == token).any()
 
 
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
@@ -85,7 +85,7 @@ def test_skip_is_a_run_without_the_step(kind: str, optim: str, tiny_tokenizer: A
         **fixed,
     )
     without.train()
-    assert skipping.skipped == 1
+    assert skipping.guard.skipped == 1
     assert same(weights(skipping), weights(without))
     if jepa:
         assert skipping.ema is not None
@@ -115,7 +115,7 @@ def test_skipping_is_bounded_and_said(tiny_tokenizer: Any, tmp_path: Path, caplo
     )
     with caplog.at_level(logging.WARNING), pytest.raises(UserError, match=f"after {MOST_IN_A_ROW} steps in a row"):
         trainer.train()
-    assert trainer.skipped == MOST_IN_A_ROW
+    assert trainer.guard.skipped == MOST_IN_A_ROW
     assert trainer.state.global_step == 1 + MOST_IN_A_ROW
     said = [record.getMessage() for record in caplog.records if "is left out" in record.getMessage()]
     assert len(said) == MOST_IN_A_ROW
@@ -123,10 +123,10 @@ def test_skipping_is_bounded_and_said(tiny_tokenizer: Any, tmp_path: Path, caplo
 
 
 def test_good_steps_between_start_the_count_anew(tiny_tokenizer: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("stepjepa.training.guarded.MOST_IN_A_ROW", 1)
+    monkeypatch.setattr("stepjepa.training.guard.MOST_IN_A_ROW", 1)
     trainer = trainer_of(tiny_tokenizer, tmp_path, made(12, [1, 5, 9]), "loss", on_nonfinite="skip", max_steps=6)
     trainer.train()
-    assert trainer.skipped == 3
+    assert trainer.guard.skipped == 3
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -152,7 +152,7 @@ def test_resumed_it_goes_on_counting(streamed: bool, tiny_tokenizer: Any, tmp_pa
     whole = run(tmp_path / "whole", 6)
     run(tmp_path / "part", 3)
     again = run(tmp_path / "part", 6, str(tmp_path / "part" / "checkpoint-3"))
-    assert whole.skipped == again.skipped == 3
+    assert whole.guard.skipped == again.guard.skipped == 3
     assert same(weights(whole), weights(again))
 
 
@@ -167,8 +167,8 @@ def _StopAt(steps: int) -> Any:  # noqa: N802
 
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:
-    inputs = {"groups": [{"input_ids": torch.arange(7)[None]}], "members": nonfinite.Members((5,), (7,))}
-    micro = MicroBatch(inputs, parts={"lm_loss": torch.tensor(math.inf), "jepa_loss": torch.tensor(0.5)})
+    batch = Batch(input_ids=torch.arange(7)[None], members=Members((5,), (7,)))
+    micro = MicroBatch(batch, parts={"lm_loss": torch.tensor(math.inf), "jepa_loss": torch.tensor(0.5)})
     (finding,) = in_losses(2, [micro])
     assert finding.values == {"lm_loss": math.inf}
     paths = [keep(tmp_path, 3, finding, micro, source="a.jsonl", about={}) for _ in range(3)]
@@ -201,24 +201,23 @@ def test_weights_that_are_not_finite_are_no_fault_of_records(tiny_tokenizer: Any
 
 def test_only_the_scaler_of_fp16_knows_its_overflows(tiny_tokenizer: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """A gradient beside finite losses is the scaler's business until it persists; a loss is not."""
-    monkeypatch.setattr("stepjepa.training.guarded.MOST_OVERFLOWS", 3)
+    monkeypatch.setattr("stepjepa.training.guard.MOST_OVERFLOWS", 3)
     trainer = trainer_of(tiny_tokenizer, tmp_path, made(4, []), "loss")
     trainer.accelerator.scaler = SimpleNamespace(get_scale=lambda: 1.0)
-    model = trainer.model
+    trainer.create_optimizer_and_scheduler(3)
     for _ in range(2):
-        trainer._decide(model, math.inf)
-    assert trainer._overflows == 2
-    assert trainer.skipped == 0
+        trainer.guard._decide(math.inf)
+    assert trainer.guard._overflows == 2
+    assert trainer.guard.skipped == 0
     batch = trainer.data_collator([trainer.prepared.dataset[0]])  # type: ignore[union-attr]
     parts = {"lm_loss": torch.tensor(1.0), "jepa_loss": torch.tensor(0.5)}
-    trainer._micros = [MicroBatch(batch, parts=parts)]
-    monkeypatch.setattr(trainer, "_get_learning_rate", lambda: 0.1)
+    trainer.guard.micros = [MicroBatch(batch, trainer.objective.counts([batch]), parts)]
     with pytest.raises(UserError, match=r"memory.jsonl:1, 3 times in a row at ever smaller scales of fp16"):
-        trainer._decide(model, math.inf)
-    trainer._overflows = 0
-    trainer._micros[0].parts["jepa_loss"] = torch.tensor(math.nan)
+        trainer.guard._decide(math.inf)
+    trainer.guard._overflows = 0
+    trainer.guard.micros[0].parts["jepa_loss"] = torch.tensor(math.nan)
     with pytest.raises(UserError, match=r"step 1: alignment loss is nan, with memory\.jsonl:1;"):
-        trainer._decide(model, math.nan)
+        trainer.guard._decide(math.nan)
 
 
 def test_a_scaler_finds_its_scale_without_a_word(
@@ -241,11 +240,11 @@ def test_a_scaler_finds_its_scale_without_a_word(
 
     with caplog.at_level(logging.WARNING):
         first = run([], 2.0**127, tmp_path / "a")
-        assert first.skipped == 0
+        assert first.guard.skipped == 0
         assert 1 <= round(127 - math.log2(first.accelerator.scaler.get_scale())) < 8
         assert not [record for record in caplog.records if record.name.startswith("stepjepa")]
         second = run([3], 2.0**7, tmp_path / "b")
-    assert second.skipped == 1
+    assert second.guard.skipped == 1
     assert second.accelerator.scaler.get_scale() == 2.0**6
     for trainer in (first, second):
         assert all(bool(torch.isfinite(value).all()) for value in weights(trainer).values())
@@ -256,11 +255,11 @@ def test_a_finite_gradient_of_an_infinite_loss_is_found(tiny_tokenizer: Any, tmp
     value = torch.tensor(2.0, requires_grad=True)
     for added, wanted in ((0.0, 3.0), (math.inf, math.nan)):
         value.grad = None
-        loss = trainer.spoil(3 * value + added, {})
+        loss = trainer.guard.spoil(3 * value + added, {})
         loss.backward()
         assert value.grad is not None
         assert value.grad.item() == pytest.approx(wanted, nan_ok=True)
-    assert trainer.spoil(torch.tensor(0.1), {}).item() == torch.tensor(0.1).item()
+    assert trainer.guard.spoil(torch.tensor(0.1), {}).item() == torch.tensor(0.1).item()
 
 
 @pytest.mark.parametrize("wrong", ["stop it", "error"])
@@ -286,7 +285,7 @@ def test_the_device_is_asked_once_a_step(tiny_tokenizer: Any, tmp_path: Path) ->
 
         return wrapped
 
-    compute, decide = trainer.compute_loss, trainer._get_grad_norm
+    compute, decide = trainer.compute_loss, trainer.guard.on_pre_optimizer_step
     with pytest.MonkeyPatch.context() as patch:
         for name in ("__bool__", "__float__", "item", "tolist"):
             patch.setattr(Tensor, name, watch(name))
@@ -303,6 +302,6 @@ def test_the_device_is_asked_once_a_step(tiny_tokenizer: Any, tmp_path: Path) ->
             return found
 
         patch.setattr(trainer, "compute_loss", computing)
-        patch.setattr(trainer, "_get_grad_norm", deciding)
+        patch.setattr(trainer.guard, "on_pre_optimizer_step", deciding)
         trainer.train()
     assert asked == ["__float__"]

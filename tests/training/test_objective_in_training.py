@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import copy
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import tiny
+from own_term import NextLatent
+from slow_trees import separately
+from stepjepa.batch.collate import Item
+from stepjepa.batch.dataset import prepare
 from stepjepa.config import JepaConfig
-from stepjepa.forests.collate import ForestCollator
-from stepjepa.forests.preparation import prepare
-from stepjepa.forests.sampler import draw_triple
-from stepjepa.forests.segments import ForestBuilder
-from stepjepa.models.attention import enable_forest
+from stepjepa.models.attention import enable_trees
 from stepjepa.models.ema import EmaEncoder
-from stepjepa.models.embeddings import find_head, forward
-from stepjepa.models.predictor_head import attach_head, load_head, save_head
-from stepjepa.objectives.regularizers import SIGReg, tube
+from stepjepa.models.heads import find_heads
+from stepjepa.objectives.lm import LMLoss
+from stepjepa.objectives.objective import Objective
+from stepjepa.objectives.regularizers import SIGReg
+from stepjepa.objectives.tube import tube
 from stepjepa.training.trainer import JepaTrainer
 
 
@@ -54,12 +59,12 @@ def test_directions_are_drawn_anew_every_step(trained_tokenizer: Any, tmp_path: 
     config = JepaConfig(mode="step-jepa", pairs="all", sigreg=0.5)
     run = trainer(tmp_path, trained_tokenizer, config, learning_rate=0.0, seed=7)
     run.train()
-    model = tiny.make_model("llama", seed=3)
-    enable_forest(model)
-    batch = ForestCollator(0)(ForestBuilder(trained_tokenizer, config).build(tiny.records()))
+    collator = tiny.collator(trained_tokenizer, config)
+    parts = [collator.sequences(Item(record)) for record in tiny.tokenized(trained_tokenizer, config)]
     with torch.no_grad():
-        outputs = forward(model, batch)
-        wanted = [(SIGReg(seed=7)(outputs.source, s) + SIGReg(seed=7)(outputs.target, s)).item() / 2 for s in range(3)]
+        slow = separately(tiny.make_model("llama", seed=3), parts)
+        sides, term = (slow.source, slow.target), SIGReg(seed=7)
+        wanted = [sum(term.value(side, step).item() for side in sides) / 2 for step in range(3)]
     assert [line["sigreg_loss"] for line in lines(run)] == pytest.approx(wanted, rel=1e-4)
     assert len(set(wanted)) == 3
 
@@ -70,11 +75,10 @@ def test_regularizers_train_the_target_also_where_the_alignment_does_not(
     moved = {}
     for variance in (0.0, 5.0):
         config = JepaConfig(mode="llm-jepa", target_grad="stop", lbd=0.0, gamma=0.0, variance=variance)
-        forests = ForestBuilder(trained_tokenizer, config).build(tiny.records())
         seen: dict[str, set[int]] = {"source": set(), "target": set()}
-        for forest in forests:
-            for segment in forest.segments[1:]:
-                seen[segment.kind] |= set(forest.input_ids[segment.start : segment.end].tolist())
+        for record in tiny.tokenized(trained_tokenizer, config):
+            for sequence in tiny.collator(trained_tokenizer, config).sequences(Item(record))[1:]:
+                seen[sequence.readouts[0].kind] |= set(sequence.ids.tolist())
         # Tokens of targets alone: what moves their rows came through a target.
         rows = sorted(seen["target"] - seen["source"])
         model = tiny.make_model("llama", seed=3)
@@ -90,23 +94,23 @@ def test_regularizers_train_the_target_also_where_the_alignment_does_not(
 def test_triples_are_those_of_the_seed_at_every_evaluation(given: str, trained_tokenizer: Any, tmp_path: Path) -> None:
     config = JepaConfig(mode="regular", stp=0.5)
     run = trainer(tmp_path, trained_tokenizer, config, seed=11)
-    forests = ForestBuilder(trained_tokenizer, config).build(tiny.records())
-    model = tiny.make_model("llama", seed=3)
+    model, wanted = tiny.make_model("llama", seed=3), 0.0
     with torch.no_grad():
-        wanted = 0.0
-        for index, forest in enumerate(forests):
-            triple = draw_triple(forest, 11, 0, index)
-            ids = torch.from_numpy(forest.input_ids).long()[None]
+        for index, record in enumerate(tiny.tokenized(trained_tokenizer, config)):
+            drawn = np.random.default_rng((11, 0, index)).choice(len(record.ids), 3, replace=False)
+            ids = torch.from_numpy(record.ids.astype(np.int64))[None]
             states = model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[-1][0]
-            wanted += tube(states[list(triple or ())][None]).item() / len(forests)
-    chosen: Any = tiny.records() if given == "records" else prepare(tiny.records(), trained_tokenizer, config)
+            wanted += tube(states[sorted(drawn.tolist())][None]).item() / 3
+    chosen: Any = (
+        tiny.records() if given == "records" else prepare(tiny.records(), trained_tokenizer, config, cache_dir=False)
+    )
     assert run.evaluate()["eval_stp_loss"] == pytest.approx(wanted, rel=1e-4)
     assert run.evaluate(chosen)["eval_stp_loss"] == pytest.approx(wanted, rel=1e-4)
 
 
 def test_two_trainers_draw_from_one_data_set_by_their_own_seeds(trained_tokenizer: Any, tmp_path: Path) -> None:
     config = JepaConfig(mode="regular", stp=0.5)
-    prepared = prepare(tiny.records(), trained_tokenizer, config)
+    prepared = prepare(tiny.records(), trained_tokenizer, config, cache_dir=False)
     runs = [
         JepaTrainer(
             tiny.make_model("llama", seed=3),
@@ -117,18 +121,19 @@ def test_two_trainers_draw_from_one_data_set_by_their_own_seeds(trained_tokenize
         )
         for seed in (1, 2)
     ]
-    triples = [[run.train_dataset[index].triple for index in range(3)] for run in runs]
-    assert triples[0] != triples[1]
-    assert triples[0] == [draw_triple(forest, 1, 0, index) for index, forest in enumerate(prepared.dataset.forests)]
-    assert prepared.dataset[0].triple is None  # type: ignore[union-attr]
+    for run in runs:
+        run.train()
+    lines_of = [[line["stp_loss"] for line in lines(run)] for run in runs]
+    assert len(lines_of[0]) == 3
+    assert all(one != other for one, other in zip(*lines_of, strict=True))
 
 
 def test_a_head_does_not_outlive_its_objective(trained_tokenizer: Any, tmp_path: Path) -> None:
     model = tiny.make_model("llama", seed=3)
     trainer(tmp_path / "a", trained_tokenizer, JepaConfig(predictor_head="mlp"), model)
-    assert find_head(model) is not None
+    assert find_heads(model) is not None
     trainer(tmp_path / "b", trained_tokenizer, JepaConfig(), model)
-    assert find_head(model) is None
+    assert find_heads(model) is None
 
 
 def test_the_best_checkpoint_brings_its_head_and_its_average(trained_tokenizer: Any, tmp_path: Path) -> None:
@@ -161,28 +166,6 @@ def test_the_best_checkpoint_brings_its_head_and_its_average(trained_tokenizer: 
     assert run.evaluate()["eval_jepa_loss"] == pytest.approx(max(losses), rel=1e-5)
 
 
-def test_heads_in_half_precision(tmp_path: Path) -> None:
-    model = tiny.make_model("llama").bfloat16()
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    attach_head(model, "mlp", seed=5)
-    assert torch.equal(torch.get_rng_state(), before), "a head's weights must not move the global generator"
-    head: Any = find_head(model)
-    assert {p.dtype for p in head.parameters()} == {torch.bfloat16}
-    assert head(torch.ones(2, 33)).dtype == torch.bfloat16
-    # Beside an adapter in single precision the head is too.
-    mixed = tiny.make_model("llama").bfloat16()
-    for parameter in mixed.parameters():
-        parameter.requires_grad_(False)
-    mixed.extra = torch.nn.Parameter(torch.zeros(1))
-    attach_head(mixed, "mlp", seed=5)
-    other: Any = find_head(mixed)
-    assert {p.dtype for p in other.parameters()} == {torch.float32}
-    save_head(head.state_dict(), tmp_path)
-    load_head(other, tmp_path)
-    assert all(torch.equal(p.bfloat16(), q) for p, q in zip(other.parameters(), head.parameters(), strict=True))
-
-
 def test_an_average_in_half_precision_moves_as_far_as_in_single(trained_tokenizer: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     exact, half = (torch.nn.Linear(13, 17, bias=False, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
@@ -208,10 +191,10 @@ def test_an_average_in_half_precision_moves_as_far_as_in_single(trained_tokenize
 
 def test_the_average_encodes_without_dropout(trained_tokenizer: Any) -> None:
     model = tiny.make_model("llama", seed=3, attention_dropout=0.5).train()
-    enable_forest(model)
-    batch = ForestCollator(0)(ForestBuilder(trained_tokenizer, JepaConfig()).build(tiny.records()))
+    enable_trees(model)
+    batch = tiny.batch_of(trained_tokenizer, JepaConfig())
     encoder = EmaEncoder(model, 0.5)
-    assert torch.equal(encoder.targets([batch]), encoder.targets([batch]))
+    assert torch.equal(encoder.states(batch), encoder.states(batch))
 
 
 def test_a_lonely_pair_is_compared_with_nothing(trained_tokenizer: Any, tmp_path: Path) -> None:
@@ -225,6 +208,34 @@ def test_flops_of_the_run_are_logged_as_they_are_spent(trained_tokenizer: Any, t
     run = trainer(tmp_path, trained_tokenizer, JepaConfig(mode="step-jepa", target_grad="ema"))
     run.train()
     spent = [line["total_flos"] for line in lines(run)]
-    costs = run.plan.epoch_costs(0) + run.plan.epoch_costs(1) + run.plan.epoch_costs(2)
+    costs = list(islice(run.plan.costs(), 3))
     assert spent == pytest.approx([sum(costs[: step + 1]) for step in range(3)])
-    assert costs[0] > trainer(tmp_path, trained_tokenizer, JepaConfig(mode="step-jepa")).plan.epoch_costs(0)[0]
+    without = trainer(tmp_path, trained_tokenizer, JepaConfig(mode="step-jepa")).plan
+    assert costs[0] > next(without.costs())
+
+
+def test_a_term_of_ones_own_is_trained_logged_and_evaluated(trained_tokenizer: Any, tmp_path: Path) -> None:
+    """Beside the LM loss and nothing else; its weights move, and the saved model has none of them."""
+    objective = Objective([LMLoss(), NextLatent(0.5)])
+    run = JepaTrainer(
+        tiny.make_model("llama", seed=3),
+        tiny.arguments(tmp_path, learning_rate=0.05, optim="sgd", per_device_train_batch_size=3),
+        JepaConfig(mode="regular"),
+        train_dataset=tiny.records(),
+        eval_dataset=tiny.records(),
+        processing_class=copy.deepcopy(trained_tokenizer),
+        objective=objective,
+    )
+    before = run.model.term_heads["latent_loss"].weight.detach().clone()
+    wanted = run.evaluate()
+    run.train()
+    assert not torch.equal(run.model.term_heads["latent_loss"].weight, before)
+    first, *_, last = lines(run)
+    assert first["latent_loss"] == pytest.approx(wanted["eval_latent_loss"], rel=1e-4)
+    assert last["latent_loss"] < first["latent_loss"]
+    assert first["loss"] == pytest.approx(first["lm_loss"] + 0.5 * first["latent_loss"], rel=1e-5)
+    run.save_model(str(tmp_path / "saved"))
+    plain, told = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", output_loading_info=True)
+    assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert (tmp_path / "saved" / "latent_loss.safetensors").is_file()
+    assert not any("latent" in name for name in plain.state_dict())

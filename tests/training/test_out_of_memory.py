@@ -41,7 +41,6 @@ def trainer_of(tokenizer: Any, folder: Path, error: BaseException, at: int, **ch
         eval_dataset=tiny.records(),
         processing_class=tokenizer,
     )
-    trainer.data_collator = type(trainer.data_collator)(trainer.data_collator.collator)
     model.get_decoder().register_forward_pre_hook(fail)
     return trainer
 
@@ -52,10 +51,10 @@ def test_the_batch_is_named(error: BaseException, tiny_tokenizer: Any, tmp_path:
     with pytest.raises(UserError) as caught:
         trainer.train()
     message = str(caught.value)
-    (micro,) = trainer._micros
+    (micro,) = trainer.guard.micros
     longest = max(micro.members.lengths)
     line = micro.members.lines[micro.members.lengths.index(longest)]
-    assert message.startswith(f"out of memory in step 2, with a batch of 3 records in {3 * longest:,} cells; ")
+    assert message.startswith(f"out of memory in step 2, with a batch of 3 records in {micro.cells:,} cells; ")
     assert f"its longest record, memory.jsonl:{line}, has {longest} tokens" in message
     for flag in ("--batch_size 1 --grad_accum 3 (the same steps)", "--gradient_checkpointing true", "--max_length"):
         assert flag in message
@@ -104,7 +103,7 @@ def test_on_the_command_line(
     def fail(*_args: Any, **_kwargs: Any) -> None:
         raise ERRORS[0]
 
-    monkeypatch.setattr("stepjepa.training.trainer.forward_groups", fail)
+    monkeypatch.setattr("stepjepa.training.trainer.jepa_loss", fail)
     flags = f"train --model_name preset:tiny --train_file {data} --output_dir {tmp_path / 'run'} --use_cpu --regular"
     assert cli.main([*flags.split(), "--max_steps", "2", "--no_cache"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]

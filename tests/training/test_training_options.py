@@ -15,14 +15,6 @@ from stepjepa.text.predictors import all_predictor_ids
 from stepjepa.training.trainer import JepaTrainer
 
 
-def test_an_adapter_without_predictor_rows_is_refused(plain_tokenizer: Any, tmp_path: Path) -> None:
-    model = add_lora(tiny.make_model("llama"), LoraSettings(3), [])
-    with pytest.raises(ValueError, match="2 too few"):
-        JepaTrainer(
-            model, tiny.arguments(tmp_path), JepaConfig(predictors=2), processing_class=copy.deepcopy(plain_tokenizer)
-        )
-
-
 def test_similarity_that_can_not_be_measured_is_not_logged_as_zero(tiny_tokenizer: Any, tmp_path: Path) -> None:
     trainer = JepaTrainer(
         tiny.make_model("llama"),
@@ -68,7 +60,7 @@ def test_infonce_does_not_sort_its_negatives_by_length(tiny_tokenizer: Any, tmp_
 
 
 def test_a_whole_adapter_run_through_the_trainer(tiny_tokenizer: Any, tmp_path: Path) -> None:
-    model: Any = add_lora(tiny.make_model("llama"), LoraSettings(3), all_predictor_ids(tiny_tokenizer)[:2])
+    model: Any = add_lora(tiny.make_model("llama"), LoraSettings(3), all_predictor_ids(tiny_tokenizer))
     trainer = JepaTrainer(
         model,
         tiny.arguments(tmp_path, learning_rate=0.1, per_device_train_batch_size=3),
@@ -90,7 +82,7 @@ def test_gradient_checkpointing_changes_nothing(lora: bool, trained_tokenizer: A
         model: Any = tiny.make_model("llama", seed=3)
         if lora:
             torch.manual_seed(5)
-            model = add_lora(model, LoraSettings(3), all_predictor_ids(tokenizer)[:2])
+            model = add_lora(model, LoraSettings(3), all_predictor_ids(tokenizer))
         options = tiny.arguments(tmp_path, learning_rate=0.05, optim="sgd", per_device_train_batch_size=3)
         trainer = JepaTrainer(
             model,

@@ -20,7 +20,8 @@ from stepjepa.forests.forest import Forest
 from stepjepa.forests.preparation import BLOCK
 from stepjepa.forests.segments import ForestBuilder, token_spans
 from stepjepa.forests.views import SpanView, find_pairs
-from stepjepa.models.architecture import choose_encoding, find_decoder
+from stepjepa.models.architecture import find_decoder
+from stepjepa.models.probe import choose_encoding
 from stepjepa.models.attention import enable_forest, forest_visibility
 from stepjepa.models.embeddings import check_layer as check_layer_number
 from stepjepa.models.embeddings import decoder_inputs, hidden_state

@@ -46,6 +46,8 @@ class Members:
         draws: epoch and index of each.
         paths: for each the flat places of its own text, in its order.
         isolated: for each the numbers of its path's tokens that do not see all of the text before them.
+        messages: for each ``[S, 3]`` first token, one past the last, and whether the assistant says it, of each message
+            of user and assistant, see ``TokenizedRecord.messages``; numbers of the path's tokens.
         tokens: tokens that are computed, without padding.
         plain_tokens: tokens of the records as plain rows without padding.
     """
@@ -55,6 +57,7 @@ class Members:
     draws: tuple[tuple[int, int], ...] = ()
     paths: tuple[Numbers, ...] = ()
     isolated: tuple[Numbers, ...] = ()
+    messages: tuple[Ids, ...] = ()
     tokens: int = 0
     plain_tokens: int = 0
 
@@ -188,6 +191,7 @@ class Collator:
             tuple(item.draw for item in present),
             tuple(found.texts),
             tuple(found.isolated),
+            tuple(item.record.messages for item in present),
             int(rows.lengths.sum()),
             sum(len(item.record.ids) for item in present),
         )

@@ -17,6 +17,7 @@ Ids = NDArray[np.int32]
 
 NO_LABELS: Ids = np.empty((0, 2), np.int32)
 NO_PLACES: Ids = np.empty(0, np.int32)
+NO_MESSAGES: Ids = np.empty((0, 3), np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class TokenizedRecord:
         prompt: ``[M]`` positions in front of the tokens of user messages, for a loss on the prompt.
         pairs: of views.
         line: of the record in its file, counted from 1; 0 if there is no file.
+        messages: ``[S, 3]`` of each message of user and assistant the first token of its content in the main text, one
+            past the last, and whether it is the assistant's (1) or the user's (0).
     """
 
     ids: Ids
@@ -67,6 +70,7 @@ class TokenizedRecord:
     prompt: Ids = field(default_factory=lambda: NO_PLACES)
     pairs: tuple[Pair, ...] = ()
     line: int = 0
+    messages: Ids = field(default_factory=lambda: NO_MESSAGES)
 
 
 class Readout(NamedTuple):

@@ -1,4 +1,4 @@
-"""``stepjepa inspect``: what one record becomes, and what a file holds."""
+"""``stepjepa inspect``: what records become as a micro-batch, and what a file holds."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from stepjepa.arguments import (
     jepa_config,
 )
 from stepjepa.data.records import Record, bad_records, read_records, tell_bad_records
+from stepjepa.errors import UserError
 from stepjepa.files import refuse_existing
 from stepjepa.models.presets import PREFIX, preset_tokenizer
 from stepjepa.text.plain_template import add_plain_tokens
@@ -26,7 +27,7 @@ from stepjepa.text.predictors import add_predictor_tokens
 if TYPE_CHECKING:
     from stepjepa.inspection.record import Inspection
 
-SUMMARY = "show what a record becomes: tokens, segments, labels, readouts, attention"
+SUMMARY = "show what records become: sequences, the tree of their tokens, labels, readouts, attention"
 
 PIPE_WIDTH = 120
 """Columns where standard output is no terminal and COLUMNS does not say how many."""
@@ -39,23 +40,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_objective_group(parser)
     add_loss_group(parser)
     group = parser.add_argument_group("what to show")
-    group.add_argument("--index", type=int, default=0, metavar="I", help="the record, counted from 0 (0)")
-    group.add_argument("--json", action="store_true", help="one JSON document on standard output instead of tables")
-    add_switch(group, "--no_color", help="tell segments apart by marks; so does NO_COLOR in the environment (off)")
-    group.add_argument("--png", metavar="FILE", help="write the attention matrix as a picture")
-    group.add_argument("--overwrite", action="store_true", help="let --png replace a file")
+    group.add_argument("--index", type=int, default=0, metavar="I", help="the first record, counted from 0 (0)")
     group.add_argument(
-        "--max_tokens", type=int, default=96, metavar="N", help="longest row whose attention is drawn as text (96)"
+        "--records", type=int, default=1, metavar="N", help="how many to show, as one micro-batch from there on (1)"
     )
+    group.add_argument("--json", action="store_true", help="one JSON document on standard output instead of tables")
+    add_switch(group, "--no_color", help="no colours, only marks; so does NO_COLOR in the environment (off)")
+    group.add_argument("--png", metavar="FILE", help="write tree and attention matrix as a picture")
+    group.add_argument("--overwrite", action="store_true", help="let --png replace a file")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show one record.
+    """Show some records.
 
     Raises:
         UserError: a flag, the file or the model is wrong, or there is no such record.
     """
     config = jepa_config(args)
+    if args.records < 1:
+        raise UserError(f"--records: expected 1 or more, got {args.records}")
     if args.png is not None:
         refuse_existing(args.png, args.overwrite)
     bad = bad_records(args.bad_records)
@@ -67,13 +70,13 @@ def run(args: argparse.Namespace) -> int:
         add_plain_tokens(tokenizer)
     add_predictor_tokens(tokenizer, config.predictors)
 
-    from stepjepa.inspection.record import inspect_record
+    from stepjepa.inspection.record import inspect_records
 
-    inspection = inspect_record(records, args.index, tokenizer, config)
+    inspection = inspect_records(records, args.index, tokenizer, config, args.records)
     if args.json:
         print(json.dumps({"model": args.model_name, **inspection.to_dict()}, ensure_ascii=False))
     else:
-        _print(inspection, args.max_tokens, colours=not args.no_color)
+        _print(inspection, colours=not args.no_color)
     if args.png is not None:
         from stepjepa.inspection.picture import write_png
         from stepjepa.inspection.view import title
@@ -95,7 +98,7 @@ def _tokenizer(args: argparse.Namespace, records: list[Record]) -> Any:
     return preset_tokenizer(args.model_name, texts, args.chat_template)[1]
 
 
-def _print(inspection: Inspection, max_tokens: int, *, colours: bool) -> None:
+def _print(inspection: Inspection, *, colours: bool) -> None:
     from rich.console import Console
 
     from stepjepa.inspection.view import show
@@ -106,4 +109,4 @@ def _print(inspection: Inspection, max_tokens: int, *, colours: bool) -> None:
     console = Console(
         width=size.columns if known else PIPE_WIDTH, height=size.lines, no_color=None if colours else True
     )
-    show(inspection, console, max_tokens=max_tokens)
+    show(inspection, console)

@@ -1,8 +1,8 @@
 """As many steps as spend the compute of regular training: what every step of a run costs, before any is run.
 
-The order of records, loss dropout and the packing into rows depend on nothing but records and settings, so the shapes of
-all micro-batches are known in advance: they are collated as the run will collate them. Regular training is that of the
-same records with the same sharing of prefixes and the same length of rows.
+The order of records, loss dropout and the packing into rows depend on nothing but records and settings, so the shapes
+of all micro-batches are known in advance: they are collated as the run will collate them. What it is compared with is
+regular training on the same records with the same ``row_length`` and ``share_prefixes``.
 """
 
 from __future__ import annotations

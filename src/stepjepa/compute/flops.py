@@ -1,11 +1,11 @@
 """What a pass costs in FLOPs: derived from the model's modules, and counted by torch while it runs.
 
 Both say the same thing, the multiplications and additions of matrix products (a product of ``[m, k]`` and ``[k, n]`` is
-``2 m k n``): projections, attention, LM head, and their backward passes. Attention is counted as a dense kernel runs it,
-every query of a row against every key, causal or windowed or not, which is torch's convention too. So are the trees that
-FlexAttention runs, although it skips the blocks that nobody sees. Sequences that are concatenated for FlashAttention
-count each by itself. Not derived, as the thousandth part that they are: rotary angles, the loss, convolutions and
-scans of recurrent models; nor are the modules of a user's own terms, since only they know what goes through them.
+``2 m k n``): projections, attention, LM head, and their backward passes. Attention is counted as a dense kernel runs
+it, every query of a row against every key, causal or windowed or not, which is torch's convention too; so are trees
+where FlexAttention skips blocks that nobody sees. Sequences concatenated for FlashAttention count each by itself. Not
+derived, as the thousandth part that they are: rotary angles, the loss, convolutions and scans of recurrent models; nor
+are the modules of a user's own terms, since only they know what goes through them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ nothing is computed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AttentionMaskInterface
 
+from stepjepa.batch.collate import Batch
 from stepjepa.models.loading import LoraSettings, add_lora, load_tokenizer, new_config, reported, torch_dtype
 from stepjepa.models.presets import PREFIX
 from stepjepa.models.token_rows import adapter_ids, grow
@@ -26,8 +27,10 @@ from stepjepa.text.predictors import add_predictor_tokens
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Readouts that average have a shape that depends on values; a single token each costs the same but for nothing.
-_BY_VALUE = ("source_pooled", "target_pooled")
+# Shapes that follow from these depend on values: readouts that average, which cost little more than a single token, and
+# the positions that have a label of the prompt.
+_BY_VALUE = ("source_tokens", "source_pair", "target_tokens", "target_pair")
+_LABELS_BY_VALUE = ("prompt_row", "prompt_ids")
 
 
 def empty_model(
@@ -108,7 +111,7 @@ def running(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None
     # What can't be run is raised, too; a traceback beside that helps nobody.
     log = logging.getLogger("torch._subclasses.fake_tensor")
     quiet, log.disabled = log.disabled, True
-    with FakeTensorMode(), _without_padding(model):
+    with FakeTensorMode(allow_non_fake_inputs=True), _without_padding(model):
         for module in model.modules():
             both: tuple[dict[str, Any], dict[str, Any]] = (module._parameters, module._buffers)
             for held in both:
@@ -151,9 +154,16 @@ def _fake(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return nn.Parameter(torch.empty(tensor.shape, dtype=kind, device="cpu"), requires_grad=tensor.requires_grad)
 
 
-def empty_batch(groups: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """The groups of a batch (``grouping.GroupCollator``) without their values; only inside :func:`running`."""
-    return [
-        {key: torch.empty(value.shape, dtype=value.dtype) for key, value in group.items() if key not in _BY_VALUE}
-        for group in groups
-    ]
+def empty_batch(batch: Batch) -> Batch:
+    """A micro-batch without its values; only inside :func:`running`.
+
+    Its pass shows the two losses on next tokens as one, on the positions of both.
+    """
+    empty = Batch(batch)
+    for name, value in batch.items():
+        if name in _BY_VALUE:
+            del empty[name]
+        elif isinstance(value, Tensor):
+            shape = (0,) if name in _LABELS_BY_VALUE else value.shape
+            empty[name] = torch.empty(shape, dtype=value.dtype)
+    return empty

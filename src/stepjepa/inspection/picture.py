@@ -1,4 +1,4 @@
-"""The attention matrix of a record as a PNG."""
+"""Records as a PNG: the prefix tree of their sequences above, and below it who sees whom."""
 
 from __future__ import annotations
 
@@ -10,127 +10,129 @@ import numpy as np
 
 from stepjepa.drawing import drawable
 from stepjepa.files import atomic_write
-from stepjepa.inspection.palette import MEANING, STRONG, hues, name_of, visible_text
+from stepjepa.inspection.palette import COLOURS, visible_text
 from stepjepa.inspection.record import Inspection, visible_matrix
+from stepjepa.inspection.view import passing
 
 FONT = "DejaVu Sans Mono"
 LABELLED = 80
-"""Longest row whose tokens are written out beside the axes."""
-LISTED = 12
-"""Most segments that the legend names one by one."""
+"""Most tokens that are written out beside the axes."""
+MARKERS = {"source": "o", "target": "D"}
+
 _APART = 0.022
 """Share of the height that two marks beside the matrix need to stand one below the other."""
 _NARROW = 0.012
-"""Share of the width that a segment needs for its number above the matrix, and so much for each character of a name."""
+"""Share of the width that each character of a branch's name needs above the matrix."""
 
 
 def write_png(inspection: Inspection, path: str | os.PathLike[str], title: str) -> None:
-    """Draw the attention matrix: a key's column has the colour of its segment, readouts are marked.
-
-    Without colours, too, segments can be told apart: lines stand where they start, and their numbers above.
+    """Draw the tree, each token at its position, and the attention matrix, each key in the colour of its branch.
 
     Args:
-        inspection: from ``inspection.inspect_record``.
+        inspection: from ``inspection.inspect_records``.
         path: the file to write, replaced if it is there.
         title: over the picture.
     """
-    from matplotlib.colors import to_rgb
     from matplotlib.figure import Figure
 
-    size = len(inspection.tokens)
-    colours = _colours(inspection)
-    keys = np.array([to_rgb(colours[segment.index]) for segment in inspection.segments for _ in range(segment.tokens)])
-    picture = np.where(visible_matrix(inspection)[:, :, None], keys[None], 1.0)  # [T, T, 3]
+    size, lines = len(inspection.tokens), _lines(inspection)
     side = max(5.0, size * 0.165) if size <= LABELLED else 8.5
-    figure = Figure(figsize=(side + 5.0, side + 1.6), dpi=130, layout="constrained")
-    axes = figure.add_subplot()
-    axes.imshow(picture, interpolation="nearest")
-    for segment in inspection.segments[1:]:
-        axes.axhline(segment.start - 0.5, color="#555555", linewidth=0.7)
-        axes.axvline(segment.start - 0.5, color="#555555", linewidth=0.7)
-    for name, marker in (("source", "o"), ("target", "D")):
-        rows = [getattr(pair, name) for pair in inspection.pairs]
-        axes.scatter(
-            rows, rows, s=26, marker=marker, facecolor="none", edgecolor="black", linewidth=1.2, zorder=3, clip_on=False
-        )
-    for row, text in _readouts(inspection):
-        axes.annotate(
-            f"◂ {text}",
-            (1.0, row),
-            (3, 0),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            annotation_clip=False,
-        )
-    _write_axes(axes, inspection)
-    _write_legend(figure, inspection, colours)
+    heights = 0.6 + 0.28 * (max(lines) + 1), side + 1.2
+    figure = Figure(figsize=(side + 5.0, sum(heights)), dpi=130, layout="constrained")
+    tree, matrix = figure.subplots(2, 1, height_ratios=heights)
+    _draw_tree(tree, inspection, lines)
+    _draw_matrix(matrix, inspection)
+    _write_legend(figure, inspection)
     figure.suptitle(title, fontsize=11, parse_math=False)
     with atomic_write(path, "wb") as stream:
         figure.savefig(stream, format="png", bbox_inches="tight", pad_inches=0.15)
 
 
-def _colours(inspection: Inspection) -> list[str]:
-    """The colour of each segment."""
-    chosen = hues(inspection.segments)
-    return [STRONG[segment.kind][hue] for segment, hue in zip(inspection.segments, chosen, strict=True)]
+def _lines(inspection: Inspection) -> list[int]:
+    """The line that each branch stands on: the first one behind another continues its line."""
+    found: list[int] = []
+    for branch in inspection.branches:
+        goes_on = branch.parent is not None and branch.parent == branch.index - 1
+        found.append(found[-1] if goes_on else max(found, default=-1) + 1)
+    return found
+
+
+def _draw_tree(axes: Any, inspection: Inspection, lines: list[int]) -> None:
+    for branch, line in zip(inspection.branches, lines, strict=True):
+        tokens = inspection.tokens[branch.start : branch.end]
+        first, last = tokens[0].position, tokens[-1].position
+        colour = COLOURS[branch.kind].strong
+        axes.bar(range(first, last + 1), 0.8, 1, line - 0.4, color=colour, edgecolor="white", linewidth=0.6)
+        for kind, marker in MARKERS.items():
+            read = [token.position for token in tokens if any(each.startswith(kind) for each in token.readouts)]
+            axes.scatter(read, [line] * len(read), s=26, marker=marker, facecolor="white", edgecolor="black", zorder=3)
+        if branch.parent is not None and lines[branch.parent] != line:
+            axes.plot([first - 0.5, first - 0.5], [lines[branch.parent] + 0.4, line + 0.4], color="#555555", zorder=2)
+        goes_on = any(lines[other.index] == line and other.start == branch.end for other in inspection.branches)
+        if not goes_on:
+            axes.annotate(
+                drawable(passing(inspection, branch), FONT), (last + 0.5, line), (4, 0), textcoords="offset points",
+                va="center", fontsize=8, parse_math=False,
+            )  # fmt: skip
+    deepest = max(token.position for token in inspection.tokens)
+    axes.set(xlim=(-1, deepest + 1), ylim=(max(lines) + 0.7, -0.7), xlabel="position", yticks=[])
+    axes.spines[["left", "right", "top"]].set_visible(False)
+
+
+def _draw_matrix(axes: Any, inspection: Inspection) -> None:
+    from matplotlib.colors import to_rgb
+
+    size = len(inspection.tokens)
+    colours = [COLOURS[inspection.branches[token.branch].kind].strong for token in inspection.tokens]
+    keys = np.array([to_rgb(colour) for colour in colours])
+    axes.imshow(np.where(visible_matrix(inspection)[:, :, None], keys[None], 1.0), interpolation="nearest")  # [T, T, 3]
+    for branch in inspection.branches[1:]:
+        axes.axhline(branch.start - 0.5, color="#555555", linewidth=0.7)
+        axes.axvline(branch.start - 0.5, color="#555555", linewidth=0.7)
+    for row, text in _readouts(inspection):
+        axes.annotate(
+            f"◂ {text}", (1.0, row), (3, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+            va="center", fontsize=8, annotation_clip=False,
+        )  # fmt: skip
+    axes.set(xlabel="key: the token that is seen", ylabel="query: the token that looks")
+    above = axes.secondary_xaxis("top")
+    named = [b for b in inspection.branches if (b.end - b.start) / size > _NARROW * len(b.kind)]
+    above.set_xticks([(b.start + b.end - 1) / 2 for b in named], [b.kind for b in named], fontsize=7)
+    above.tick_params(length=0, pad=1)
+    if size <= LABELLED:
+        labels = [f"{drawable(visible_text(token.text)[:18], FONT)} {token.place}" for token in inspection.tokens]
+        font: dict[str, Any] = {"family": FONT, "fontsize": 6.5, "parse_math": False}
+        axes.set_yticks(range(size), labels, **font)
+        axes.set_xticks(range(size), labels, rotation=90, **font)
+        axes.tick_params(length=2, pad=1)
 
 
 def _readouts(inspection: Inspection) -> Iterator[tuple[float, str]]:
-    """Where to write what is read beside the matrix: rows too near to each other share a line."""
+    """Where to write what is read beside the matrix: queries too near to each other share a line."""
     together: list[tuple[int, str]] = []
     apart = max(1.0, _APART * len(inspection.tokens))
-    read = [(token.row, ", ".join(token.readouts)) for token in inspection.tokens if token.readouts]
-    for row, text in read:
-        if together and row - together[0][0] >= apart:
-            yield sum(each for each, _ in together) / len(together), ", ".join(words for _, words in together)
+    for token in inspection.tokens:
+        if together and token.readouts and token.place - together[0][0] >= apart:
+            yield sum(place for place, _ in together) / len(together), ", ".join(words for _, words in together)
             together = []
-        together.append((row, text))
+        if token.readouts:
+            together.append((token.place, ", ".join(token.readouts)))
     if together:
-        yield sum(each for each, _ in together) / len(together), ", ".join(words for _, words in together)
+        yield sum(place for place, _ in together) / len(together), ", ".join(words for _, words in together)
 
 
-def _write_axes(axes: Any, inspection: Inspection) -> None:
-    size = len(inspection.tokens)
-    axes.set_xlabel("key: the token that is seen")
-    axes.set_ylabel("query: the token that looks")
-    named = [(segment, segment.tokens / size) for segment in inspection.segments]
-    shown = [
-        (segment, name_of(segment) if share > _NARROW * len(name_of(segment)) else str(segment.index))
-        for segment, share in named
-    ]
-    above = axes.secondary_xaxis("top")
-    above.set_xticks([(s.start + s.end - 1) / 2 for s, _ in shown], [text for _, text in shown], fontsize=7)
-    above.tick_params(length=0, pad=1)
-    if size > LABELLED:
-        return
-    labels = [f"{drawable(visible_text(token.text)[:18], FONT)} {token.row}" for token in inspection.tokens]
-    font = {"family": FONT, "fontsize": 6.5, "parse_math": False}
-    axes.set_yticks(range(size), labels, **font)
-    axes.set_xticks(range(size), labels, rotation=90, **font)
-    axes.tick_params(length=2, pad=1)
-
-
-def _write_legend(figure: Any, inspection: Inspection, colours: list[str]) -> None:
+def _write_legend(figure: Any, inspection: Inspection) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    if len(inspection.segments) <= LISTED:
-        names = {f"{name_of(s)}, {_at(s.start, s.end)}": colours[s.index] for s in inspection.segments}
-    else:
-        names = {MEANING[segment.kind]: STRONG[segment.kind][0] for segment in inspection.segments}
-    entries: list[Any] = [Patch(facecolor=colour, label=name) for name, colour in names.items()]
+    met = {branch.kind for branch in inspection.branches}
+    entries: list[Any] = [
+        Patch(facecolor=each.strong, label=each.meaning) for kind, each in COLOURS.items() if kind in met
+    ]
     entries.append(Patch(facecolor="white", edgecolor="#999999", label="not seen"))
-    if len(inspection.segments) > 1:
-        entries.append(Line2D([], [], color="#555555", linewidth=0.7, label="start of a segment"))
     if inspection.pairs:
-        for marker, name in (("o", "source"), ("D", "target")):
-            mark = Line2D([], [], marker=marker, markerfacecolor="none", markeredgecolor="black", linestyle="none")
-            mark.set_label(f"{name} is read here")
-            entries.append(mark)
+        look: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "black", "linestyle": "none"}
+        entries += [
+            Line2D([], [], marker=marker, label=f"{kind} is read here", **look) for kind, marker in MARKERS.items()
+        ]
     figure.legend(handles=entries, loc="outside right upper", fontsize=9, frameon=False)
-
-
-def _at(start: int, end: int) -> str:
-    return f"row {start}" if end == start + 1 else f"rows {start}–{end - 1}"

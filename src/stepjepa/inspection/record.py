@@ -1,90 +1,137 @@
-"""What one record becomes, token by token, and what a whole file holds: plain data for people and for machines.
+"""What records become, token by token, and what a whole file holds: plain data for people and for machines.
 
-Everything is read off the forests that training itself would build; nothing is worked out a second time here.
+Sequences and rows are those that training itself would build; nothing is worked out a second time here.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from stepjepa.batch.collate import Collator, Item
+from stepjepa.batch.dataset import BLOCK, count_tokens
+from stepjepa.batch.mask import Trees, dense
+from stepjepa.batch.pack import Numbers, pack
+from stepjepa.batch.sequences import Sequence, TokenizedRecord
+from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, token_spans
+from stepjepa.batch.views import step_views
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.forests.forest import IGNORE, Forest, Kind, key_ranges
-from stepjepa.forests.preparation import BLOCK, COUNTS
-from stepjepa.forests.segments import ForestBuilder, token_spans
-from stepjepa.forests.views import step_views
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Kind = Literal["shared", "main", "source", "target"]
+
 
 @dataclass(frozen=True, slots=True)
 class TokenInfo:
-    """One token of the row.
+    """One token of the rows, which stand behind each other without padding.
+
+    Token q sees token k if and only if ``start[q] <= k <= q < end[k]``.
 
     Attributes:
-        row: its index in the row.
+        place: its index.
         id: its token id.
         text: the text it stands for.
-        segment: index of its segment.
-        position: its position id.
-        label: id of the token that this position must predict, if any.
-        label_text: that token's text.
-        sees: row ranges ``[start, end)`` of the keys it sees.
+        branch: index of its branch.
+        position: its position id, the depth in the tree.
+        start: first token that it sees.
+        end: one past the last token that sees it.
+        labels: ids of the tokens that this position must predict, one for each label.
+        label_texts: their texts.
         readouts: what is read here, such as ``source 1`` for the source of pair 1.
     """
 
-    row: int
+    place: int
     id: int
     text: str
-    segment: int
+    branch: int
     position: int
-    label: int | None
-    label_text: str | None
-    sees: tuple[tuple[int, int], ...]
+    start: int
+    end: int
+    labels: tuple[int, ...]
+    label_texts: tuple[str, ...]
     readouts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentInfo:
-    """One segment; ``parent`` is None for a root, the other fields are those of ``forest.Segment``."""
+class BranchInfo:
+    """Neighbouring tokens that the same sequences pass through.
+
+    Attributes:
+        index: its place among the branches.
+        row: that it stands in.
+        kind: ``shared`` if several sequences pass through it, else what it is part of.
+        sequences: indices of those.
+        parent: index of the branch before it in its sequences; None where they begin.
+        isolated: it sees only itself (layout ``inplace``).
+        start: its first token.
+        end: one past its last token.
+    """
 
     index: int
+    row: int
     kind: Kind
+    sequences: tuple[int, ...]
     parent: int | None
-    attachment: int
     isolated: bool
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceInfo:
+    """Token ids that the model reads as if by themselves.
+
+    Attributes:
+        name: such as ``main`` or ``source 1``, with the record's line if several records are shown.
+        kind: ``main``, ``source`` or ``target``.
+        tokens: how many it has.
+        shared: how many of them other sequences pass through as well.
+        places: ranges ``[start, end)`` of the tokens on its path through the tree.
+    """
+
+    name: str
+    kind: Kind
     tokens: int
-    first_position: int
+    shared: int
+    places: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PairInfo:
-    """The rows at which the two embeddings of a pair are read; ``pair`` counts from 1."""
+    """Where the two embeddings of a pair are read.
 
-    pair: int
+    Attributes:
+        name: ``1`` for the first of its record, with the record's line if several are shown.
+        source: token of the readout, the last one if several are averaged.
+        target: the same.
+        averaged: tokens that are averaged for each of the two.
+    """
+
+    name: str
     source: int
     target: int
+    averaged: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class PartInfo:
-    """A message or a step of the record.
+    """A message or a step of a record.
 
     Attributes:
         name: the role, or ``step 1`` and so on.
         text: its content as the record has it.
-        start: first row of the content; None where nothing of it is left in the row.
-        end: one past its last row.
+        start: position of its first token in the main sequence; None where nothing of it is left there.
+        end: one past the position of its last token.
         cut: truncation took some of it.
     """
 
@@ -97,27 +144,25 @@ class PartInfo:
 
 @dataclass(frozen=True, slots=True)
 class RecordInfo:
-    """What was found in the record.
+    """What was found in a record.
 
     Attributes:
-        messages: with their spans in the row.
+        line: in the file, counted from 1.
+        messages: where they stand.
         steps: of the last assistant message.
         pairs: usable pairs of views.
         pairs_cut: pairs lost to truncation.
-        tokens: length of the row.
-        main_tokens: of these, the tokens of the main text: the row of plain fine-tuning.
-        full_tokens: tokens of the main text before truncation.
-        over_length: ``full_tokens`` is more than ``max_length``.
+        main_tokens: tokens of the main text: what plain fine-tuning runs.
+        full_tokens: the same before truncation.
     """
 
+    line: int
     messages: tuple[PartInfo, ...]
     steps: tuple[PartInfo, ...]
     pairs: int
     pairs_cut: int
-    tokens: int
     main_tokens: int
     full_tokens: int
-    over_length: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,47 +170,43 @@ class FileInfo:
     """What is in the whole file.
 
     Attributes:
-        lines: records in the file, those included that training would leave out.
-        counts: see ``preparation.COUNTS``.
-        tokens: of all rows.
-        main_tokens: of the main texts alone, which is what plain fine-tuning runs.
-        over_regular: their ratio, the price of the views.
+        lines: records in the file, skipped ones included.
+        counts: see ``tokenize.COUNTS``.
+        tokens: ``main`` and ``all``, see ``dataset.Prepared``.
         notes: where this differs from what training would do.
     """
 
     lines: int
     counts: dict[str, int]
-    tokens: int
-    main_tokens: int
-    over_regular: float
+    tokens: dict[str, int]
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """A record's forest and what surrounds it.
+    """Some records as a micro-batch, and what surrounds them.
 
     Attributes:
         path: the file.
-        index: of the record, counted from 0.
-        line: of the record in the file, counted from 1.
+        index: of the first record, counted from 0.
         config: what was asked for.
-        tokens: in row order.
-        segments: in row order.
+        tokens: of all rows.
+        branches: in the order of their tokens.
+        sequences: of the records, in their order.
         pairs: the readouts.
-        record: what was found in the record.
+        records: what was found in each.
         file: what was found in the file.
         template: what was derived from the chat template.
     """
 
     path: str
     index: int
-    line: int
     config: JepaConfig
     tokens: tuple[TokenInfo, ...]
-    segments: tuple[SegmentInfo, ...]
+    branches: tuple[BranchInfo, ...]
+    sequences: tuple[SequenceInfo, ...]
     pairs: tuple[PairInfo, ...]
-    record: RecordInfo
+    records: tuple[RecordInfo, ...]
     file: FileInfo
     template: dict[str, str]
 
@@ -174,125 +215,62 @@ class Inspection:
         return asdict(self)
 
 
-def inspect_record(
-    records: Sequence[Record], index: int, tokenizer: PreTrainedTokenizerBase, config: JepaConfig
+def inspect_records(
+    records: Many[Record], index: int, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, count: int = 1
 ) -> Inspection:
-    """Build the forest of one record and describe it, with the counts of all records.
+    """Pack some records as one micro-batch and describe it, with the counts of the whole file.
 
     A record that would stop training (too long, or without a pair where one is required) does not stop the
-    inspection: it is shown truncated, and counted.
+    inspection: it is shown truncated, and counted. Without ``row_length`` there is one row.
 
     Args:
         records: of one file.
-        index: which one to show, counted from 0.
+        index: the first one to show, counted from 0.
         tokenizer: with predictor tokens and a chat template.
         config: see ``JepaConfig``.
+        count: how many to show, or as many as there are.
 
     Raises:
-        UserError: there is no such record, it is left out of training, or a record can't be rendered.
+        UserError: there is no such record, training skips it, or a record can't be rendered.
     """
     if not 0 <= index < len(records):
         path = records[0].path if records else None
         raise UserError(
             f"--index {index}: the file has {len(records)} records; choose 0 to {len(records) - 1}", path=path
         )
-    record = records[index]
     lenient = replace(
         config, over_length="truncate" if config.over_length == "error" else config.over_length, require_pairs=False
     )
-    unlimited = ForestBuilder(tokenizer, replace(lenient, max_length=sys.maxsize)).build([record])[0]
-    full_tokens = len(unlimited.without_views())
-    builder = ForestBuilder(tokenizer, lenient)
-    built = builder.build([record])
-    if not built:
-        reason = (
-            "and --over_length skip leaves it out; pass --over_length truncate, or raise --max_length"
-            if config.over_length == "skip"
-            else "and what is left after truncation has no answer to learn; raise --max_length"
-        )
-        raise UserError(
-            f"the record has {full_tokens} tokens, more than max_length {config.max_length}, {reason}",
-            path=record.path,
-            line=record.line,
-        )
-    forest = built[0]
-    messages, steps = _parts(record, builder, forest)
+    made = RecordTokenizer(tokenizer, lenient)
+    collator = Collator.of(config, made.predictors.tolist())
+    parts, infos = [], []
+    for record in records[index : index + count]:
+        tokenized, full_tokens, pairs_cut = _tokenize(record, made)
+        parts.append(collator.sequences(Item(tokenized)))
+        messages, steps = _parts(record, made, parts[-1][0])
+        pairs, main_tokens = len(tokenized.pairs), len(tokenized.ids)
+        infos.append(RecordInfo(record.line, messages, steps, pairs, pairs_cut, main_tokens, full_tokens))
+    tokens, branches, sequences, pair_infos = _Packed(parts, [info.line for info in infos], config).describe(tokenizer)
     return Inspection(
-        path=record.path,
-        index=index,
-        line=record.line,
-        config=config,
-        tokens=_tokens(forest, tokenizer),
-        segments=tuple(
-            SegmentInfo(
-                number,
-                segment.kind,
-                segment.parent if segment.parent >= 0 else None,
-                segment.attachment,
-                segment.isolated,
-                segment.start,
-                segment.end,
-                len(segment),
-                int(forest.position_ids[segment.start]),
-            )
-            for number, segment in enumerate(forest.segments)
-        ),
-        pairs=tuple(PairInfo(number, int(s), int(t)) for number, (s, t) in enumerate(forest.pairs, start=1)),
-        record=RecordInfo(
-            messages,
-            steps,
-            pairs=len(forest.pairs),
-            pairs_cut=builder.counts["pairs cut by truncation"],
-            tokens=len(forest),
-            main_tokens=len(forest.without_views()),
-            full_tokens=full_tokens,
-            over_length=full_tokens > config.max_length,
-        ),
-        file=count_file(records, tokenizer, config, lenient),
-        template=builder.template.describe(),
+        records[index].path,
+        index,
+        config,
+        tokens,
+        branches,
+        sequences,
+        pair_infos,
+        tuple(infos),
+        _count_file(records, tokenizer, config, lenient),
+        made.template.describe(),
     )
-
-
-def count_file(
-    records: Sequence[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig, lenient: JepaConfig
-) -> FileInfo:
-    """The counts of all records.
-
-    Args:
-        records: of one file.
-        tokenizer: with predictor tokens and a chat template.
-        config: what was asked for.
-        lenient: the same, with nothing in it that stops at a record.
-    """
-    from tqdm.auto import tqdm
-
-    builder = ForestBuilder(tokenizer, lenient)
-    tokens = main_tokens = 0
-    with tqdm(total=len(records), desc="count", unit="rec", leave=False, disable=not sys.stderr.isatty()) as bar:
-        for start in range(0, len(records), BLOCK):
-            block = records[start : start + BLOCK]
-            for forest in builder.build(block):
-                tokens += len(forest)
-                main_tokens += len(forest.without_views())
-            bar.update(len(block))
-    counts = {name: builder.counts[name] for name in COUNTS}
-    notes = []
-    if config.over_length != lenient.over_length and counts["over length"]:
-        notes.append("over_length is 'error': training stops at the first record over length; here it is truncated")
-    if config.require_pairs and counts["without a pair"]:
-        notes.append("require_pairs is on: training stops at the first record without a pair")
-    if config.uses_views and not counts["pairs"]:
-        notes.append("no record has a pair of views: training refuses this file")
-    return FileInfo(len(records), counts, tokens, main_tokens, tokens / max(main_tokens, 1), tuple(notes))
 
 
 def visible_matrix(inspection: Inspection) -> NDArray[np.bool_]:
     """``[T, T]``: the query (dim 0) sees the key (dim 1)."""
-    visible = np.zeros((len(inspection.tokens), len(inspection.tokens)), np.bool_)
-    for token in inspection.tokens:
-        for start, end in token.sees:
-            visible[token.row, start:end] = True
-    return visible
+    integers = [(token.start, token.end, token.position) for token in inspection.tokens]
+    start, end, position = torch.tensor(integers).T[:, None]
+    found: NDArray[np.bool_] = dense(Trees(start, end, position, isolates=True))[0, 0].numpy()
+    return found
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase, index: int) -> str:
@@ -305,57 +283,180 @@ def token_text(tokenizer: PreTrainedTokenizerBase, index: int) -> str:
     return text or piece
 
 
-def _tokens(forest: Forest, tokenizer: PreTrainedTokenizerBase) -> tuple[TokenInfo, ...]:
-    texts: dict[int, str] = {}
-
-    def text_of(index: int) -> str:
-        if index not in texts:
-            texts[index] = token_text(tokenizer, index)
-        return texts[index]
-
-    readouts: dict[int, list[str]] = {}
-    for number, rows in enumerate(forest.pairs.tolist(), start=1):
-        for row, name in zip(rows, ("source", "target"), strict=True):
-            readouts.setdefault(row, []).append(f"{name} {number}")
-    owners = [index for index, segment in enumerate(forest.segments) for _ in range(len(segment))]
-    ids, labels = forest.input_ids.tolist(), forest.shift_labels.tolist()
-    return tuple(
-        TokenInfo(
-            row,
-            ids[row],
-            text_of(ids[row]),
-            owners[row],
-            int(forest.position_ids[row]),
-            None if labels[row] == IGNORE else labels[row],
-            None if labels[row] == IGNORE else text_of(labels[row]),
-            tuple(ranges),
-            tuple(readouts.get(row, ())),
+def _tokenize(record: Record, made: RecordTokenizer) -> tuple[TokenizedRecord, int, int]:
+    """A record as tokens, how many it has before truncation, and pairs lost to truncation."""
+    unlimited = RecordTokenizer(made.tokenizer, replace(made.config, max_length=sys.maxsize)).tokenize([record])[0]
+    full_tokens, pairs_cut = len(unlimited.ids), made.counts["pairs cut by truncation"]
+    found = made.tokenize([record])
+    if not found:
+        reason = (
+            "and --over_length skip leaves it out; pass --over_length truncate, or raise --max_length"
+            if made.config.over_length == "skip"
+            else "and what is left after truncation has no answer to learn; raise --max_length"
         )
-        for row, ranges in enumerate(key_ranges(forest))
-    )
+        raise UserError(
+            f"the record has {full_tokens} tokens, more than max_length {made.config.max_length}, {reason}",
+            path=record.path,
+            line=record.line,
+        )
+    return found[0], full_tokens, made.counts["pairs cut by truncation"] - pairs_cut
 
 
-def _parts(record: Record, builder: ForestBuilder, forest: Forest) -> tuple[tuple[PartInfo, ...], tuple[PartInfo, ...]]:
-    """The messages and the steps of a record with the rows they stand at."""
-    whole = builder.template.render(record.messages)
-    tokens = builder.tokenize(whole)
-    in_text = [s for s in forest.segments if s.kind == "main" or (s.kind == "target" and s.parent >= 0)]
-    rows = [row for segment in in_text for row in range(segment.start, segment.end)]
+def _parts(record: Record, made: RecordTokenizer, main: Sequence) -> tuple[tuple[PartInfo, ...], tuple[PartInfo, ...]]:
+    """The messages and the steps of a record with the positions they stand at."""
+    whole = made.template.render(record.messages)
+    tokens = made.tokens(whole)
+    text = main.text.tolist()
 
-    def part(name: str, text: str, first: int, last: int) -> PartInfo:
-        kept = min(last, len(rows))
+    def part(name: str, content: str, first: int, last: int) -> PartInfo:
+        kept, cut = min(last, len(text)), last > len(text)
         if first >= kept:
-            return PartInfo(name, text, None, None, last > len(rows))
-        return PartInfo(name, text, rows[first], rows[kept - 1] + 1, last > len(rows))
+            return PartInfo(name, content, None, None, cut)
+        return PartInfo(name, content, text[first], text[kept - 1] + 1, cut)
 
     messages = tuple(
         part(message["role"], message["content"], tokens.first_overlapping(start), tokens.first_from(end))
         for message, (start, end) in zip(record.messages, whole.spans, strict=True)
     )
-    views = step_views(record, builder.config.step_separator)
+    views = step_views(record, made.config.step_separator)
     spans = zip(views, token_spans(views, record, whole, tokens), strict=True)
     steps = tuple(
         part(f"step {number}", record.answer[step.start : step.end], *span)
         for number, (step, span) in enumerate(spans, start=1)
     )
     return messages, steps
+
+
+class _Packed:
+    """The sequences of some records in rows that stand behind each other without padding.
+
+    Args:
+        parts: the sequences of each record.
+        lines: of the records.
+        config: how they are packed.
+    """
+
+    def __init__(self, parts: Many[Many[Sequence]], lines: Many[int], config: JepaConfig) -> None:
+        self.owners = [number for number, part in enumerate(parts) for _ in part]
+        self.sequences = [sequence for part in parts for sequence in part]
+        self._lines = lines
+        rows = pack(
+            self.sequences,
+            row_length=config.row_length or sum(map(len, self.sequences)),
+            groups=None if config.share_prefixes else self.owners,
+            one_each=config.encoding == "rows",
+        )
+        width = rows.ids.shape[1]
+        kept = np.concatenate([row * width + np.arange(length) for row, length in enumerate(rows.lengths)])
+        numbers = np.full(rows.ids.size, -1)
+        numbers[kept] = np.arange(len(kept))
+        self.paths: list[Numbers] = [numbers[path] for path in rows.paths]
+        self.row = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
+        first = (np.cumsum(rows.lengths) - rows.lengths)[self.row]
+        self.ids, self.positions = rows.ids.ravel()[kept], rows.positions.ravel()[kept]
+        self.start, self.end = rows.start.ravel()[kept] + first, rows.end.ravel()[kept] + first
+        # Of each token its sequences, the token before it in them, and whether layout 'inplace' made it part of a view.
+        self.passing: list[list[int]] = [[] for _ in kept]
+        self.before = np.full(len(kept), -1)
+        self.inside: list[Kind | None] = [None] * len(kept)
+        for number, (sequence, path) in enumerate(zip(self.sequences, self.paths, strict=True)):
+            self.before[path[1:]] = path[:-1]
+            text = set(sequence.text.tolist())
+            for step, place in enumerate(path.tolist()):
+                self.passing[place].append(number)
+                if text and step not in text:
+                    self.inside[place] = "source"
+                elif sequence.start is not None and sequence.start[step]:
+                    self.inside[place] = "target"
+
+    def describe(
+        self, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[tuple[TokenInfo, ...], tuple[BranchInfo, ...], tuple[SequenceInfo, ...], tuple[PairInfo, ...]]:
+        """Tokens, branches, sequences and pairs."""
+        labels: list[list[int]] = [[] for _ in self.ids]
+        readouts: list[list[str]] = [[] for _ in self.ids]
+        read: dict[tuple[int, int], dict[str, tuple[int, int]]] = {}
+        for owner, sequence, path in zip(self.owners, self.sequences, self.paths, strict=True):
+            for step, label in sequence.labels.tolist():
+                labels[path[step]].append(label)
+            for pair, kind, start, end in sequence.readouts:
+                readouts[path[end - 1]].append(self._name(owner, f"{kind} {pair + 1}"))
+                read.setdefault((owner, pair), {})[kind] = int(path[end - 1]), end - start
+        pairs = []
+        for (owner, pair), both in sorted(read.items()):
+            (source, source_size), (target, target_size) = both["source"], both["target"]
+            pairs.append(PairInfo(self._name(owner, str(pair + 1)), source, target, (source_size, target_size)))
+        texts = {
+            index: token_text(tokenizer, index) for index in {*self.ids.tolist(), *(i for each in labels for i in each)}
+        }
+        branches = self._branches()
+        owner_of = [branch.index for branch in branches for _ in range(branch.start, branch.end)]
+        tokens = tuple(
+            TokenInfo(
+                place,
+                index,
+                texts[index],
+                owner_of[place],
+                int(self.positions[place]),
+                int(self.start[place]),
+                int(self.end[place]),
+                tuple(labels[place]),
+                tuple(texts[label] for label in labels[place]),
+                tuple(readouts[place]),
+            )
+            for place, index in enumerate(self.ids.tolist())
+        )
+        return tokens, branches, tuple(map(self._sequence, range(len(self.sequences)))), tuple(pairs)
+
+    def _name(self, owner: int, name: str) -> str:
+        return name if len(self._lines) == 1 else f"{name} of line {self._lines[owner]}"
+
+    def _kind(self, number: int) -> Kind:
+        sequence = self.sequences[number]
+        return "main" if len(sequence.text) else sequence.readouts[0].kind
+
+    def _sequence(self, number: int) -> SequenceInfo:
+        sequence, path, kind = self.sequences[number], self.paths[number], self._kind(number)
+        name = kind if kind == "main" else f"{kind} {sequence.readouts[0].pair + 1}"
+        shared = sum(len(self.passing[place]) > 1 for place in path)
+        breaks = np.flatnonzero(np.diff(path) != 1) + 1
+        ranges = tuple((int(each[0]), int(each[-1]) + 1) for each in np.split(path, breaks))
+        return SequenceInfo(self._name(self.owners[number], name), kind, len(sequence), shared, ranges)
+
+    def _branches(self) -> tuple[BranchInfo, ...]:
+        keys = [(self.passing[place], self.inside[place], self.start[place]) for place in range(len(self.ids))]
+        bounds = [place for place in range(len(keys)) if not place or keys[place] != keys[place - 1]]
+        owners = np.repeat(np.arange(len(bounds)), np.diff([*bounds, len(keys)]))
+        found = []
+        for index, (start, end) in enumerate(zip(bounds, [*bounds[1:], len(keys)], strict=True)):
+            passing, inside, _ = keys[start]
+            kind = inside or ("shared" if len(passing) > 1 else self._kind(passing[0]))
+            parent = int(owners[self.before[start]]) if self.before[start] >= 0 else None
+            row = int(self.row[start])
+            found.append(BranchInfo(index, row, kind, tuple(passing), parent, inside == "target", start, end))
+        return tuple(found)
+
+
+def _count_file(
+    records: Many[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig, lenient: JepaConfig
+) -> FileInfo:
+    """The counts of all records, with nothing in ``lenient`` that stops at one."""
+    from tqdm.auto import tqdm
+
+    made = RecordTokenizer(tokenizer, lenient)
+    tokens = {"main": 0, "all": 0}
+    with tqdm(total=len(records), desc="count", unit="rec", leave=False, disable=not sys.stderr.isatty()) as bar:
+        for start in range(0, len(records), BLOCK):
+            block = records[start : start + BLOCK]
+            for name, count in count_tokens(made.tokenize(block), lenient).items():
+                tokens[name] += count
+            bar.update(len(block))
+    counts = {name: made.counts[name] for name in COUNTS}
+    notes = []
+    if config.over_length != lenient.over_length and counts["over length"]:
+        notes.append("over_length is 'error': training stops at the first record over length; here it is truncated")
+    if config.require_pairs and counts["without a pair"]:
+        notes.append("require_pairs is on: training stops at the first record without a pair")
+    if config.uses_views and not counts["pairs"]:
+        notes.append("no record has a pair of views: training refuses this file")
+    return FileInfo(len(records), counts, tokens, tuple(notes))

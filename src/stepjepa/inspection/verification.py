@@ -23,7 +23,8 @@ from stepjepa.forests.collate import ForestCollator
 from stepjepa.forests.forest import IGNORE, Forest, Segment, path
 from stepjepa.forests.masks import batch_visibility, visible
 from stepjepa.forests.segments import ForestBuilder
-from stepjepa.models.architecture import choose_encoding, find_decoder
+from stepjepa.models.architecture import find_decoder
+from stepjepa.models.probe import choose_encoding
 from stepjepa.models.attention import enable_forest
 from stepjepa.models.embeddings import forward
 from stepjepa.objectives.alignment import L2, MSE, Cosine, InfoNCE

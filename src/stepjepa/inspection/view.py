@@ -1,4 +1,4 @@
-"""An inspection for people: tokens, tables and attention on a terminal of any width and number of colours."""
+"""An inspection for people: sequences, the tree of their tokens, tables and attention, on a terminal of any width."""
 
 from __future__ import annotations
 
@@ -6,56 +6,62 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stepjepa.inspection.attention import print_attention
-from stepjepa.inspection.palette import EDGE, MEANING, READ, Look, name_of, visible_text
-from stepjepa.inspection.record import Inspection, PartInfo, SegmentInfo
+from stepjepa.inspection.palette import EDGE, READ, Look, visible_text
+from stepjepa.inspection.record import BranchInfo, Inspection, PartInfo, visible_matrix
 
 NARROW = 72
 """Columns below which tables say less."""
-NOTHING = "–"
+NAMED = 3
+"""Most sequences of a branch that are named one by one."""
+
+_HALVES = {(False, False): " ", (True, False): "▀", (False, True): "▄", (True, True): "█"}
 
 
-def show(inspection: Inspection, console: Console, *, max_tokens: int = 96) -> None:
-    """Print everything: tokens, segments, the table of tokens, attention, counts.
+def show(inspection: Inspection, console: Console) -> None:
+    """Print everything: sequences, tree, the table of tokens, attention, counts.
 
     Args:
-        inspection: from ``inspection.inspect_record``.
+        inspection: from ``inspection.inspect_records``.
         console: where to.
-        max_tokens: longest row whose attention matrix is drawn.
     """
-    look = Look(console, inspection.segments)
+    look = Look(console)
     narrow = console.width < NARROW
-    _print_tokens(inspection, console, look)
-    # Wide tables end with a line of nothing.
-    gap = [Text()] if narrow else []
-    console.print(_segments_table(inspection, look, narrow), *gap, sep="\n")
-    console.print(_tokens_table(inspection, look, narrow), *gap, sep="\n")
-    print_attention(inspection, console, look, max_tokens=max_tokens)
-    console.print(_record_table(inspection, narrow), *gap, sep="\n")
+    console.print(Text(title(inspection), "bold"))
+    console.print(_sequences_table(inspection, look, narrow))
+    _print_tree(inspection, console, look)
+    console.print(_tokens_table(inspection, look, narrow))
+    _print_attention(inspection, console, look)
+    console.print(_records_table(inspection, narrow))
     console.print(_file_table(inspection, narrow))
     for note in inspection.file.notes:
         console.print(Text(f"  note: {note}", "bold"))
 
 
 def title(inspection: Inspection) -> str:
-    """File, record and objective on one line."""
-    config = inspection.config
+    """File, records and objective on one line."""
+    config, first, count = inspection.config, inspection.index, len(inspection.records)
     views = "" if not config.uses_views else f" · {config.layout} · K = {config.predictors}"
-    return f"{Path(inspection.path).name} · index {inspection.index} (line {inspection.line}) · {config.mode}{views}"
+    lines = ", ".join(str(record.line) for record in inspection.records)
+    where = f"index {ranged(first, first + count)} (line{'s' if count > 1 else ''} {lines})"
+    return f"{Path(inspection.path).name} · {where} · {config.mode}{views}"
 
 
-def _rows(start: int, end: int) -> str:
+def ranged(start: int, end: int) -> str:
+    """``start`` up to, not including, ``end``."""
     return f"{start}" if end == start + 1 else f"{start}–{end - 1}"
 
 
-def _at(start: int, end: int) -> str:
-    return f"row{'' if end == start + 1 else 's'} {_rows(start, end)}"
+def passing(inspection: Inspection, branch: BranchInfo) -> str:
+    """The sequences that pass through a branch."""
+    names = [inspection.sequences[number].name for number in branch.sequences]
+    return ", ".join(names) if len(names) <= NAMED else f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
 
 
 def _table(heading: str, *columns: str, right: Sequence[str] = (), narrow: bool = False) -> Table:
@@ -67,112 +73,127 @@ def _table(heading: str, *columns: str, right: Sequence[str] = (), narrow: bool 
     return table
 
 
-def _print_tokens(inspection: Inspection, console: Console, look: Look) -> None:
-    """The row as running text, a line break after every line end in the text and a new line for every segment."""
-    console.print(Text(title(inspection), "bold"))
+def _sequences_table(inspection: Inspection, look: Look, narrow: bool) -> Table:
+    table = _table("sequences", "sequence", "tokens", "shared", "stand at", right=("tokens", "shared"), narrow=narrow)
+    for each in inspection.sequences:
+        places = ", ".join(ranged(*place) for place in each.places)
+        table.add_row(Text(f" {each.name} ", look.token(each.kind)), str(each.tokens), str(each.shared), places)
+    return table
+
+
+def _print_tree(inspection: Inspection, console: Console, look: Look) -> None:
+    """The tokens as running text, a new line after every line end and for every branch, which is indented by depth."""
     told = "every shade a token" if look.shaded else f"{EDGE} between tokens"
-    colours = "every colour is a segment, " if look.coloured else ""
-    console.print(Text(f"tokens (· blank, ⏎ line end; {colours}{told}; {READ} read here)\n"))
-    gutter = max(len(name_of(segment)) for segment in inspection.segments) + 2
-    for segment in inspection.segments:
-        line, used = Text(f"{name_of(segment):<{gutter}}"), gutter
-        for offset, token in enumerate(inspection.tokens[segment.start : segment.end]):
+    console.print(Text("tree: what several sequences begin with stands once", "bold"))
+    console.print(Text(f"(· blank, ⏎ line end; {told}; {READ} read here)\n"))
+    rows = max(branch.row for branch in inspection.branches)
+    depths: list[int] = []
+    for branch in inspection.branches:
+        depths.append(0 if branch.parent is None else depths[branch.parent] + 1)
+        # Deep trees must leave room for text.
+        indent = " " * min(2 * depths[-1], console.width // 4)
+        row = f"row {branch.row}, " if rows else ""
+        heading = f"{row}{ranged(branch.start, branch.end)} {branch.kind}: {passing(inspection, branch)}"
+        console.print(Text(f"{indent}{heading}{' (sees only itself)' if branch.isolated else ''}", "italic"))
+        line, used = Text(indent), len(indent)
+        for number, token in enumerate(inspection.tokens[branch.start : branch.end]):
             mark = READ if token.readouts else ""
-            edge = "" if look.shaded or offset + 1 == segment.tokens else EDGE
-            shown = f"{visible_text(token.text)}{mark}{edge}"
-            if used > gutter and used + cell_len(shown) > console.width:
+            edge = "" if look.shaded or token.place + 1 == branch.end else EDGE
+            shown = visible_text(token.text)
+            width = cell_len(f"{shown}{mark}{edge}")
+            if used > len(indent) and used + width > console.width:
                 console.print(line, no_wrap=True, crop=False)
-                line, used = Text(" " * gutter), gutter
-            line.append(visible_text(token.text), look.token(segment, offset, read=bool(token.readouts)))
-            line.append(f"{mark}{edge}", look.token(segment, offset))
-            used += cell_len(shown)
+                line, used = Text(indent), len(indent)
+            line.append(shown, look.token(branch.kind, number, read=bool(mark)))
+            line.append(f"{mark}{edge}", look.token(branch.kind, number))
+            used += width
             if token.text.endswith("\n"):
                 console.print(line, no_wrap=True, crop=False)
-                line, used = Text(" " * gutter), gutter
-        if used > gutter:
+                line, used = Text(indent), len(indent)
+        if used > len(indent):
             console.print(line, no_wrap=True, crop=False)
     console.print()
 
 
-def _sees(segment: SegmentInfo) -> str:
-    if segment.parent is None:
-        return "only itself"
-    if segment.isolated:
-        return f"only itself, though it stands in {segment.parent}"
-    return f"{segment.attachment} tokens of {segment.parent}, and itself"
-
-
-def _segments_table(inspection: Inspection, look: Look, narrow: bool) -> Table:
-    columns = ("#", "kind", "rows", "sees") if narrow else _OF_SEGMENTS
-    table = _table("segments", *columns, right=("#", "tokens", "first position"), narrow=narrow)
-    for segment in inspection.segments:
+def _tokens_table(inspection: Inspection, look: Look, narrow: bool) -> Table:
+    columns = ("place", "token", "position", "must predict", "read here")
+    columns = columns if narrow else (*columns[:2], "id", *columns[2:4], "sees from", "seen before", columns[4])
+    numbers = ("place", "id", "position", "sees from", "seen before")
+    table = _table("tokens", *columns, right=numbers, narrow=narrow)
+    for token in inspection.tokens:
+        kind = inspection.branches[token.branch].kind
+        labels = Counter(map(visible_text, token.label_texts))
         row: dict[str, str | Text] = {
-            "#": Text(f" {segment.index} ", look.token(segment)),
-            "kind": MEANING[segment.kind],
-            "hangs on": "nothing (root)"
-            if segment.parent is None
-            else f"{segment.parent}, after {segment.attachment} tokens",
-            "sees": "the text so far" if segment.parent is None and segment.kind == "main" else _sees(segment),
-            "rows": _rows(segment.start, segment.end),
-            "tokens": str(segment.tokens),
-            "first position": str(segment.first_position),
+            "place": str(token.place),
+            "token": Text(visible_text(token.text), look.token(kind, read=bool(token.readouts))),
+            "id": str(token.id),
+            "position": str(token.position),
+            "must predict": Text(", ".join(each if n == 1 else f"{each} ×{n}" for each, n in labels.items()) or "–"),
+            "sees from": str(token.start),
+            "seen before": str(token.end),
+            "read here": f"{READ} {', '.join(token.readouts)}" if token.readouts else "",
         }
         table.add_row(*(row[column] for column in columns))
     return table
 
 
-_OF_SEGMENTS = ("#", "kind", "hangs on", "sees", "rows", "tokens", "first position")
-_OF_TOKENS = ("row", "token", "id", "segment", "position", "must predict", "readout")
-
-
-def _tokens_table(inspection: Inspection, look: Look, narrow: bool) -> Table:
-    columns = ("row", "#", "token", "at", "predicts") if narrow else _OF_TOKENS
-    table = _table("tokens", *columns, right=("row", "id", "position", "at"), narrow=narrow)
-    for token in inspection.tokens:
-        segment = inspection.segments[token.segment]
-        shown = Text(visible_text(token.text), look.token(segment, read=bool(token.readouts)))
-        label = Text(NOTHING if token.label_text is None else visible_text(token.label_text))
-        read = ", ".join(token.readouts)
-        if narrow:
-            marked = Text.assemble(shown, f" {READ} {read}" if read else "")
-            table.add_row(str(token.row), str(token.segment), marked, str(token.position), label)
-        else:
-            mark = f"{READ} {read}" if read else ""
-            place = (str(token.id), name_of(segment), str(token.position))
-            table.add_row(str(token.row), shown, *place, label, mark)
-    return table
+def _print_attention(inspection: Inspection, console: Console, look: Look) -> None:
+    """The attention matrix, two queries a line, if the terminal is wide enough; edges where branches begin."""
+    console.print(Text(f"attention (down: who looks, across: what it sees, {EDGE} where a branch begins)", "bold"))
+    size = len(inspection.tokens)
+    kinds = [inspection.branches[token.branch].kind for token in inspection.tokens]
+    edges = {branch.start for branch in inspection.branches[1:]}
+    marks = {token.place: f" {READ} {', '.join(token.readouts)}" for token in inspection.tokens if token.readouts}
+    gutter = max(len(branch.kind) for branch in inspection.branches) + 6
+    width = gutter + size + len(edges) + max(map(len, marks.values()), default=0)
+    if width > console.width:
+        console.print(Text(f"  not drawn: it needs {width} columns; draw a picture with --png FILE\n"))
+        return
+    visible = np.pad(visible_matrix(inspection), ((0, size % 2), (0, 0)))
+    for top in range(0, size, 2):
+        both = range(top, min(top + 2, size))
+        begun = [inspection.branches[inspection.tokens[place].branch].kind for place in both if place in {0, *edges}]
+        line = Text(f"{top:>4} {begun[-1] if begun else '':<{gutter - 5}}")
+        for key in range(size):
+            line.append(EDGE if key in edges else "")
+            line.append(_HALVES[bool(visible[top, key]), bool(visible[top + 1, key])], look.key(kinds[key]))
+        line.append("".join(marks.get(place, "") for place in both))
+        console.print(line, no_wrap=True, crop=False)
+    console.print()
 
 
 def _part(part: PartInfo) -> str:
     if part.start is None or part.end is None:
         return "cut off by truncation" if part.cut else "left out by the template"
     count = part.end - part.start
-    return f"{_at(part.start, part.end)}, {count} token{'' if count == 1 else 's'}" + (
-        ", end cut off" if part.cut else ""
-    )
+    many = "s" if count > 1 else ""
+    cut = ", end cut off" if part.cut else ""
+    return f"position{many} {ranged(part.start, part.end)}, {count} token{many}{cut}"
 
 
-def _record_table(inspection: Inspection, narrow: bool) -> Table:
-    record, config = inspection.record, inspection.config
-    table = _table("this record", "what", "found", narrow=narrow)
-    for part in (*record.messages, *record.steps):
-        table.add_row(part.name, _part(part))
-    if not record.steps:
-        table.add_row("steps", "none")
-    pairs = [f"{pair.pair}: row {pair.source} predicts row {pair.target}" for pair in inspection.pairs]
-    table.add_row("pairs", "; ".join(pairs) or ("none" if config.uses_views else "none (regular has no views)"))
-    if record.pairs_cut:
-        table.add_row("pairs cut by truncation", str(record.pairs_cut))
-    over = f"yes: {record.full_tokens} tokens, max_length {config.max_length}; shown truncated"
-    table.add_row(
-        "over length", over if record.over_length else f"no: {record.full_tokens} of {config.max_length} tokens"
-    )
-    kinds = Counter({"main": record.main_tokens})
-    for segment in inspection.segments:
-        if segment.kind == "source" or (segment.kind == "target" and segment.parent is None):
-            kinds[segment.kind] += segment.tokens
-    sums = " + ".join(f"{count} {kind}" for kind, count in kinds.items())
-    table.add_row("row", f"{record.tokens} tokens = {sums}; {record.tokens / record.main_tokens:.2f} of regular")
+def _records_table(inspection: Inspection, narrow: bool) -> Table:
+    config = inspection.config
+    table = _table("these records" if len(inspection.records) > 1 else "this record", "what", "found", narrow=narrow)
+    for record in inspection.records:
+        if len(inspection.records) > 1:
+            table.add_row(Text(f"line {record.line}", "bold"), "")
+        for part in (*record.messages, *record.steps):
+            table.add_row(part.name, _part(part))
+        if not record.steps:
+            table.add_row("steps", "none")
+        if record.pairs_cut:
+            table.add_row("pairs cut by truncation", str(record.pairs_cut))
+        over = f"yes: {record.full_tokens} tokens, max_length {config.max_length}; shown truncated"
+        fits = f"no: {record.full_tokens} of {config.max_length} tokens"
+        table.add_row("over length", over if record.full_tokens > config.max_length else fits)
+    for pair in inspection.pairs:
+        mean = "" if max(pair.averaged) == 1 else f" (means of {pair.averaged[0]} and {pair.averaged[1]} tokens)"
+        table.add_row(f"pair {pair.name}", f"place {pair.source} predicts place {pair.target}{mean}")
+    if not inspection.pairs:
+        table.add_row("pairs", "none" if config.uses_views else "none (regular has no views)")
+    main, packed = sum(record.main_tokens for record in inspection.records), len(inspection.tokens)
+    apart = sum(each.tokens for each in inspection.sequences)
+    table.add_row("tokens", f"{packed}, {apart} if nothing were shared; {packed / main:.2f} of regular without sharing")
     return table
 
 
@@ -182,8 +203,9 @@ def _file_table(inspection: Inspection, narrow: bool) -> Table:
     table.add_row("records in the file", f"{file.lines:,}")
     for name, count in file.counts.items():
         table.add_row("records trained on" if name == "records" else name, f"{count:,}")
-    table.add_row("tokens", f"{file.tokens:,}")
-    table.add_row("tokens over regular", f"{file.over_regular:.2f} ({file.main_tokens:,} tokens in regular)")
+    ratio = file.tokens["all"] / max(file.tokens["main"], 1)
+    table.add_row("tokens", f"{file.tokens['all']:,}, nothing shared between records")
+    table.add_row("tokens over regular", f"{ratio:.2f} ({file.tokens['main']:,} tokens in regular)")
     for name, value in inspection.template.items():
         table.add_row(name, Text(value))
     return table

@@ -66,14 +66,10 @@ class _SummedCrossEntropy(torch.autograd.Function):
         device = states.device.type
         dtype = multiplies_in(states)
         several = len(states) > labels.chunk
-        # Labels in the order of their states, so that those of a chunk stand together.
-        order = labels.rows.argsort(stable=True)
-        ids, rows = labels.ids[order], labels.rows[order]
         starts = range(0, len(states), labels.chunk)
-        edges = torch.tensor([*starts, len(states)], device=rows.device)
-        # Without several chunks no device is waited for.
-        bounds = torch.searchsorted(rows, edges).tolist() if several else [0, len(rows)]
-        shared = torch.bincount(rows, minlength=len(states)).to(torch.float32)[:, None]
+        # Not bincount: its shape depends on values, of which a dry run has none.
+        ones = torch.ones_like(labels.rows, dtype=torch.float32)
+        shared = ones.new_zeros(len(states)).index_add_(0, labels.rows, ones)[:, None]
         with torch.autocast(device, enabled=False):
             values, matrix = states.to(dtype), weight.to(dtype)
             total = states.new_zeros((), dtype=torch.float32)
@@ -82,18 +78,19 @@ class _SummedCrossEntropy(torch.autograd.Function):
             by_state = torch.empty_like(values) if wanted[0] else None
             by_weight = torch.zeros(weight.shape, dtype=summed, device=weight.device) if wanted[1] else None
             by_bias = torch.zeros(len(weight), dtype=torch.float32, device=weight.device) if wanted[2] else None
-            for number, start in enumerate(starts):
+            for start in starts:
                 part = slice(start, start + labels.chunk)
                 logits = F.linear(values[part], matrix, None if bias is None else bias.to(dtype)).float()
-                own = slice(bounds[number], bounds[number + 1])
-                place = rows[own] - start, ids[own]
+                # Labels of other chunks weigh nothing; to pick out the own ones, the device would be waited for.
+                place = (labels.rows - start).clamp(0, len(logits) - 1), labels.ids
+                own = ((labels.rows >= start) & (labels.rows < start + labels.chunk)).float()
                 norms = logits.logsumexp(-1, keepdim=True)
-                total += (norms[place[0], 0] - logits[place]).sum()
+                total += ((norms[place[0], 0] - logits[place]) * own).sum()
                 if not any(wanted):
                     continue
                 # d loss / d logits = labels * softmax - one-hot of each, in the memory of the logits.
                 errors = logits.sub_(norms).exp_().mul_(shared[part])
-                errors.index_put_(place, errors.new_full((), -1.0), accumulate=True)
+                errors.index_put_(place, -own, accumulate=True)
                 if by_bias is not None:
                     by_bias += errors.sum(0)
                 errors = errors.to(dtype)

@@ -147,7 +147,6 @@ class Alignment(Term):
         schedule: of the weight over the run; see ``JepaConfig.lbd_schedule``.
         warmup: share of the run over which it rises, for ``warmup``.
         head: kind of the predictor head on the source, see ``heads.PredictorHead``; None for none.
-        seed: of the head's weights.
     """
 
     of_pairs = True
@@ -159,7 +158,6 @@ class Alignment(Term):
     schedule: LbdSchedule = "constant"
     warmup: float = 0.1
     head: str | None = None
-    seed: int = 42
 
     @property
     def compares_pairs(self) -> bool:
@@ -194,13 +192,12 @@ class Alignment(Term):
         """The predictor head."""
         if self.head is None:
             return None
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            return PredictorHead(self.head, int(config.hidden_size))
+        return PredictorHead(self.head, int(config.hidden_size))
 
     @classmethod
     def from_config(cls, config: JepaConfig, seed: int) -> Self | None:
         """In every mode with views."""
+        del seed
         if not config.uses_views:
             return None
         return cls(
@@ -210,5 +207,4 @@ class Alignment(Term):
             config.lbd_schedule,
             config.lbd_warmup,
             None if config.predictor_head == "none" else config.predictor_head,
-            seed,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 from stepjepa.batch.collate import Batch
 from stepjepa.config import JepaConfig
+from stepjepa.errors import UserError
 from stepjepa.models.encode import Encoded, encode
 from stepjepa.objectives.alignment import Alignment
 from stepjepa.objectives.lm import LMLoss, PromptLoss
 from stepjepa.objectives.regularizers import Covariance, SIGReg, Variance
-from stepjepa.objectives.term import TERMS, Context, Term
-from stepjepa.objectives.tube import Tube
+from stepjepa.objectives.term import TERMS, Context, Term, load_term
+from stepjepa.objectives.tube import RandomSpan, Tube
 
-for kind in (LMLoss, PromptLoss, Alignment, SIGReg, Variance, Covariance, Tube):
+for kind in (LMLoss, PromptLoss, Alignment, SIGReg, Variance, Covariance, Tube, RandomSpan):
     # In the order in which they are logged, whatever the order of imports.
     TERMS[kind.name] = TERMS.pop(kind.name)
 
@@ -37,20 +38,26 @@ class Objective:
     """
 
     def __init__(self, terms: Iterable[Term], layer: int = -1) -> None:
-        self.terms = {each.name: each for each in terms}
+        self.terms: dict[str, Term] = {}
+        for each in terms:
+            if each.name in self.terms:
+                raise UserError(f"two terms are called '{each.name}'; leave one, or give one another name")
+            self.terms[each.name] = each
         self.layer = layer
 
     @classmethod
-    def from_config(cls, config: JepaConfig, seed: int = 42, extra: Sequence[Term] = ()) -> Objective:
+    def from_config(cls, config: JepaConfig, seed: int = 42) -> Objective:
         """The objective that a configuration describes.
 
         Args:
             config: see ``JepaConfig``.
             seed: of what is drawn at random.
-            extra: further terms.
+
+        Raises:
+            UserError: a term of the user's own can't be loaded.
         """
-        built_in = [kind.from_config(config, seed) for kind in TERMS.values()]
-        return cls([*(each for each in built_in if each is not None), *extra], config.jepa_layer)
+        built_in = [found for kind in TERMS.values() if (found := kind.from_config(config, seed)) is not None]
+        return cls([*built_in, *(load_term(each["term"], each["args"]) for each in config.terms)], config.jepa_layer)
 
     @property
     def names(self) -> list[str]:
@@ -80,14 +87,21 @@ class Objective:
                 found[name] += each.count(batch)
         return found
 
-    def heads(self, config: object) -> dict[str, nn.Module]:
+    def heads(self, config: object, seed: int = 42) -> dict[str, nn.Module]:
         """The trained modules of the terms, by the names under which they are saved.
 
         Args:
             config: of the model's decoder.
+            seed: of their weights, which draw nothing from what else is random.
         """
-        found = {each.head_name or name: each.modules(config) for name, each in self.terms.items()}
-        return {name: head for name, head in found.items() if head is not None}
+        found: dict[str, nn.Module] = {}
+        for name, each in self.terms.items():
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                head = each.modules(config)
+            if head is not None:
+                found[each.head_name or name] = head
+        return found
 
     def sums(self, encoded: Encoded, batch: Batch, context: Context) -> dict[str, Tensor]:
         """The terms of one micro-batch, undivided and unweighted."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
+
+from stepjepa.errors import UserError
+from stepjepa.own_code import load_class
 
 if TYPE_CHECKING:
     from stepjepa.batch.collate import Batch
@@ -129,6 +132,31 @@ def term(name: str, words: str | None = None) -> Callable[[type[Term]], type[Ter
         return cls
 
     return register
+
+
+def load_term(address: str, settings: Mapping[str, Any]) -> Term:
+    """A term of the user's own (``--term``, ``--term_args``).
+
+    Args:
+        address: ``module:Class``; the working folder is looked in, too.
+        settings: fields of the class.
+
+    Raises:
+        UserError: there is no such class, it has no name, or it does not take these settings.
+    """
+    kind = load_class("--term", address, Term)
+    if not hasattr(kind, "name"):
+        raise UserError(f"--term: '{address}' has no name; put @stepjepa.term('my_loss') above the class")
+    known = [each.name for each in fields(kind) if each.init]
+    if unknown := [name for name in settings if name not in known]:
+        raise UserError(f"--term_args: '{address}' has no setting '{unknown[0]}'; it has {', '.join(known)}")
+    try:
+        made = kind(**settings)
+        if not 0 <= made.weight < math.inf:
+            raise ValueError(f"weight: expected 0 or more, got {made.weight}")
+    except (TypeError, ValueError) as error:
+        raise UserError(f"--term_args: '{address}' does not take these settings: {error}") from None
+    return made
 
 
 def scheduled(weight: float, schedule: str, warmup: float, progress: float | None) -> float:

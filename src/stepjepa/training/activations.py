@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepjepa.batch.collate import Batch
 from stepjepa.compute.live_memory import Kind, LiveMemory
 from stepjepa.compute.memory import Sharding
 from stepjepa.compute.shapes import empty_batch, running
 from stepjepa.compute.work import Work, WorkCounter
-from stepjepa.config import JepaConfig
-from stepjepa.models.embeddings import forward_groups
-from stepjepa.objectives.objective import Objective
+from stepjepa.models.lm_head import LMHead
+from stepjepa.objectives.objective import Objective, jepa_loss
+from stepjepa.objectives.term import Context
 
 MASKS, LOGITS, HEAD, PAIRS, OTHERS = "masks", "logits", "gradient of head", "gathered pairs", "activations"
 KINDS = (OTHERS, MASKS, LOGITS, HEAD, PAIRS)
@@ -44,8 +44,8 @@ class Activations:
 
 def activations_of(
     model: Any,
-    groups: Sequence[dict[str, Tensor]],
-    config: JepaConfig,
+    batch: Batch,
+    objective: Objective,
     sharding: Sharding,
     mixed: torch.dtype | None,
     *,
@@ -55,8 +55,8 @@ def activations_of(
 
     Args:
         model: on the meta device, set up for the objective.
-        groups: of ``grouping.GroupCollator``.
-        config: the objective.
+        batch: of ``collate.Collator``.
+        objective: the terms.
         sharding: see ``memory.choose_sharding``.
         mixed: dtype of autocast, or None.
         processes: number of them, whose pairs are brought together where they are compared.
@@ -64,37 +64,34 @@ def activations_of(
     Returns:
         None if the model can't be run on shapes alone, see ``shapes.running``.
     """
-    objective = Objective.from_config(config)
     # A block that was brought together, or weights of 16 bits, need no copy for autocast.
     whole = mixed if sharding.halves or sharding.weights > 1 else None
     autocast = torch.autocast("cpu", dtype=mixed) if mixed is not None else nullcontext()
-    pairs = sum(group["source_index"].numel() for group in groups)
+    context = Context(gather=lambda rows: (rows.repeat(processes, 1), 0))
     try:
-        with running(model, whole), LiveMemory(model, _kinds(model, groups, pairs * processes)) as memory:
-            with WorkCounter() as counter:
-                batch = empty_batch(groups)
+        with running(model, whole):
+            # Tried out before the first pass, as the trainer does.
+            LMHead(model)
+            with LiveMemory(model, _kinds(model, batch, processes)) as memory, WorkCounter() as counter:
+                inputs = empty_batch(batch)
                 with autocast:
-                    outputs = forward_groups(model, batch, config.jepa_layer)
-                counts = torch.empty(3, dtype=torch.float64)
-                sums = objective.sums(outputs, gather=lambda rows: (rows.repeat(processes, 1), 0))
-                del outputs
-                objective.parts(sums, counts, 0.0)["loss"].backward()
+                    loss = jepa_loss(model, inputs, objective, context=context).loss
+                loss.backward()
             found = {name: memory.at_peak.get(name, 0) for name in KINDS}
             return Activations(memory.peak, found, memory.peak_with_gradients, counter.work)
     except RuntimeError:
         return None
 
 
-def _kinds(model: Any, groups: Sequence[dict[str, Tensor]], pairs: int) -> Kind:
+def _kinds(model: Any, batch: Batch, processes: int) -> Kind:
     """Tells tensors apart by their shapes, since that is all there is."""
-    shapes = {tuple(group["input_ids"].shape) for group in groups}
-    embedding = model.get_input_embeddings().weight
-    vocabulary, width = embedding.shape
-    own_pairs = sum(group["source_index"].numel() for group in groups)
+    rows = tuple(batch["input_ids"].shape)
+    vocabulary, width = model.get_input_embeddings().weight.shape
+    pairs = batch.pairs * processes
 
     def kind(tensor: Tensor) -> str:
         shape = tuple(tensor.shape)
-        if len(shape) in (3, 4) and shape[-1] == shape[-2] and (shape[0], shape[-1]) in shapes:
+        if len(shape) in (3, 4) and shape[-1] == shape[-2] and (shape[0], shape[-1]) == rows:
             # One mask for all heads; with more of them these are scores.
             if len(shape) == 3 or shape[1] == 1:
                 return MASKS
@@ -102,7 +99,7 @@ def _kinds(model: Any, groups: Sequence[dict[str, Tensor]], pairs: int) -> Kind:
             return LOGITS
         elif shape == (vocabulary, width):
             return HEAD
-        elif pairs > own_pairs and shape in ((pairs, width), (own_pairs, pairs)):
+        elif processes > 1 and shape in ((pairs, width), (batch.pairs, pairs)):
             return PAIRS
         return OTHERS
 

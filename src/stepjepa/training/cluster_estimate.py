@@ -233,11 +233,9 @@ def _describe(found: Estimate, cluster: Cluster, timing: Timing | None) -> list[
 
 def _preparation(found: Preparation) -> list[str]:
     rate = found.records / max(found.seconds, 1e-9)
-    size = f"{found.bytes / GIB:,.3f} GiB in each process"
-    lines = [f"prepare    {found.records:,} records, {rate:,.0f} for each second of this machine's cores; {size}"]
+    lines = [f"prepare    {found.records:,} records, {rate:,.0f} for each second of this machine's cores"]
     if found.whole != found.records:
-        size = f"{found.bytes / found.records * found.whole / GIB:,.1f} GiB in each, unless they are streamed"
-        lines.append(f"           all {found.whole:,}: {_span(found.whole / rate)} in one process, {size}")
+        lines.append(f"           all {found.whole:,}: {_span(found.whole / rate)} in one process")
     return lines
 
 

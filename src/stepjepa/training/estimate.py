@@ -10,35 +10,35 @@ import argparse
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import TrainingArguments
 
+from stepjepa.batch.collate import Collator
+from stepjepa.batch.dataset import Prepared, prepare
+from stepjepa.batch.sampler import Key, StepSampler
 from stepjepa.compute.communication import Transfer, transfers
-from stepjepa.compute.equal_compute import Pass, Plan, equal_compute
+from stepjepa.compute.equal_compute import Plan, equal_compute
 from stepjepa.compute.flop_probe import Cost
-from stepjepa.compute.flops import FlopModel
+from stepjepa.compute.flops import FlopModel, Shape
 from stepjepa.compute.memory import Part, Sharding, account, choose_sharding
 from stepjepa.compute.shapes import empty_model, running
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.forests.collate import ForestCollator
-from stepjepa.forests.flat import FlatForests
-from stepjepa.forests.grouping import CPU_PASS_COST, GroupCollator
-from stepjepa.forests.preparation import Prepared, prepare
-from stepjepa.forests.sampler import Key
 from stepjepa.models.checkpointing import enable_selective, refuse_full
+from stepjepa.models.heads import attach_heads
 from stepjepa.models.loading import LoraSettings
-from stepjepa.models.setup import base_model, set_up_shape
+from stepjepa.models.setup import base_model, default_row_length, set_up_attention
+from stepjepa.objectives.objective import Objective
+from stepjepa.text.predictors import predictor_ids
 from stepjepa.training.activations import Activations, activations_of
-from stepjepa.training.batches import as_one_pass, largest_batches, spread
 from stepjepa.training.checks import check_positions, refuse_contradictions, refuse_lonely_pairs, refuse_sharding
 
 FULL_STEPS = 8
-"""Steps that a sample of the data is repeated to fill."""
+"""Steps that a sample of the data is gone through again and again to fill."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,30 @@ class Preparation:
         records: how many.
         whole: how many there are of the data set.
         seconds: of this process, on one core or several.
-        bytes: of the forests, which every process holds unless they are streamed.
     """
 
     records: int
     whole: int
     seconds: float
-    bytes: int
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A micro-batch of a planned epoch.
+
+    Attributes:
+        keys: its records.
+        shape: of its rows.
+        tokens: that are computed, padding not counted.
+        plain_tokens: of the same records as plain rows without padding.
+        flops: 0 where they are not known.
+    """
+
+    keys: Sequence[Key]
+    shape: Shape
+    tokens: int
+    plain_tokens: int
+    flops: int
 
 
 @dataclass(frozen=True)
@@ -77,21 +94,22 @@ class Estimate:
 
     Attributes:
         model: kind, parameters, dtype.
-        encoding: ``forest`` or ``rows``, and why.
-        data: see ``preparation.Prepared``.
+        encoding: ``tree`` or ``rows``, and why.
+        data: see ``dataset.Prepared``.
         processes: number of them.
         step: records of a step, in words.
-        tokens: cells of each step of the first epoch, padding included, over all processes.
-        text: share of them that is text; None where that is not known.
+        tokens: of each step of the first epoch, padding included, over all processes.
+        text: share of them that is text.
+        plain_tokens: of a step as plain rows without padding, mean over the first epoch.
         epoch_steps: of an epoch.
         steps: of the run.
-        largest: the micro-batch whose activations were taken.
+        largest: shape of the micro-batch whose activations were taken.
         memory: what one process keeps from step to step.
         activations: what one process needs beside that; None if the model can't be run on shapes alone.
         peak: bytes of the worst moment of one process.
         flops: of a step, mean over the first epoch, all processes together; None as above.
         regular_flops: what regular training would pay for the same records.
-        micro_flops: of the micro-batches of each step of the first epoch, as ``Plan.micro_costs``.
+        micro_flops: of each micro-batch of each step of the first epoch; none if they are not known.
         transfers: what a process sends in a step.
         samples: micro-batches of different cost.
         optimizer: bytes of the weights that are trained and of the optimizer's states, of one process.
@@ -104,10 +122,11 @@ class Estimate:
     processes: int
     step: str
     tokens: list[int]
-    text: float | None
+    text: float
+    plain_tokens: float
     epoch_steps: int
     steps: int
-    largest: Pass
+    largest: Shape
     memory: list[Part]
     activations: Activations | None
     peak: int
@@ -143,7 +162,7 @@ def estimate(
         training: made of ``args``.
         deepspeed: DeepSpeed's configuration, if there is one.
         processes: number of them.
-        on_cpu: the run would be on a CPU, where batches are cut by length.
+        on_cpu: the run would be on a CPU, where rows of trees are short.
         samples: most micro-batches to run on shapes for the time that they take.
         whole: records of the data set that ``records`` are a sample of; None if they are all.
 
@@ -154,52 +173,61 @@ def estimate(
     model, tokenizer = _empty_model(args, config, records)
     start = time.process_time()
     data = prepare(records, tokenizer, config)
-    preparation = Preparation(
-        len(data.dataset), whole or len(data.dataset), time.process_time() - start, _forest_bytes(data)
-    )
+    preparation = Preparation(len(data.dataset), whole or len(data.dataset), time.process_time() - start)
     held_out = prepare(eval_records, tokenizer, config, what="evaluation data") if eval_records else None
+    objective = Objective.from_config(config, training.seed)
     try:
-        encoding = _set_up(model, args, config, training, [data, held_out])
+        encoding, reason = _set_up(model, args, config, objective, training)
+        decoder = base_model(model).config.get_text_config()
+        collator = Collator.of(
+            config,
+            predictor_ids(tokenizer, (config.predictors or 0) if config.uses_views else 0),
+            encoding=encoding,
+            row_length=config.row_length or default_row_length(base_model(model), "cpu" if on_cpu else "cuda"),
+            share_prefixes=config.share_prefixes,
+            prompt_labels="prompt_loss" in objective.terms,
+            positions=getattr(decoder, "max_position_embeddings", None),
+            pad_id=tokenizer.pad_token_id or 0,
+        )
+        check_positions(collator, [data, held_out])
         if sharding.words:
             refuse_sharding(config, args.eval_generate)
     except ValueError as error:
         raise UserError(str(error)) from None
     flops = _flops(model, config, training)
-    per_step = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes
-    # A sample is gone through several times, if need be, to fill some steps.
-    count = len(data.dataset)
-    times = 1 if whole is None else max(1, math.ceil(min(whole, FULL_STEPS * per_step) / count))
-    plan = replace(
-        Plan.of(
-            flops or FlopModel(Cost(), Cost()),
-            [*data.dataset.forests] * times,
-            encoding=encoding[0],
-            args=training,
-            jepa=config,
-            pass_cost=CPU_PASS_COST if on_cpu and processes == 1 else None,
-        ),
-        # On a machine with several devices, a process alone would be given all of them.
-        batch_size=training.per_device_train_batch_size,
-        batches_per_step=training.gradient_accumulation_steps * processes,
-        processes=processes,
+    # On a machine with several devices, a process alone would be given all of them.
+    batch_size, accumulated = training.per_device_train_batch_size, training.gradient_accumulation_steps
+    per_step = batch_size * accumulated * processes
+    sampler = StepSampler(
+        data.dataset.lengths,
+        per_step,
+        strategy=str(training.train_sampling_strategy),
+        multiple=batch_size * processes,
+        seed=training.seed if training.data_seed is None else training.data_seed,
+        jepa_ratio=config.jepa_ratio if config.uses_views else 1.0,
+        tight=not objective.compares_pairs,
     )
-    steps = plan.keys(0)
-    tokens = [sum(one.shape.rows * one.shape.length for one in plan.passes(keys)) for keys in steps]
+    plan = Plan(
+        flops or FlopModel(Cost(), Cost()),
+        data.dataset,
+        sampler,
+        collator,
+        batch_size,
+        accumulated * processes,
+        trains_rows=config.plain,
+    )
+    steps = _planned(plan, whole)
+    batches = [batch for step in steps for batch in step if any(key.record >= 0 for key in batch.keys)]
     mixed = torch.bfloat16 if training.bf16 else torch.float16 if training.fp16 else None
-    collator = GroupCollator(ForestCollator(tokenizer.pad_token_id or 0, encoding[0]), plan.pass_cost)
+    compared = processes if objective.compares_pairs else 1
 
-    compared = processes if config.compares_pairs else 1
+    def run(batch: MicroBatch) -> Activations | None:
+        return activations_of(model, plan.collate(batch.keys), objective, sharding, mixed, processes=compared)
 
-    def run(keys: Sequence[Key]) -> Activations | None:
-        present = [key._replace(record=key.record % count) for key in keys if key.record >= 0]
-        groups = collator([data.dataset[key] for key in present])["groups"]
-        return activations_of(model, groups, config, sharding, mixed, processes=compared)
-
-    found = [(run(keys), keys) for keys in largest_batches(plan, steps, int(model.config.get_text_config().vocab_size))]
-    activations, keys = max(found, key=lambda one: one[0].bytes if one[0] else 0)
-    largest = as_one_pass(plan.passes(keys))
+    found = [(run(batch), batch.shape) for batch in _largest(batches)]
+    activations, largest = max(found, key=lambda one: one[0].bytes if one[0] else 0)
     quantized = "4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None
-    accumulates = training.gradient_accumulation_steps > 1
+    accumulates = accumulated > 1
     kinds = getattr(training.accelerator_config, "gradient_accumulation_kwargs", None) or {}
     synced = bool(kinds.get("sync_each_batch", False))
     memory = account(
@@ -213,16 +241,18 @@ def estimate(
         accumulates=accumulates and not synced,
     )
     epoch_steps = plan.steps_per_epoch if whole is None else math.ceil(whole / per_step)
-    micro = plan.micro_costs(0) if flops else []
-    regular = plan.regular_costs(0) if flops else None
+    micro = [[float(batch.flops) for batch in step] for step in steps] if flops else []
+    tokens = [sum(batch.shape.cells for batch in step) for step in steps]
+    regular = [batch.flops for step in _planned(plan.regular, whole) for batch in step] if flops else None
     return Estimate(
         model=_describe_model(model),
-        encoding=f"{encoding[0]} ({encoding[1]})",
+        encoding=f"{encoding} ({reason})",
         data=data,
         processes=processes,
-        step=_describe_step(plan, training.gradient_accumulation_steps),
+        step=_describe_step(plan, accumulated, processes),
         tokens=tokens,
-        text=_text_share(plan, steps, tokens) if encoding[0] == "forest" else None,
+        text=sum(batch.tokens for batch in batches) / sum(tokens),
+        plain_tokens=sum(batch.plain_tokens for batch in batches) / len(steps),
         epoch_steps=epoch_steps,
         steps=_count_steps(args, training, plan, epoch_steps),
         largest=largest,
@@ -230,25 +260,61 @@ def estimate(
         activations=activations,
         peak=_peak(memory, activations, sharding, accumulates),
         flops=sum(map(sum, micro)) / len(micro) if micro else None,
-        regular_flops=sum(regular) / len(regular) if regular else None,
+        regular_flops=sum(regular) / len(steps) if regular else None,
         micro_flops=micro,
         transfers=transfers(
             model,
             sharding,
             processes=processes,
-            micro_batches=training.gradient_accumulation_steps,
+            micro_batches=accumulated,
             synced=synced,
             mixed=mixed,
             gathered=_gathered(model, config, largest, training, mixed),
         ),
         samples=[
-            Sample(cost, seen)
-            for cost, keys in (spread(plan, steps, micro, samples) if activations else [])
-            if (seen := run(keys))
+            Sample(batch.flops, seen)
+            for batch in (_spread(batches, samples) if activations else [])
+            if (seen := run(batch))
         ],
         optimizer=_optimizer(memory),
         preparation=preparation,
     )
+
+
+def _planned(plan: Plan, whole: int | None) -> list[list[MicroBatch]]:
+    """The micro-batches of each step of the first epoch; of some full steps where the records are a sample."""
+    steps = plan.keys(0)
+    if whole is not None:
+        per_step, epoch = plan.records_per_step, 0
+        keys: list[Key] = []
+        while len(keys) < min(whole, FULL_STEPS * per_step):
+            # Epoch after epoch, so that no micro-batch has a record twice, which would cost as much as once.
+            keys += [key for step in plan.keys(epoch) for key in step if key.record >= 0]
+            epoch += 1
+        full = range(0, len(keys) - per_step + 1, per_step)
+        steps = [keys[first : first + per_step] for first in full] or [keys]
+
+    def look(keys: Sequence[Key]) -> MicroBatch:
+        batch = plan.collate(keys)
+        shape, members = Shape.of(batch), batch["members"]
+        return MicroBatch(keys, shape, members.tokens, members.plain_tokens, plan.flops.of_shape(shape))
+
+    return [[look(keys) for keys in plan.micro_batches(step)] for step in steps]
+
+
+def _largest(batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+    """The micro-batches that may need most memory: by tokens, by masks, by logits."""
+    sizes = (lambda shape: shape.cells, lambda shape: shape.squares, lambda shape: shape.labels)
+    chosen = (max(batches, key=lambda batch: size(batch.shape)) for size in sizes)  # called at once
+    return list({id(batch): batch for batch in chosen}.values())
+
+
+def _spread(batches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:
+    """Micro-batches from the cheapest to the dearest, at equal distances in their order."""
+    ordered = sorted(batches, key=lambda batch: batch.flops)
+    if count >= len(ordered):
+        return ordered
+    return [ordered[round(place * (len(ordered) - 1) / max(count - 1, 1))] for place in range(count)]
 
 
 def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence[Record]) -> tuple[Any, Any]:
@@ -272,25 +338,21 @@ def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence
 
 
 def _set_up(
-    model: Any,
-    args: argparse.Namespace,
-    config: JepaConfig,
-    training: TrainingArguments,
-    prepared: Sequence[Prepared | None],
+    model: Any, args: argparse.Namespace, config: JepaConfig, objective: Objective, training: TrainingArguments
 ) -> tuple[str, str]:
     """What ``JepaTrainer`` and the command do to a model and refuse; gives the encoding and its reason."""
     refuse_contradictions(training)
-    refuse_lonely_pairs(config, training)
-    encoding = set_up_shape(model, config, training.seed)
+    refuse_lonely_pairs(objective, config, training)
+    encoding, reason = set_up_attention(model, config)
     base = base_model(model)
-    check_positions(base, prepared)
+    attach_heads(model, objective.heads(base.config.get_text_config()))
     if args.selective_checkpointing:
         refuse_full(training)
         enable_selective(model)
     elif _checkpoints_whole_blocks(training):
         enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
         enable({"use_reentrant": False})
-    return encoding
+    return encoding, reason
 
 
 def _checkpoints_whole_blocks(training: TrainingArguments) -> bool:
@@ -322,7 +384,7 @@ def _peak(memory: Sequence[Part], activations: Activations | None, sharding: Sha
 
 
 def _gathered(
-    model: Any, config: JepaConfig, largest: Pass, training: TrainingArguments, mixed: torch.dtype | None
+    model: Any, config: JepaConfig, largest: Shape, training: TrainingArguments, mixed: torch.dtype | None
 ) -> int:
     """Bytes of the embeddings that a process sends to each other one, at most, in a step."""
     if not config.compares_pairs:
@@ -331,24 +393,12 @@ def _gathered(
     width = mixed.itemsize if mixed is not None else embedding.element_size()
     regularized = any((config.sigreg, config.variance, config.covariance))
     sets = (config.jepa_loss_type == "infonce") + 2 * regularized
-    return sets * largest.shape.pairs * embedding.shape[1] * width * training.gradient_accumulation_steps
+    return sets * largest.pairs * embedding.shape[1] * width * training.gradient_accumulation_steps
 
 
 def _optimizer(memory: Sequence[Part]) -> tuple[int, int]:
     sizes = {part.name: part.bytes for part in memory}
     return sizes.get("gradients", 0), sizes.get("optimizer states", 0)
-
-
-def _forest_bytes(data: Prepared) -> int:
-    forests = data.dataset.forests
-    return sum(array.nbytes for array in forests.arrays.values()) if isinstance(forests, FlatForests) else 0
-
-
-def _text_share(plan: Plan, steps: Sequence[Sequence[Key]], tokens: Sequence[int]) -> float:
-    """A record that has several rows has text in them that is not measured, so this is of forests alone."""
-    shapes = {True: plan.shapes.whole, False: plan.shapes.plain}
-    text = sum(shapes[key.with_views][key.record].length for step in steps for key in step if key.record >= 0)
-    return text / sum(tokens)
 
 
 def _count_steps(args: argparse.Namespace, training: TrainingArguments, plan: Plan, epoch_steps: int) -> int:
@@ -360,9 +410,9 @@ def _count_steps(args: argparse.Namespace, training: TrainingArguments, plan: Pl
     return math.ceil(training.num_train_epochs * epoch_steps)
 
 
-def _describe_step(plan: Plan, accumulated: int) -> str:
-    processes = f"{plan.processes} process{'es' * (plan.processes > 1)}"
-    return f"{plan.records_per_step:,} records ({plan.batch_size} x {accumulated} accumulated x {processes})"
+def _describe_step(plan: Plan, accumulated: int, processes: int) -> str:
+    words = f"{processes} process{'es' * (processes > 1)}"
+    return f"{plan.records_per_step:,} records ({plan.batch_size} x {accumulated} accumulated x {words})"
 
 
 def _describe_model(model: Any) -> str:

@@ -13,7 +13,7 @@ def describe(found: Estimate) -> list[str]:
     """Model, data, memory and FLOPs on one screen, as lines."""
     data, tokens = found.data, found.tokens
     records = len(data.dataset)
-    padding = "" if found.text is None else f", {1 - found.text:.1%} of it padding"
+    padding = f", {1 - found.text:.1%} of it padding; {found.plain_tokens:,.0f} as plain rows"
     mean = sum(tokens) / len(tokens)
     lines = [
         f"model      {found.model}",
@@ -43,7 +43,7 @@ def activation_parts(found: Estimate) -> list[Part]:
     """The parts of the activations that are there at their worst moment."""
     if found.activations is None:
         return []
-    shape = found.largest.shape
+    shape = found.largest
     words = f"{shape.rows} rows of up to {shape.length} tokens, {shape.labels} labels"
     return [
         Part(name, size, words if name == OTHERS else "")
@@ -63,7 +63,7 @@ def _line(part: Part) -> str:
 
 def as_dict(found: Estimate) -> dict[str, Any]:
     """The same for programs: bytes, FLOPs, tokens."""
-    tokens, shape = found.tokens, found.largest.shape
+    tokens = found.tokens
     return {
         "model": found.model,
         "encoding": found.encoding,
@@ -72,6 +72,7 @@ def as_dict(found: Estimate) -> dict[str, Any]:
         "step": {
             "records": found.step,
             "tokens": sum(tokens) / len(tokens),
+            "plain_tokens": found.plain_tokens,
             "most_tokens": max(tokens),
             "text_share": found.text,
         },
@@ -79,7 +80,7 @@ def as_dict(found: Estimate) -> dict[str, Any]:
         "steps_per_epoch": found.epoch_steps,
         "memory": {
             "parts": {part.name: part.bytes for part in [*found.memory, *activation_parts(found)]},
-            "largest_batch": shape._asdict(),
+            "largest_batch": found.largest._asdict(),
             "peak": found.peak,
         },
         "flops": {"step": found.flops, "regular_step": found.regular_flops},

@@ -222,7 +222,7 @@ def short_training(batch: int, dtype: str, clock: str, device: torch.device, *, 
         memory = ProcessMemory(device)
         trainer.train()
         held = memory.peak()
-    found = [activations_of(model, one["groups"], config, Sharding(), None) for one in batches]
+    found = [activations_of(model, one, trainer.objective, Sharding(), None) for one in batches]
     seen = [one for one in found if one is not None]
     mean = Work(*(statistics.mean(getattr(one.work, name) for one in seen) for name in vars(Work())))
     sizes = {part.name: part.bytes for part in account(model, optim=str(args.optim.value))}

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepjepa.compute.equal_compute import EqualCompute, Plan
+from stepjepa.compute.equal_compute import EqualCompute
 from stepjepa.models.quantization import parameter_counts
 from stepjepa.models.setup import base_model
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
+    from stepjepa.batch.dataset import Prepared
     from stepjepa.config import JepaConfig
-    from stepjepa.forests.preparation import Prepared
     from stepjepa.training.trainer import JepaTrainer
 
 SAMPLED = 512
@@ -26,13 +25,13 @@ Row = tuple[str, str]
 
 
 class Cost(NamedTuple):
-    """What a step costs on the average.
+    """What a step costs on the average; regular training is that of the same records with the same sharing.
 
     Attributes:
-        tokens: of it, padding not counted.
-        regular_tokens: of the same records in regular training.
-        flops: of it, padding counted.
-        regular_flops: of the same records in regular training.
+        tokens: that are computed, padding not counted.
+        regular_tokens: in regular training.
+        flops: padding counted.
+        regular_flops: in regular training.
     """
 
     tokens: float
@@ -44,35 +43,27 @@ class Cost(NamedTuple):
 def step_cost(trainer: JepaTrainer) -> Cost:
     """What a step of a run costs on the average, loss dropout included.
 
-    Tokens are those of all records; FLOPs are worked out for every k-th record, ``SAMPLED`` or a few steps full.
+    Every k-th step is collated, so that ``SAMPLED`` records or a few steps are.
 
     Args:
         trainer: with prepared records.
     """
-    assert trainer.prepared is not None
+    plan = trainer.plan
     ratio = trainer.jepa.jepa_ratio if trainer.jepa.uses_views else 1.0
-    forests = trainer.prepared.dataset.forests
-    places = trainer.args.train_batch_size * trainer.args.gradient_accumulation_steps * trainer.args.world_size
-    stride = max(1, len(forests) // max(SAMPLED, 4 * places))
-    plan = Plan.of(
-        trainer.flops,
-        [forests[index] for index in range(0, len(forests), stride)],
-        encoding=trainer.encoding,
-        args=trainer.args,
-        jepa=trainer.jepa,
-        pass_cost=trainer.data_collator.pass_cost,
-    )
     # Which steps drop their views is drawn: a sample of them would say less than both kinds, weighted.
-    whole, plain = (sum(replace(plan, jepa_ratio=share).epoch_costs(0)) for share in (1.0, 0.0))
-    steps = len(plan.shapes.whole) / min(places, len(plan.shapes.whole))
-    records = min(places, len(forests))
-    tokens = trainer.prepared.tokens
-    return Cost(
-        (ratio * tokens["all"] + (1 - ratio) * tokens["main"]) * records / len(forests),
-        tokens["main"] * records / len(forests),
-        (ratio * whole + (1 - ratio) * plain) / steps,
-        sum(plan.regular_costs(0)) / steps,
-    )
+    steps = [([key._replace(with_views=True) for key in keys], keys) for keys in plan.regular.keys(0)]
+    stride = max(1, len(steps) * plan.records_per_step // max(SAMPLED, 4 * plan.records_per_step))
+    tokens, regular_tokens, flops, regular_flops, records = 0.0, 0, 0.0, 0, 0
+    for both in steps[::stride]:
+        whole, regular = ([plan.collate(batch) for batch in plan.micro_batches(keys)] for keys in both)
+        without = sum(batch["members"].tokens for batch in regular)
+        tokens += ratio * sum(batch["members"].tokens for batch in whole) + (1 - ratio) * without
+        regular_tokens += without
+        flops += ratio * sum(map(plan.flops.of_batch, whole)) + (1 - ratio) * sum(map(plan.flops.of_batch, regular))
+        regular_flops += sum(map(plan.regular.flops.of_batch, regular))
+        records += sum(key.record >= 0 for key in both[1])
+    scale = min(plan.records_per_step, len(plan.records)) / records
+    return Cost(*(total * scale for total in (tokens, regular_tokens, flops, regular_flops)))
 
 
 def run_length(trainer: JepaTrainer) -> tuple[int, int | None]:

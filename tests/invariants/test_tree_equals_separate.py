@@ -1,0 +1,247 @@
+"""Invariant 1: one pass over trees gives what a pass over every sequence by itself gives, for every architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+from slow_trees import Slow, logits_of, probe, random_records, random_sequences, separately
+from stepjepa.batch.collate import Batch, Collator, Item
+from stepjepa.batch.layouts import LAYOUTS, Layout, Reading
+from stepjepa.batch.pack import pack
+from stepjepa.batch.sequences import Sequence as TokenSequence
+from stepjepa.batch.sequences import TokenizedRecord
+from stepjepa.config import JepaConfig
+from stepjepa.models.attention import EAGER, SDPA, enable_trees
+from stepjepa.models.encode import Encoded, encode
+
+ModelFactory = Callable[..., Any]
+Parts = Sequence[Sequence[TokenSequence]]
+
+CONFIGURATIONS = {
+    "step branched": JepaConfig(mode="step-jepa", predictors=2, pairs="all"),
+    "llm separate": JepaConfig(mode="llm-jepa", layout="separate", predictors=1),
+    "llm branched": JepaConfig(mode="llm-jepa", layout="branched", predictors=1, pooling="mean"),
+}
+MODELS = [
+    pytest.param(name, attention, id=f"{name}-{attention}")
+    for name in tiny.ATTENTION_ONLY
+    for attention in ("eager", "sdpa")
+    if not (name == "gemma2_window" and attention != "eager")  # transformers refuses it: soft cap
+]
+
+
+def sums(model: Any, batch: Batch) -> dict[str, Tensor]:
+    """What terms read of a micro-batch, from the one pass."""
+
+    def evaluate(encoded: Encoded) -> dict[str, Tensor]:
+        index = batch["head_index"]
+        source, target = encoded.pairs
+        return {
+            "states": encoded.at(torch.arange(batch["input_ids"].numel())),
+            "lm_loss": encoded.token_loss(index, batch["label_ids"], batch["label_row"]),
+            "prompt_loss": encoded.token_loss(index, batch["prompt_ids"], batch["prompt_row"]),
+            "logits": encoded.logits(index),
+            "source": source,
+            "target": target,
+        }
+
+    return encode(model, batch, evaluate)
+
+
+def scalar(found: dict[str, Tensor] | Slow, states: Tensor) -> Tensor:
+    """A number that depends on all that was computed."""
+    of = found if isinstance(found, dict) else vars(found)
+    total = probe(states) + of["lm_loss"] + 0.3 * of["prompt_loss"]
+    return total + probe(of["source"], 1) + probe(of["target"], 2)
+
+
+def check(model: Any, plain: Any, batch: Batch, parts: Parts, paths: Sequence[Any]) -> None:
+    """Hidden states of every sequence, logits, losses, embeddings and all gradients."""
+    slow, found = separately(plain, parts), sums(model, batch)
+    ours = [found["states"][torch.from_numpy(path)] for path in paths]
+    for own, wanted in zip(ours, slow.states, strict=True):
+        tiny.assert_same(own, wanted, what="hidden states")
+    for name in ("lm_loss", "prompt_loss", "source", "target"):
+        tiny.assert_same(found[name], getattr(slow, name), what=name)
+    by_place = {
+        place: state
+        for path, states in zip(paths, slow.states, strict=True)
+        for place, state in zip(path.tolist(), states, strict=True)
+    }
+    if len(batch["head_index"]):
+        wanted = logits_of(plain, torch.stack([by_place[place] for place in batch["head_index"].tolist()]))
+        tiny.assert_same(found["logits"], wanted, what="logits")
+    fast = scalar({name: value for name, value in found.items() if name != "logits"}, torch.cat(ours))
+    tiny.assert_same_gradients(tiny.gradients(model, fast), tiny.gradients(plain, scalar(slow, torch.cat(slow.states))))
+
+
+def paths_of(collator: Collator, records: Sequence[TokenizedRecord]) -> tuple[Parts, list[Any]]:
+    """The sequences of all records, and where packing puts them."""
+    parts = [collator.sequences(Item(record)) for record in records]
+    sequences = [sequence for part in parts for sequence in part]
+    groups = None if collator.share_prefixes else [owner for owner, part in enumerate(parts) for _ in part]
+    alone = collator.encoding != "tree"
+    return parts, pack(sequences, row_length=collator.row_length, groups=groups, one_each=alone).paths
+
+
+def compare(factory: ModelFactory, architecture: str, attention: str, collator: Collator, records: Any) -> Batch:
+    plain, model = factory(architecture, attention), factory(architecture, attention)
+    if collator.encoding == "tree":
+        enable_trees(model)
+        assert model.config._attn_implementation == (EAGER if attention == "eager" else SDPA)
+    batch = collator(map(Item, records))
+    check(model, plain, batch, *paths_of(collator, records))
+    return batch
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize(("architecture", "attention"), MODELS)
+def test_trees_equal_separate_passes(
+    architecture: str, attention: str, name: str, tiny_model: ModelFactory, trained_tokenizer: Any
+) -> None:
+    config = CONFIGURATIONS[name]
+    records = tiny.tokenized(trained_tokenizer, config)[:2]
+    collator = tiny.collator(trained_tokenizer, config, prompt_labels=True)
+    batch = compare(tiny_model, architecture, attention, collator, records)
+    assert batch.trees is not None
+    assert batch["members"].tokens < sum(batch["members"].lengths), "nothing is shared"
+
+
+@pytest.mark.parametrize(("architecture", "attention"), MODELS)
+def test_records_that_begin_alike(architecture: str, attention: str, tiny_model: ModelFactory) -> None:
+    """Equal ones, ones that are equal up to the middle of the answer, prefixes: each counts once a record."""
+    collator = Collator("separate", np.empty(0, np.int32), row_length=43, prompt_labels=True)
+    batch = compare(tiny_model, architecture, attention, collator, random_records(3))
+    assert len(batch["head_index"]) < len(batch["label_ids"]) + len(batch["prompt_ids"])
+    assert len(batch["input_ids"]) > 1
+
+
+@pytest.fixture
+def as_they_are(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[list[TokenSequence]]], list[TokenizedRecord]]:
+    """Gives records that a layout of the test turns into given sequences."""
+
+    def make(parts: list[list[TokenSequence]]) -> list[TokenizedRecord]:
+        place = lambda record, predictors, reading: parts[record.line]  # noqa: E731
+        monkeypatch.setitem(LAYOUTS, "given", Layout("given", place, ("llm-jepa",)))
+        none = np.empty(0, np.int32)
+        return [TokenizedRecord(none, none, line=line) for line in range(len(parts))]
+
+    return make
+
+
+@pytest.mark.parametrize("seed", range(7))
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3_window"])
+def test_any_sequences(architecture: str, seed: int, tiny_model: ModelFactory, as_they_are: Any) -> None:
+    """Branches on branches, several trees in a row, labels and readouts anywhere."""
+    records = as_they_are([random_sequences(2 * seed + part, vocabulary=tiny.VOCABULARY) for part in range(2)])
+    collator = Collator("given", np.empty(0, np.int32), Reading(mean=True), row_length=29)
+    compare(tiny_model, architecture, "sdpa", collator, records)
+
+
+@pytest.mark.parametrize("architecture", tiny.WITH_WINDOW)
+def test_the_windows_bite(architecture: str, tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
+    """Guards the tests above: with sequences shorter than the window they would say nothing about windows."""
+    record = tiny.tokenized(trained_tokenizer, CONFIGURATIONS["llm separate"])[0]
+    model = tiny_model(architecture, "eager")
+    wide = tiny_model(architecture, "eager", sliding_window=len(record.ids) + 1)
+    ids = torch.from_numpy(record.ids.astype(np.int64))[None]
+    with torch.no_grad():
+        difference = model(ids).logits - wide(ids).logits
+    assert difference[:, : tiny.WINDOW].abs().max() < 1e-5
+    assert difference[:, tiny.WINDOW :].abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("k", "front", "reverse"),
+    [(k, front, reverse) for k in (0, 1, 3) for front in (False, True) for reverse in (False, True) if k or not front],
+)
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_every_option_equals_separate_passes(
+    *, name: str, k: int, front: bool, reverse: bool, tiny_model: ModelFactory, trained_tokenizer: Any
+) -> None:
+    base = CONFIGURATIONS[name]
+    config = JepaConfig(
+        mode=base.mode, layout=base.layout, predictors=k, pairs="all", front_pred=front, reverse_pred=reverse
+    )
+    records = tiny.tokenized(trained_tokenizer, config)
+    compare(tiny_model, "qwen3", "sdpa", tiny.collator(trained_tokenizer, config, prompt_labels=True), records)
+
+
+@pytest.mark.parametrize("pairs", ["first", "all"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
+def test_in_place_equals_a_dense_mask(
+    architecture: str, attention: str, pairs: Any, tiny_model: ModelFactory, trained_tokenizer: Any
+) -> None:
+    """No plain pass gives the same numbers, so each sequence is run under its mask, written token by token."""
+    config = JepaConfig(mode="step-jepa", layout="inplace", predictors=2, pairs=pairs, pooling="mean")
+    records = (tiny.tokenized(trained_tokenizer, config) * 2)[:4]
+    collator = tiny.collator(trained_tokenizer, config, prompt_labels=True)
+    plain, model = tiny_model(architecture, "eager"), tiny_model(architecture, attention)
+    enable_trees(model)
+    batch = collator(map(Item, records))
+    assert batch["isolates"]
+    check(model, plain, batch, *paths_of(collator, records))
+
+
+def test_an_isolated_step_embeds_as_it_does_alone(tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
+    """Attention can't tell its rotary offset."""
+    config = JepaConfig(mode="step-jepa", layout="inplace")
+    record = tiny.tokenized(trained_tokenizer, config)[0]
+    collator = tiny.collator(trained_tokenizer, config)
+    model = tiny_model("llama")
+    enable_trees(model)
+    second = record.pairs[0].second
+    found = sums(model, collator([Item(record)]))["target"][0]
+    alone = torch.from_numpy(second.content.astype(np.int64))[None]
+    tiny.assert_same(found, tiny_model("llama").get_decoder()(input_ids=alone).last_hidden_state[0, -1])
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize("architecture", [*tiny.RECURRENT, "gpt2", "gemma3_window"])
+def test_rows_equal_separate_passes(
+    architecture: str, name: str, tiny_model: ModelFactory, trained_tokenizer: Any
+) -> None:
+    """Padding stands on the right, where neither a state nor a convolution reaches back from."""
+    config = CONFIGURATIONS[name]
+    collator = tiny.collator(trained_tokenizer, config, encoding="rows", prompt_labels=True, pad_id=3)
+    records = (tiny.tokenized(trained_tokenizer, config) * 2)[:4]
+    batch = compare(tiny_model, architecture, "sdpa", collator, records)
+    assert "position_ids" not in batch
+
+
+@pytest.mark.parametrize("architecture", tiny.RECURRENT)
+def test_why_recurrent_models_need_rows(architecture: str, tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
+    """In such a layer a branch really hears what stands before it in the row, whatever the mask."""
+    config = CONFIGURATIONS["llm separate"]
+    records = tiny.tokenized(trained_tokenizer, config)
+    collator = tiny.collator(trained_tokenizer, config)
+    parts, paths = paths_of(collator, records)
+    model = tiny_model(architecture)
+    with torch.no_grad():
+        slow = separately(model, parts)
+        states = tiny.hidden_states(model, collator(map(Item, records)))
+    differences = [float((states[path] - own).abs().max()) for path, own in zip(paths, slow.states, strict=True)]
+    assert max(differences) > 1e-2
+
+
+# -- guards ------------------------------------------------------------------------------------------------------------
+
+
+def test_trees_need_their_attention(tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
+    """Guards ``enable_trees``: without it the pass runs, and is wrong."""
+    ready, plain = tiny_model("llama"), tiny_model("llama")
+    enable_trees(ready)
+    batch = tiny.batch_of(trained_tokenizer, CONFIGURATIONS["llm separate"])
+    with torch.no_grad():
+        assert float((sums(ready, batch)["target"] - sums(plain, batch)["target"]).abs().max()) > 0.1

@@ -1,0 +1,172 @@
+"""The one forward pass: what terms read inside it, and nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tiny
+from slow_trees import logits_of
+from stepjepa.batch.collate import Batch
+from stepjepa.config import JepaConfig
+from stepjepa.models.architecture import find_decoder
+from stepjepa.models.attention import enable_trees
+from stepjepa.models.encode import Encoded, encode
+from stepjepa.models.heads import PredictorHead, attach_heads
+from stepjepa.models.loading import LoraSettings, add_lora
+from stepjepa.text.predictors import all_predictor_ids
+
+ModelFactory = Callable[..., Any]
+
+
+class Wrapper(nn.Module):
+    """As DDP wraps."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, **kwargs: Any) -> Any:
+        return self.module(**kwargs)
+
+
+@pytest.fixture
+def batch(trained_tokenizer: Any) -> Batch:
+    return tiny.batch_of(trained_tokenizer, JepaConfig(predictors=1), prompt_labels=True)
+
+
+def ready(factory: ModelFactory, architecture: str = "llama") -> Any:
+    model = factory(architecture, "eager")
+    enable_trees(model)
+    return model
+
+
+def run(model: nn.Module, batch: Batch, **options: Any) -> dict[str, Tensor]:
+    def evaluate(encoded: Encoded) -> dict[str, Tensor]:
+        index = batch["head_index"]
+        return {
+            "loss": encoded.token_loss(index, batch["label_ids"], batch["label_row"]),
+            "logits": encoded.logits(index),
+            "source": encoded.pairs[0],
+            "target": encoded.pairs[1],
+            "first": encoded.at(torch.tensor([[0, 3], [5, 2]])),
+        }
+
+    return encode(model, batch, evaluate, **options)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2_window", "gpt2", "qwen3_moe", "granite", "cohere"])
+def test_against_the_whole_output(architecture: str, tiny_model: ModelFactory, batch: Batch) -> None:
+    """The head sees the positions that it is asked for, and still scales and caps them as the model does."""
+    model = ready(tiny_model, architecture)
+    with torch.no_grad():
+        found, states = run(model, batch), tiny.hidden_states(model, batch)
+        logits = logits_of(model, states[batch["head_index"]])
+    tiny.assert_same(found["logits"], logits)
+    wanted = F.cross_entropy(logits[batch["label_row"]], batch["label_ids"], reduction="sum")
+    tiny.assert_same(found["loss"], wanted)
+    assert torch.equal(found["source"], states[batch["source_index"]])
+    assert torch.equal(found["target"], states[batch["target_index"]])
+    assert torch.equal(found["first"], states[torch.tensor([[0, 3], [5, 2]])])
+
+
+def test_no_logits_of_the_whole_batch_are_made(tiny_model: ModelFactory, batch: Batch) -> None:
+    model = ready(tiny_model)
+    run(model, batch)  # tries the head out with one token
+    made: list[int] = []
+    model.lm_head.register_forward_hook(lambda _module, _args, output: made.append(output.shape[-2]))
+    run(model, batch)
+    assert max(made) <= len(batch["head_index"]) < batch["input_ids"].numel()
+
+
+@pytest.mark.parametrize("wrap", ["plain", "wrapped twice", "adapter"])
+def test_under_wrappers(wrap: str, tiny_model: ModelFactory, batch: Batch, tiny_tokenizer: Any) -> None:
+    model = ready(tiny_model)
+    with torch.no_grad():
+        wanted = run(model, batch)
+        wrapped: Any = Wrapper(Wrapper(model)) if wrap == "wrapped twice" else model
+        if wrap == "adapter":
+            wrapped = add_lora(model, LoraSettings(3), all_predictor_ids(tiny_tokenizer)).eval()
+        assert find_decoder(wrapped) is find_decoder(model)
+        for name, value in run(wrapped, batch).items():
+            tiny.assert_same(value, wanted[name], what=name)
+
+
+def test_other_layers(tiny_model: ModelFactory, batch: Batch) -> None:
+    model = ready(tiny_model, "smollm3")
+    index = batch["source_index"]
+    with torch.no_grad():
+
+        def evaluate(encoded: Encoded) -> dict[str, Tensor]:
+            found = {str(layer): encoded.at(index, layer) for layer in (0, 2, -2, -1)}
+            with pytest.raises(ValueError, match=r"a layer that a term names in 'layers' \(-2, -1, 0, 2\), got 1"):
+                encoded.at(index, 1)
+            return found | {"source": encoded.pairs[0]}
+
+        found = encode(model, batch, evaluate, layer=2, layers=(0, -2))
+        for layer in (0, 2, -2, -1):
+            assert torch.equal(found[str(layer)], tiny.hidden_states(model, batch, layer)[index])
+    assert torch.equal(found["source"], found["2"])
+    assert not torch.allclose(found["2"], found["-1"], atol=1e-3)
+    for wrong in ({"layer": 6}, {"layers": (-7,)}):
+        with pytest.raises(ValueError, match="jepa_layer: expected -6 to 5 for a model of 5 layers"):
+            run(model, batch, **wrong)
+
+
+def test_a_head_maps_the_source_alone(tiny_model: ModelFactory, batch: Batch) -> None:
+    model = ready(tiny_model)
+    with torch.no_grad():
+        without = run(model, batch)
+        attach_heads(model, {"predictor_head": PredictorHead("mlp", 33)})
+        found = run(model, batch)
+        assert torch.equal(found["source"], model.term_heads["predictor_head"](without["source"]))
+    for name in ("target", "loss", "logits"):
+        assert torch.equal(found[name], without[name])
+
+
+def test_targets_are_replaced_without_a_gradient(tiny_model: ModelFactory, batch: Batch) -> None:
+    model = ready(tiny_model)
+    other = tiny.hidden_states(tiny_model("llama", seed=5), batch).requires_grad_()
+
+    def evaluate(encoded: Encoded) -> dict[str, Tensor]:
+        source = encoded.pairs[0]
+        encoded.replace_targets(lambda _batch, layer: other if layer == -1 else other * 0)
+        assert encoded.pairs[0] is source
+        return {"target": encoded.pairs[1]}
+
+    found = encode(model, batch, evaluate)["target"]
+    assert torch.equal(found, other[batch["target_index"]])
+    assert not found.requires_grad
+
+
+def test_no_hook_is_left(tiny_model: ModelFactory, batch: Batch) -> None:
+    model = ready(tiny_model)
+    run(model, batch)
+    with pytest.raises(IndexError):
+        run(model, Batch({**batch, "source_index": torch.tensor([10**6])}))
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+
+
+def test_a_model_that_does_not_use_its_head_is_refused(tiny_model: ModelFactory, batch: Batch) -> None:
+    model = ready(tiny_model)
+    run(model, batch)
+    forward = model.forward
+    model.forward = lambda **kwargs: model.lm_head(model.lm_head.weight[:1]) is None or forward(**kwargs)
+    with pytest.raises((ValueError, IndexError)):
+        run(model, batch)
+
+
+def test_a_model_without_a_decoder_is_refused() -> None:
+    class Bare(nn.Module):
+        def get_decoder(self) -> nn.Module:
+            return self
+
+    with pytest.raises(ValueError, match="expected a causal language model with a decoder, got Bare"):
+        find_decoder(Bare())

@@ -1,0 +1,226 @@
+"""LM head and cross-entropy in chunks against both at once, with states that several labels are read at."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tiny
+from slow_trees import logits_of
+from stepjepa.models import lm_head
+from stepjepa.models.lm_head import LMHead, summed_cross_entropy
+
+STATES, LABELS, WIDTH, VOCABULARY = 13, 17, 7, 31
+SCALED = ["gemma2_window", "granite", "cohere"]
+
+
+def drawn(dtype: torch.dtype = torch.float32, *, bias: bool = False) -> tuple[Tensor, nn.Linear, Tensor, Tensor]:
+    """States, a head, labels and the states that they are read at: some have two labels, some none."""
+    generator = torch.Generator().manual_seed(5)
+    head = nn.Linear(WIDTH, VOCABULARY, bias=bias)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.normal_(generator=generator)
+    states = torch.randn(STATES, WIDTH, generator=generator).to(dtype).requires_grad_()
+    labels = torch.randint(VOCABULARY, (LABELS,), generator=generator)
+    rows = torch.randint(STATES, (LABELS,), generator=generator)
+    # One token twice at a state, as equal records have it.
+    labels[3], rows[3] = labels[8], rows[8]
+    assert 1 < len(rows.unique()) < STATES
+    return states, head.to(dtype), labels, rows
+
+
+def at_once(states: Tensor, head: nn.Linear, labels: Tensor, rows: Tensor) -> Tensor:
+    return F.cross_entropy(head(states)[rows], labels, reduction="sum")
+
+
+def gradients(loss: Tensor, states: Tensor, head: nn.Linear) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, [states, *head.parameters()]))
+
+
+def test_by_hand() -> None:
+    head = nn.Linear(1, 2, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[math.log(3.0)], [0.0]]))
+    states = torch.tensor([[1.0], [0.0]], requires_grad=True)
+    # Probabilities (3/4, 1/4), read twice, and (1/2, 1/2).
+    loss = summed_cross_entropy(states, head, torch.tensor([1, 0, 0]), torch.tensor([0, 1, 0]), chunk=1)
+    assert loss.item() == pytest.approx(math.log(4) + math.log(2) + math.log(4 / 3))
+    loss.backward()
+    assert states.grad is not None
+    assert states.grad.flatten().tolist() == pytest.approx([0.5 * math.log(3), -0.5 * math.log(3)])
+    assert head.weight.grad is not None
+    assert head.weight.grad.flatten().tolist() == pytest.approx([0.5, -0.5])
+
+
+@pytest.mark.parametrize("chunk", [1, 5, STATES, 17, None])
+@pytest.mark.parametrize("bias", [False, True])
+def test_in_chunks_as_at_once(chunk: int | None, bias: bool) -> None:
+    states, head, labels, rows = drawn(bias=bias)
+    loss, slow = summed_cross_entropy(states, head, labels, rows, chunk), at_once(states, head, labels, rows)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, slow, rtol=1e-6, atol=0)
+    # Whatever the loss is multiplied by goes through.
+    for found, wanted in zip(gradients(0.3 * loss, states, head), gradients(0.3 * slow, states, head), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [5, STATES])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_in_sixteen_bits(chunk: int, autocast: bool) -> None:
+    """As near to single precision as what autograd makes of it, and in the dtypes of what is trained."""
+    states, head, labels, rows = drawn(torch.float32 if autocast else torch.bfloat16)
+    exact = nn.Linear(WIDTH, VOCABULARY, bias=False)
+    exact.load_state_dict(head.state_dict())
+    leaf = states.detach().float().requires_grad_()
+    truth = at_once(leaf, exact, labels, rows)
+    wanted = gradients(truth, leaf, exact)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        loss = summed_cross_entropy(states, head, labels, rows, chunk)
+        logits = head(states)
+    assert logits.dtype == torch.bfloat16
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, truth, rtol=2e-2, atol=0)
+    found = gradients(loss, states, head)
+    slow = gradients(F.cross_entropy(logits.float()[rows], labels, reduction="sum"), states, head)
+    for ours, theirs, true in zip(found, slow, wanted, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert float((ours - true).norm()) <= 1.5 * float((theirs - true).norm()) + 1e-6
+
+
+def test_only_what_is_trained_gets_a_gradient() -> None:
+    states, head, labels, rows = drawn()
+    head.requires_grad_(False)
+    (found,) = torch.autograd.grad(summed_cross_entropy(states, head, labels, rows, 5), [states])
+    (wanted,) = torch.autograd.grad(at_once(states, head, labels, rows), [states])
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        assert not summed_cross_entropy(states, head, labels, rows).requires_grad
+    loss = summed_cross_entropy(states, head, labels, rows)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="expected one backward pass through the LM loss, got a second one"):
+        loss.backward()
+
+
+def test_nothing_to_predict() -> None:
+    states, head, labels, rows = drawn()
+    loss = summed_cross_entropy(states[:0], head, labels[:0], rows[:0])
+    assert loss.item() == 0
+    assert not any(gradient.any() for gradient in gradients(loss + 0 * states.sum(), states, head))
+
+
+@pytest.mark.parametrize("chunk", [1, 5, STATES])
+def test_states_and_weights_of_zeros(chunk: int) -> None:
+    """Equal logits: the logarithm of the vocabulary for each label, and gradients that autograd finds, too."""
+    states, head, labels, rows = drawn(bias=True)
+    with torch.no_grad():
+        states[3:9] = 0
+        head.weight[11:] = 0
+    found, slow = summed_cross_entropy(states, head, labels, rows, chunk), at_once(states, head, labels, rows)
+    torch.testing.assert_close(found, slow, rtol=1e-6, atol=0)
+    for ours, wanted in zip(gradients(found, states, head), gradients(slow, states, head), strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-6)
+    nothing = nn.Linear(WIDTH, VOCABULARY)
+    nn.init.zeros_(nothing.weight)
+    nn.init.zeros_(nothing.bias)
+    found = summed_cross_entropy(states, nothing, labels, rows, chunk)
+    assert found.item() == pytest.approx(LABELS * math.log(VOCABULARY))
+
+
+@pytest.mark.parametrize("chunk", [1, 5, STATES])
+def test_tokens_that_are_impossible(chunk: int) -> None:
+    """Logits of minus infinity are probabilities of 0: no NaN while they are not to be predicted, and infinite then."""
+    states, head, labels, rows = drawn(bias=True)
+    with torch.no_grad():
+        labels[labels == 7] = 8
+        head.bias[7] = -math.inf
+    found, slow = summed_cross_entropy(states, head, labels, rows, chunk), at_once(states, head, labels, rows)
+    torch.testing.assert_close(found, slow, rtol=1e-6, atol=0)
+    for ours, wanted in zip(gradients(found, states, head), gradients(slow, states, head), strict=True):
+        assert bool(torch.isfinite(ours).all())
+        torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-6)
+    labels[4] = 7
+    assert summed_cross_entropy(states, head, labels, rows, chunk).item() == math.inf
+    with torch.no_grad():
+        states[int(rows[2]), 3] = math.nan
+    assert math.isnan(summed_cross_entropy(states, head, labels, rows, chunk).item())
+
+
+def test_logits_of_one_chunk_at_a_time(monkeypatch: Any) -> None:
+    """Each state goes through the head once, however many labels are read at it."""
+    states, head, labels, rows = drawn()
+    sizes: list[int] = []
+    linear = F.linear
+    monkeypatch.setattr(F, "linear", lambda rows, *rest: sizes.append(len(rows)) or linear(rows, *rest))
+    summed_cross_entropy(states, head, labels, rows, 5)
+    assert sizes == [5, 5, 3]
+    sizes.clear()
+    monkeypatch.setattr(lm_head, "FEWEST_LOGITS", 6 * VOCABULARY)
+    summed_cross_entropy(states, head, labels, rows)
+    assert sizes == [6, 6, 1]
+
+
+# -- the heads of models -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+def test_heads_that_models_leave_alone(architecture: str) -> None:
+    """Judged by what the model gives out; the model is left as it was."""
+    attention = "eager" if architecture.startswith("gemma2") else "sdpa"
+    model = tiny.make_model(architecture, attention).train()
+    random = torch.random.get_rng_state()
+    assert LMHead(model).is_plain == (architecture not in SCALED)
+    assert all(module.training for module in model.modules())
+    if not any(isinstance(module, nn.Dropout) for module in model.modules()):
+        assert torch.equal(torch.random.get_rng_state(), random)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "phi", *SCALED])
+def test_logits_are_the_models(architecture: str) -> None:
+    """Also where it scales or caps them, and without leaving anything behind."""
+    model = tiny.make_model(architecture, "eager")
+    ids = torch.arange(3, 14)[None]
+    wanted = model(input_ids=ids).logits[0]
+    states = model.get_decoder()(input_ids=ids).last_hidden_state[0]
+    head = LMHead(model)
+    found = head.logits(states)
+    tiny.assert_same(found, wanted)
+    tiny.assert_same(head.logits(states.reshape(1, 11, -1))[0], wanted)
+    tiny.assert_same(logits_of(model, states), wanted, what="the tests' own head")
+    labels, rows = torch.arange(20, 35), torch.arange(15) % 11
+    loss = head.cross_entropy(states, labels, rows)
+    slow = F.cross_entropy(wanted[rows], labels, reduction="sum")
+    tiny.assert_same(loss, slow)
+    tiny.assert_same_gradients(tiny.gradients(model, loss), tiny.gradients(model, slow))
+    assert torch.equal(model(input_ids=ids).logits[0], wanted)
+    assert "forward" not in model.get_decoder().__dict__
+
+
+def test_one_label_a_state_unless_told_otherwise() -> None:
+    model = tiny.make_model("llama")
+    states = torch.randn(7, 33, generator=torch.Generator().manual_seed(3))
+    labels = torch.arange(11, 18)
+    slow = F.cross_entropy(model.lm_head(states), labels, reduction="sum")
+    tiny.assert_same(LMHead(model).cross_entropy(states, labels), slow)
+
+
+def test_half_precision_keeps_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its small gradients live on the scale that comes back with the loss, so they can't be taken before."""
+    model, labels = tiny.make_model("llama"), torch.arange(11, 18)
+    states = torch.randn(7, 33, generator=torch.Generator().manual_seed(3))
+    calls: list[int] = []
+    monkeypatch.setattr(lm_head, "summed_cross_entropy", lambda *_: calls.append(1) or torch.zeros(()))
+    head = LMHead(model)
+    head.cross_entropy(states, labels)
+    assert calls == [1]
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = head.cross_entropy(states, labels)
+    assert calls == [1]
+    assert loss.item() == pytest.approx(
+        F.cross_entropy(model.lm_head(states), labels, reduction="sum").item(), rel=1e-2
+    )

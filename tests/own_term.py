@@ -1,0 +1,41 @@
+"""A term as a user writes it, with weights of its own and a hidden layer that nothing else reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from stepjepa.batch.collate import Batch
+from stepjepa.models.encode import Encoded
+from stepjepa.objectives.term import Context, Term
+
+
+@dataclass
+class NextLatent(Term):
+    """Squared distance of a linear map of one hidden state to the next one, over the text of every record."""
+
+    name: ClassVar[str] = "latent_loss"
+    words: ClassVar[str] = "next latent"
+    layers: ClassVar[tuple[int, ...]] = (1,)
+
+    def count(self, batch: Batch) -> int:
+        """Neighbours."""
+        return sum(len(path) - 1 for path in batch["members"].paths)
+
+    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+        """Summed over them, a mean over dimensions."""
+        del context
+        paths = [torch.from_numpy(path) for path in batch["members"].paths]
+        none = torch.empty(0, dtype=torch.long)
+        here = encoded.at(torch.cat([none, *(path[:-1] for path in paths)]), 1)
+        there = encoded.at(torch.cat([none, *(path[1:] for path in paths)]), 1)
+        return (encoded.heads[self.name](here) - there.detach()).square().mean(-1).sum()
+
+    def modules(self, config: Any) -> nn.Module:
+        """The map; drawn alike on every process."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(5)
+            return nn.Linear(config.hidden_size, config.hidden_size)
