@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stepjepa.batch.layouts import LAYOUTS, PUBLISHED, Reading, without_views
 from stepjepa.batch.mask import Trees
-from stepjepa.batch.pack import Numbers, pack
+from stepjepa.batch.pack import Numbers, Rows, pack, pack_passes
 from stepjepa.batch.sequences import Ids, Sequence, TokenizedRecord
 from stepjepa.config import JepaConfig
 
@@ -80,6 +80,8 @@ class Batch(dict[str, Any]):
     * ``num_tokens`` ``[1]`` tokens that are computed, without padding; ``num_records`` ``[2]`` records, and those
       without a pair.
     * ``members``: whose they are, see :class:`Members`.
+    * ``further``: only where a micro-batch is run in several passes of rows of like length: a batch for each pass after
+      the first, with ``input_ids`` to ``end`` alone. Flat positions go on from pass to pass.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -87,6 +89,16 @@ class Batch(dict[str, Any]):
             return self[name]
         except KeyError:
             raise AttributeError(f"a batch without '{name}'") from None
+
+    @property
+    def passes(self) -> list[Batch]:
+        """All forward passes, the first of which is this batch."""
+        return [self, *self.get("further", ())]
+
+    @property
+    def token_ids(self) -> Tensor:
+        """``[cells]`` token id at each flat position."""
+        return torch.cat([each["input_ids"].flatten() for each in self.passes])
 
     @property
     def pairs(self) -> int:
@@ -111,6 +123,7 @@ class Collator:
         reading: how embeddings are read.
         encoding: see :data:`Encoding`.
         row_length: most tokens of a row of trees.
+        attention_length: run a micro-batch in several passes, see ``pack.pack_passes``; None for one pass.
         share_prefixes: share common beginnings over the whole micro-batch, not only within a record.
         prompt_labels: also label the tokens of the prompt.
         positions: most tokens of a sequence that the model has positions for; None for no limit.
@@ -122,6 +135,7 @@ class Collator:
     reading: Reading = PUBLISHED
     encoding: Encoding = "tree"
     row_length: int = 512
+    attention_length: int | None = None
     share_prefixes: bool = True
     prompt_labels: bool = False
     positions: int | None = None
@@ -164,27 +178,17 @@ class Collator:
         parts = [self.sequences(item) for item in present]
         sequences = [sequence for part in parts for sequence in part]
         owners = [number for number, part in enumerate(parts) for _ in part]
-        rows = pack(
-            sequences,
-            row_length=self.row_length,
-            groups=None if self.share_prefixes else owners,
-            one_each=self.encoding != "tree",
-            pad_id=self.pad_id,
-        )
+        passes = self._pack(sequences, None if self.share_prefixes else owners)
         found = _Found()
-        for owner, sequence, path in zip(owners, sequences, rows.paths, strict=True):
+        for owner, sequence, path in zip(owners, sequences, passes[0].paths, strict=True):
             found.add(owner, sequence, path, prompt=self.prompt_labels)
-        batch = Batch(
-            input_ids=torch.from_numpy(rows.ids),
-            attention_mask=torch.ones(rows.ids.shape, dtype=torch.long),
-            num_tokens=torch.tensor([int(rows.lengths.sum())]),
-            num_records=torch.tensor([len(present), sum(not item.record.pairs for item in present)]),
-            **found.tensors(),
-        )
-        if rows.branches:
-            batch["position_ids"] = torch.from_numpy(rows.positions)
-            batch["start"], batch["end"] = torch.from_numpy(rows.start), torch.from_numpy(rows.end)
-            batch["isolates"] = bool(rows.start.any())
+        batch = _one_pass(passes[0])
+        tokens = sum(int(rows.lengths.sum()) for rows in passes)
+        batch["num_tokens"] = torch.tensor([tokens])
+        batch["num_records"] = torch.tensor([len(present), sum(not item.record.pairs for item in present)])
+        batch.update(found.tensors())
+        if len(passes) > 1:
+            batch["further"] = [_one_pass(rows) for rows in passes[1:]]
         batch["members"] = Members(
             tuple(item.record.line for item in present),
             tuple(sum(map(len, part)) for part in parts),
@@ -192,10 +196,34 @@ class Collator:
             tuple(found.texts),
             tuple(found.isolated),
             tuple(item.record.messages for item in present),
-            int(rows.lengths.sum()),
+            tokens,
             sum(len(item.record.ids) for item in present),
         )
-        return batch if self.encoding != "concatenated" else _concatenated(batch, rows.lengths)
+        return batch if self.encoding != "concatenated" else _concatenated(batch, passes[0].lengths)
+
+    def _pack(self, sequences: Many[Sequence], groups: Many[int] | None) -> list[Rows]:
+        one_each = self.encoding != "tree"
+        if self.attention_length is None or self.encoding == "concatenated":
+            length = self.row_length
+            return [pack(sequences, row_length=length, groups=groups, one_each=one_each, pad_id=self.pad_id)]
+        return pack_passes(
+            sequences,
+            row_length=self.row_length,
+            attention_length=self.attention_length,
+            groups=groups,
+            one_each=one_each,
+            pad_id=self.pad_id,
+        )
+
+
+def _one_pass(rows: Rows) -> Batch:
+    """What a model is called with."""
+    batch = Batch(input_ids=torch.from_numpy(rows.ids), attention_mask=torch.ones(rows.ids.shape, dtype=torch.long))
+    if rows.branches:
+        batch["position_ids"] = torch.from_numpy(rows.positions)
+        batch["start"], batch["end"] = torch.from_numpy(rows.start), torch.from_numpy(rows.end)
+        batch["isolates"] = bool(rows.start.any())
+    return batch
 
 
 @dataclass

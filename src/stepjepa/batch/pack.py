@@ -7,8 +7,11 @@ order the tokens of a row are a forest of prefix trees in preorder, and two inte
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +20,16 @@ from stepjepa.batch.sequences import Sequence
 
 Numbers = NDArray[np.int64]
 
+PASS_COST = 64
+"""What one more forward pass costs on a CPU, in tokens (measured on tiny models, where it counts most)."""
+
 _CAPS = 24
 """Row lengths that are tried for the best cut."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Packed sequences, R rows of T tokens, padded on the right.
+    """Packed sequences for one forward pass: R rows of T tokens, padded on the right.
 
     Attributes:
         ids: ``[R, T]`` token ids.
@@ -31,7 +37,8 @@ class Rows:
         start: ``[R, T]`` first place in the row that the token sees; 0 almost everywhere.
         end: ``[R, T]`` one past the last place in the row that sees the token, as far as causality allows.
         paths: for each sequence, in the order in which they were given, the flat place (row * T + column) of each of
-            its tokens.
+            its tokens. In several passes, the places of one come behind those of the pass before, and all have the
+            paths of all.
         lengths: ``[R]`` tokens of each row without padding.
         branches: whether some token of a row does not see all that is before it; else rows are ordinary causal text.
     """
@@ -53,7 +60,7 @@ def pack(
     one_each: bool = False,
     pad_id: int = 0,
 ) -> Rows:
-    """Pack sequences.
+    """Pack sequences for a single forward pass, so that rows x longest row is least.
 
     Args:
         sequences: of a micro-batch.
@@ -65,41 +72,160 @@ def pack(
         pad_id: token id of padding.
     """
     if not sequences:
-        none = np.zeros((1, 1), np.int64)
-        return Rows(none + pad_id, none, none, none + 1, [], np.zeros(1, np.int64), False)
-    order, shared = _sorted(sequences, groups)
-    lengths = np.array([len(sequences[index]) for index in order], np.int64)
-    if one_each:
-        bounds, shared = _rows_of_ends(lengths, shared)
-    else:
-        bounds = cut(lengths, shared, row_length)
-    # The first sequence of a row shares nothing: what it had in common is repeated.
-    shared[bounds[:-1]] = 0
-    new = lengths - shared
-    sizes = np.add.reduceat(new, bounds[:-1])
-    shape = len(sizes), int(sizes.max())
-    ids, positions, start = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    end = np.broadcast_to(sizes[:, None], shape).copy()
-    # Padding is causal text by itself, so that no query is left without a key.
-    for row, size in enumerate(sizes):
-        end[row, size:] = shape[1]
-    offsets = np.cumsum(new) - new - np.repeat(np.cumsum(sizes) - sizes, np.diff(bounds))
-    paths: list[Numbers] = [np.empty(0, np.int64)] * len(sequences)
-    path = np.empty(int(lengths.max()), np.int64)
-    for row in range(len(sizes)):
-        for number in range(bounds[row], bounds[row + 1]):
-            sequence, first, length, place = sequences[order[number]], shared[number], lengths[number], offsets[number]
-            path[first:length] = np.arange(place, place + length - first)
-            own = slice(place, place + length - first)
-            ids[row, own] = sequence.ids[first:]
-            positions[row, own] = np.arange(first, length)
-            if sequence.start is not None:
-                start[row, own] = path[sequence.start[first:]]
-            paths[order[number]] = path[:length] + row * shape[1]
-        part = slice(bounds[row], bounds[row + 1])
-        _close(end[row], shared[part], lengths[part], offsets[part])
-    branches = bool((np.delete(shared, bounds[:-1]) < np.delete(lengths, bounds[1:] - 1)).any()) or bool(start.any())
-    return Rows(ids, positions, start, end, paths, sizes, branches)
+        return _nothing(pad_id)
+    laid = _Laid(sequences, groups, pad_id)
+    return laid.rows(laid.ends() if one_each else pairwise(cut(laid.lengths, laid.shared, row_length)))
+
+
+def pack_passes(
+    sequences: Many[Sequence],
+    *,
+    row_length: int,
+    attention_length: int,
+    groups: Many[int] | None = None,
+    one_each: bool = False,
+    pad_id: int = 0,
+) -> list[Rows]:
+    """Pack sequences for several forward passes, each of rows of like length, so that the work is least.
+
+    For a device on which padding and masks cost what they compute, and a further pass next to nothing (a CPU). What a
+    row of n tokens costs is ``n (1 + n / attention_length)``, or, where nothing branches and no mask is needed,
+    ``n (1 + n / (2 attention_length))``. The best cut of the sorted sequences into rows is found first, then the best
+    cut of the rows, sorted by length, into passes.
+
+    Args:
+        sequences: of a micro-batch.
+        row_length: most tokens of a row; a longer sequence has a row of its own.
+        attention_length: tokens of a row at which attention under a mask costs as much as all else.
+        groups: as for :func:`pack`.
+        one_each: as for :func:`pack`.
+        pad_id: token id of padding.
+    """
+    if not sequences:
+        return [_nothing(pad_id)]
+    laid = _Laid(sequences, groups, pad_id)
+    rows = laid.ends() if one_each else laid.cheapest(row_length, attention_length)
+    passes: list[Rows] = []
+    for masked in (False, True):
+        own = sorted((row for row in rows if laid.is_masked(*row) == masked), key=lambda row: laid.size(*row))
+        sizes = np.array([laid.size(*row) for row in own], np.int64)
+        weight = 1 / attention_length if masked else 0.5 / attention_length
+        for first, last in _grouped(sizes, weight):
+            passes.append(laid.rows(own[first:last]))
+    return passes
+
+
+class _Laid:
+    """Sequences in sorted order, being laid out.
+
+    Attributes:
+        lengths: ``[S]`` tokens of each, in sorted order.
+        shared: ``[S]`` tokens that each has in common with the one before.
+    """
+
+    def __init__(self, sequences: Many[Sequence], groups: Many[int] | None, pad_id: int) -> None:
+        self._sequences, self._pad_id = sequences, pad_id
+        self._order, self.shared = _sorted(sequences, groups)
+        self.lengths = np.array([len(sequences[index]) for index in self._order], np.int64)
+        self._added = np.concatenate([[0], np.cumsum(self.lengths - self.shared)])
+        # One that is no beginning of the next makes the tree branch; one that isolates tokens needs a mask anyway.
+        branches = np.append(False, self.shared[1:] < self.lengths[:-1])
+        isolates = np.array([_isolates(sequences[index]) for index in self._order])
+        self._branches, self._isolates = (np.concatenate([[0], np.cumsum(each)]) for each in (branches, isolates))
+        self._paths: list[Numbers] = [np.empty(0, np.int64)] * len(sequences)
+        self._cells = 0
+
+    def size(self, first: Any, last: Any) -> Any:
+        """Tokens of a row of the sequences ``first`` to ``last``; the first is whole."""
+        return self._added[last] - self._added[first + 1] + self.lengths[first]
+
+    def is_masked(self, first: Any, last: Any) -> Any:
+        """Whether such a row needs a mask."""
+        branches = self._branches[last] > self._branches[first + 1]
+        return branches | (self._isolates[last] > self._isolates[first])
+
+    def ends(self) -> list[tuple[int, int]]:
+        """A row for each sequence that is not a beginning of the next one."""
+        last = np.append(np.flatnonzero(self.shared[1:] < self.lengths[:-1]) + 1, len(self.lengths))
+        return list(pairwise([0, *last.tolist()]))
+
+    def cheapest(self, row_length: int, attention_length: int) -> list[tuple[int, int]]:
+        """The rows that cost least, padding left aside."""
+        count = len(self.lengths)
+        # best[j]: least cost of the first j sequences; before[j]: where the last row of that solution begins.
+        best, before = np.zeros(count + 1), [0] * (count + 1)
+        for last in range(1, count + 1):
+            first = np.arange(last)
+            sizes = self.size(first, last)
+            weights = np.where(self.is_masked(first, last), 1.0, 0.5) / attention_length
+            costs = best[:last] + sizes * (1 + sizes * weights)
+            costs[(sizes > row_length) & (first < last - 1)] = np.inf
+            before[last] = int(costs.argmin())
+            best[last] = costs[before[last]]
+        rows, last = [], count
+        while last:
+            rows.append((before[last], last))
+            last = before[last]
+        return rows[::-1]
+
+    def rows(self, rows: Iterable[tuple[int, int]]) -> Rows:
+        """Lay out some rows, each of the sequences from its first up to its last."""
+        rows = list(rows)
+        sizes = np.array([self.size(*row) for row in rows], np.int64)
+        shape = len(rows), int(sizes.max())
+        ids, positions, start = (np.zeros(shape, np.int64) for _ in range(3))
+        ids += self._pad_id
+        # Padding is causal text by itself, so that no query is left without a key.
+        end = np.full(shape, shape[1], np.int64)
+        for row, (first, last) in enumerate(rows):
+            # The first sequence of a row shares nothing: what it had in common is repeated.
+            shared = np.append(0, self.shared[first + 1 : last])
+            lengths = self.lengths[first:last]
+            offsets = np.cumsum(lengths - shared) - (lengths - shared)
+            path = np.empty(int(lengths.max()), np.int64)
+            for number, begin, length, place in zip(
+                self._order[first:last], shared.tolist(), lengths.tolist(), offsets.tolist(), strict=True
+            ):
+                sequence, own = self._sequences[number], slice(place, place + length - begin)
+                path[begin:length] = np.arange(own.start, own.stop)
+                ids[row, own] = sequence.ids[begin:]
+                positions[row, own] = np.arange(begin, length)
+                if sequence.start is not None:
+                    start[row, own] = path[sequence.start[begin:]]
+                self._paths[number] = path[:length] + (self._cells + row * shape[1])
+            _close(end[row], shared, lengths, offsets)
+        self._cells += ids.size
+        return Rows(ids, positions, start, end, self._paths, sizes, any(self.is_masked(*row) for row in rows))
+
+
+def _isolates(sequence: Sequence) -> bool:
+    return sequence.start is not None and bool(sequence.start.any())
+
+
+def _nothing(pad_id: int) -> Rows:
+    none = np.zeros((1, 1), np.int64)
+    return Rows(none + pad_id, none, none, none + 1, [], np.zeros(1, np.int64), False)
+
+
+def _grouped(sizes: Numbers, weight: float) -> list[tuple[int, int]]:
+    """Cut rows, sorted by length, into passes so that the work is least, padding and all.
+
+    Args:
+        sizes: ``[R]`` ascending.
+        weight: a row of n tokens costs ``n (1 + weight n)``.
+    """
+    count = len(sizes)
+    best, before = np.zeros(count + 1), [0] * (count + 1)
+    for last in range(1, count + 1):
+        longest = sizes[last - 1]
+        costs = best[:last] + (last - np.arange(last)) * longest * (1 + weight * longest) + PASS_COST
+        before[last] = int(costs.argmin())
+        best[last] = costs[before[last]]
+    groups, last = [], count
+    while last:
+        groups.append((before[last], last))
+        last = before[last]
+    return groups[::-1]
 
 
 def _close(end: Numbers, shared: Numbers, lengths: Numbers, offsets: Numbers) -> None:
@@ -129,13 +255,6 @@ def _sorted(sequences: Many[Sequence], groups: Many[int] | None) -> tuple[list[i
             differs = keys[before][:size] != keys[own][:size]
             shared[place] = int(differs.argmax()) if differs.any() else size
     return order, shared
-
-
-def _rows_of_ends(lengths: Numbers, shared: Numbers) -> tuple[Numbers, Numbers]:
-    """A row for each sequence that is not a beginning of the next one."""
-    follows = np.append(shared[1:] == lengths[:-1], False)
-    bounds = np.concatenate([[0], np.flatnonzero(~follows) + 1])
-    return bounds, shared.copy()
 
 
 def cut(lengths: Numbers, shared: Numbers, row_length: int) -> Numbers:

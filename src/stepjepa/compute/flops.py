@@ -27,11 +27,13 @@ class Shape(NamedTuple):
     """What decides the cost of a micro-batch.
 
     Attributes:
-        rows: R.
-        length: T, padding included.
+        rows: R, of the largest pass.
+        length: T of it, padding included.
         labels: positions that go through the LM head.
         pairs: P.
         squares: pairs of a query and a key that attention multiplies.
+        further: tokens of all other passes, padding included.
+        passes: number of them.
     """
 
     rows: int
@@ -39,23 +41,27 @@ class Shape(NamedTuple):
     labels: int
     pairs: int
     squares: int
+    further: int = 0
+    passes: int = 1
 
     @classmethod
     def of(cls, batch: Batch) -> Shape:
         """The shape of a micro-batch."""
-        rows, length = batch["input_ids"].shape
-        labels, squares = len(batch["head_index"]), rows * length**2
+        shapes = [each["input_ids"].shape for each in batch.passes]
+        rows, length = max(shapes, key=lambda shape: shape.numel())
+        labels, squares = len(batch["head_index"]), sum(shape.numel() * shape[1] for shape in shapes)
         if len(batch["prompt_row"]):
             # The two losses go through the head one after the other, each with its own positions.
             labels = sum(len(batch[name].unique()) for name in ("label_row", "prompt_row"))
         if "cu_seq_lens" in batch:
             squares = int(batch["cu_seq_lens"].long().diff().square().sum())
-        return cls(rows, length, labels, batch.pairs, squares)
+        further = sum(shape.numel() for shape in shapes) - rows * length
+        return cls(rows, length, labels, batch.pairs, squares, further, len(shapes))
 
     @property
     def cells(self) -> int:
         """Tokens that are computed, padding included."""
-        return self.rows * self.length
+        return self.rows * self.length + self.further
 
 
 @dataclass(frozen=True)
@@ -127,9 +133,8 @@ class FlopModel:
 
 
 def _cost(cost: Cost, shape: Shape) -> int:
-    _, _, labels, pairs, squares = shape
-    products = shape.cells * cost.token + squares * cost.square + labels * cost.label + pairs * cost.pair
-    return products + cost.fixed
+    products = shape.cells * cost.token + shape.squares * cost.square
+    return products + shape.labels * cost.label + shape.pairs * cost.pair + shape.passes * cost.fixed
 
 
 def _attention_forward(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:

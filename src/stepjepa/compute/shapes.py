@@ -160,6 +160,8 @@ def empty_batch(batch: Batch) -> Batch:
     Its pass shows the two losses on next tokens as one, on the positions of both.
     """
     empty = Batch(batch)
+    if "further" in batch:
+        empty["further"] = [empty_batch(each) for each in batch["further"]]
     for name, value in batch.items():
         if name in _BY_VALUE:
             del empty[name]

@@ -14,25 +14,30 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
+from stepjepa.batch.collate import Batch, Collator, Item
+from stepjepa.batch.layouts import LAYOUTS
+from stepjepa.batch.mask import Trees, dense
+from stepjepa.batch.pack import pack
+from stepjepa.batch.sequences import Sequence as Tokens
+from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.forests.collate import ForestCollator
-from stepjepa.forests.forest import IGNORE, Forest, Segment, path
-from stepjepa.forests.masks import batch_visibility, visible
-from stepjepa.forests.segments import ForestBuilder
 from stepjepa.models.architecture import find_decoder
-from stepjepa.models.probe import choose_encoding
-from stepjepa.models.attention import enable_forest
-from stepjepa.models.embeddings import forward
+from stepjepa.models.encode import Encoded, encode, flat_states
+from stepjepa.models.heads import attach_heads
+from stepjepa.models.setup import packing, set_up_attention
 from stepjepa.objectives.alignment import L2, MSE, Cosine, InfoNCE
-from stepjepa.objectives.objective import Objective
-from stepjepa.text.predictors import predictor_ids
+from stepjepa.objectives.lm import LMLoss
+from stepjepa.objectives.objective import Objective, jepa_loss
 
 # A whole float32 forward pass in another order of additions: relative to the largest number compared.
 TOLERANCE = 1e-4
+SOME = 8
+"""Records that the slow checks look at."""
 
 
 class Result(NamedTuple):
@@ -77,48 +82,68 @@ class Subject:
     lora: Callable[[Any], nn.Module] | None = None
 
     def __post_init__(self) -> None:
-        self.builder = ForestBuilder(self.tokenizer, replace(self.config, over_length="truncate"))
-        self.forests = self.builder.build(self.records)
-        self.encoding, self.why = choose_encoding(self.model, self.config.encoding)
-        if self.encoding == "forest":
-            enable_forest(self.model)
+        self.made = RecordTokenizer(self.tokenizer, replace(self.config, over_length="truncate"))
+        self.tokenized = self.made.tokenize(self.records)
+        self.encoding, self.reason = set_up_attention(self.model, self.config)
+        self.collator = Collator.of(
+            self.config,
+            self.made.predictors.tolist(),
+            encoding=self.encoding,
+            prompt_labels=bool(self.config.prompt_loss_weight),
+            **packing(self.model, self.config, self.model.device.type),
+        )
+
+    @property
+    def some(self) -> list[Item]:
+        """A few records, those with pairs first."""
+        return [Item(record) for record in sorted(self.tokenized, key=lambda record: not record.pairs)[:SOME]]
+
+    def batch(self) -> Batch:
+        """Those as a micro-batch, on the model's device."""
+        found: Batch = send_to_device(self.collator(self.some), self.model.device)
+        return found
+
+
+def check_encoding(subject: Subject) -> str:
+    """What the probe found out about the architecture; it is an error before this where nothing serves."""
+    return f"{subject.encoding}: {subject.reason}"
 
 
 def check_format(subject: Subject) -> str:
-    """Every record has become a forest with something to learn."""
-    _require(len(subject.forests) > 0, "no record can be trained on")
-    labelled = sum(int((forest.shift_labels != IGNORE).sum()) for forest in subject.forests)
-    return f"{len(subject.forests)} of {len(subject.records)} records, {labelled} labelled tokens"
+    """There is something to learn in the records."""
+    _require(len(subject.tokenized) > 0, "no record can be trained on")
+    labelled = sum(len(record.labels) for record in subject.tokenized)
+    return f"{len(subject.tokenized)} of {len(subject.records)} records, {labelled} labelled tokens"
 
 
 def check_pairs(subject: Subject) -> str:
     """Views are found, and the readouts are where they should be."""
     if not subject.config.uses_views:
         return "regular training has no views"
-    with_pairs = [forest for forest in subject.forests if len(forest.pairs)]
+    with_pairs = [record for record in subject.tokenized if record.pairs]
     _require(bool(with_pairs), "no record has a pair of views; check --step_separator")
-    last = predictor_ids(subject.tokenizer, subject.config.predictors or 0)[-1:]
+    last = subject.made.predictors[-1:].tolist()
     if last and subject.config.last_token is None and not subject.config.front_pred:
-        for forest in with_pairs:
-            read = set(forest.input_ids[forest.pairs[:, 0]].tolist())
-            _require(read == set(last), f"line {forest.line}: the source is not read at the last predictor token")
-    count = sum(len(forest.pairs) for forest in with_pairs)
-    return f"{len(with_pairs)} of {len(subject.forests)} records have pairs, {count} in all"
+        batch = subject.collator(Item(record) for record in with_pairs)
+        found = set(batch.token_ids[batch["source_index"]].tolist())
+        _require(found == set(last), "a source is not read at the last predictor token")
+    count = sum(len(record.pairs) for record in with_pairs)
+    return f"{len(with_pairs)} of {len(subject.tokenized)} records have pairs, {count} in all"
 
 
 def check_end_of_turn(subject: Subject) -> str:
     """The labels are the assistant's content and the token that ends its turn."""
     if subject.config.labels != "assistant":
         return f"labels '{subject.config.labels}' were asked for"
-    tokenizer, end = subject.tokenizer, subject.builder.template.end_of_turn_ids[0]
-    compared = 0
-    shown = {forest.line: forest for forest in subject.forests}
+    tokenizer, template = subject.tokenizer, subject.made.template
+    end, compared = template.end_of_turn_ids[0], 0
+    known = {record.line: record for record in subject.tokenized}
     for record in subject.records:
-        forest = shown.get(record.line)
-        if forest is None or len(forest.without_views()) >= subject.config.max_length:
+        tokenized = known.get(record.line)
+        if tokenized is None or len(tokenized.ids) >= subject.config.max_length:
             continue
         compared += 1
-        labels = forest.shift_labels[forest.shift_labels != IGNORE].tolist()
+        labels = tokenized.ids[tokenized.labels + 1].tolist()
         _require(labels[-1] == end, f"line {record.line}: the last label is not the end of turn")
         answers = [m["content"].strip() for m in record.messages if m["role"] == "assistant"]
         wanted = answers[-1] if subject.config.plain else "".join(answers)
@@ -128,87 +153,99 @@ def check_end_of_turn(subject: Subject) -> str:
             f"line {record.line}: the labels read {taught[:60]!r}, the assistant says {wanted[:60]!r}",
         )
     _require(compared > 0, "every record looked at is cut by max_length, so no end of turn is left; raise it")
-    return (
-        f"{compared} records: assistant content and {subject.builder.template.end_of_turn!r} are trained, nothing else"
-    )
-
-
-def _sees(forest: Forest, query: int, key: int) -> bool:
-    """The rule in its plainest form: up the parents, token by token."""
-    segment = next(s for s in forest.segments if s.start <= query < s.end)
-    if segment.start <= key < segment.end:
-        return key <= query
-    while not segment.isolated and segment.parent >= 0:
-        parent = forest.segments[segment.parent]
-        if parent.start <= key < parent.start + segment.attachment:
-            return True
-        # What a segment sees of its parent's parents does not depend on whether the parent itself is isolated.
-        segment = Segment(parent.start, parent.end, parent.kind, parent.parent, parent.attachment)
-    return False
+    return f"{compared} records: assistant content and {template.end_of_turn!r} are trained, nothing else"
 
 
 def check_mask(subject: Subject) -> str:
-    """The mask tensor is that of a double loop over tokens."""
-    compared = 0
+    """The mask is that of a double loop over the tokens of every sequence."""
     # A double loop in Python: the shortest will do.
-    for forest in sorted(subject.forests, key=len)[:8]:
-        mask = visible(batch_visibility([forest], len(forest)))[0]
-        slow = torch.tensor([[_sees(forest, query, key) for key in range(len(forest))] for query in range(len(forest))])
-        _require(bool((mask == slow).all()), f"line {forest.line}: {int((mask != slow).sum())} entries differ")
-        compared += mask.numel()
-    return f"{compared} entries equal"
+    items = [Item(record) for record in sorted(subject.tokenized, key=lambda record: len(record.ids))[:SOME]]
+    sequences = [sequence for item in items for sequence in subject.collator.sequences(item)]
+    rows = pack(sequences, row_length=subject.collator.row_length, one_each=subject.encoding != "tree")
+    start, end, positions = (torch.from_numpy(each) for each in (rows.start, rows.end, rows.positions))
+    mask = dense(Trees(start, end, positions, isolates=True))[:, 0]
+    slow = torch.zeros_like(mask)
+    for sequence, path in zip(sequences, rows.paths, strict=True):
+        row, places = int(path[0]) // mask.shape[1], (path % mask.shape[1]).tolist()
+        first = [0] * len(path) if sequence.start is None else sequence.start.tolist()
+        for query in range(len(path)):
+            for key in range(first[query], query + 1):
+                slow[row, places[query], places[key]] = True
+    for row, length in enumerate(rows.lengths):
+        wrong = int((mask != slow)[row, :length, :length].sum())
+        _require(not wrong, f"row {row}: {wrong} entries differ")
+    return f"{mask.numel()} entries of {len(sequences)} sequences in {len(mask)} rows equal"
 
 
 @torch.no_grad()
-def check_forest(subject: Subject) -> str:
-    """Embeddings of the batch equal those of one plain forward pass for each view."""
-    if not subject.config.uses_views:
-        return "regular training has no views"
-    if subject.config.layout == "inplace":
-        return "layout 'inplace' has no separate passes to compare with; its mask is checked above"
-    forests = [forest for forest in subject.forests if len(forest.pairs)][:8]
-    device = subject.model.device
-    batch = {key: value.to(device) for key, value in ForestCollator(0, subject.encoding)(forests).items()}
-    outputs = forward(subject.model, batch)
-    decoder = find_decoder(subject.model)
-    worst, scale, row = 0.0, 0.0, 0
-    for forest in forests:
-        for pair in forest.pairs:
-            for readout, fast in zip(pair, (outputs.source[row], outputs.target[row]), strict=True):
-                index = next(i for i, s in enumerate(forest.segments) if s.start <= readout < s.end)
-                tokens = path(forest, index)
-                alone = torch.as_tensor(forest.input_ids[tokens], dtype=torch.long, device=device)[None]
-                place = int(np.flatnonzero(tokens == readout)[0])
-                slow = decoder(input_ids=alone, use_cache=False)[0][0, place]
-                worst, scale = max(worst, float((fast - slow).abs().max())), max(scale, float(slow.abs().max()))
-            row += 1
-    _require(worst <= TOLERANCE * max(scale, 1.0), f"largest difference {worst:.1e} at scale {scale:.1f}")
-    return (
-        f"{2 * row} embeddings, largest difference {worst:.1e} at scale {scale:.1f} ({subject.encoding}: {subject.why})"
-    )
+def check_batch(subject: Subject) -> str:
+    """Hidden states of the packed batch equal those of plain forward passes over each sequence."""
+    batch, layer = subject.batch(), subject.config.jepa_layer
+    texts = torch.from_numpy(np.concatenate(batch["members"].paths))
+
+    def evaluate(encoded: Encoded) -> dict[str, Tensor]:
+        source, target = encoded.pairs
+        return {"text": encoded.at(texts), "source": source, "target": target}
+
+    found = encode(subject.model, batch, evaluate, layer=layer)
+    slow: dict[str, list[Tensor]] = {name: [] for name in found}
+    for item in subject.some:
+        read: dict[tuple[str, int], Tensor] = {}
+        for sequence in subject.collator.sequences(item):
+            last, inner = _plain_states(subject, sequence, layer)
+            if len(sequence.text):
+                slow["text"].append(last[torch.from_numpy(sequence.text).long()])
+            for pair, kind, start, end in sequence.readouts:
+                read[kind, pair] = inner[start:end].float().mean(0, keepdim=True)
+        for kind, pair in sorted(read):
+            slow[kind].append(read[kind, pair])
+    compared, worst, scale = 0, 0.0, 1.0
+    for name, parts in slow.items():
+        expected = torch.cat(parts) if parts else found[name]
+        # What a plain pass can't give is not a number.
+        known = ~expected.isnan().any(-1)
+        compared += int(known.sum())
+        if known.any():
+            worst = max(worst, float((found[name][known].float() - expected[known]).abs().max()))
+            scale = max(scale, float(expected[known].abs().max()))
+    _require(worst <= TOLERANCE * scale, f"largest difference {worst:.1e} at scale {scale:.1f}")
+    tokens = f"{batch['members'].tokens} tokens for {sum(batch['members'].lengths)} in separate passes"
+    return f"{compared} states, largest difference {worst:.1e} at scale {scale:.1f}; {tokens}"
+
+
+def _plain_states(subject: Subject, sequence: Tokens, layer: int) -> tuple[Tensor, Tensor]:
+    """Last hidden states ``[N, D]``, and those of a layer, by plain passes.
+
+    Not a number where a token sees others than all from its first one on, as behind an isolated step.
+    """
+    decoder, device = find_decoder(subject.model), subject.model.device
+    ids = torch.from_numpy(sequence.ids).long().to(device)
+    start = torch.zeros(len(ids)).long() if sequence.start is None else torch.from_numpy(sequence.start).long()
+    shape = 2, len(ids), subject.model.get_input_embeddings().weight.shape[1]
+    found = torch.full(shape, torch.nan, device=device)
+    for first in start.unique().tolist():
+        end = first + int((start[first:] == first).long().cumprod(0).sum())
+        given: dict[str, Any] = {"position_ids": torch.arange(first, end, device=device)[None]} if first else {}
+        output = decoder(input_ids=ids[None, first:end], use_cache=False, output_hidden_states=layer != -1, **given)
+        found[:, first:end] = torch.stack([flat_states(output, -1), flat_states(output, layer)])
+    return found[0], found[1]
 
 
 @torch.no_grad()
 def check_lm_loss(subject: Subject) -> str:
-    """The LM loss is the one that transformers computes on the main text alone."""
-    if subject.config.layout == "inplace":
+    """The LM loss is the one that transformers computes on the main texts alone."""
+    if LAYOUTS[subject.collator.layout].changes_text:
         return "layout 'inplace' changes the main text by design"
-    forests = subject.forests[:4]
-    device = subject.model.device
-    batch = {key: value.to(device) for key, value in ForestCollator(0, subject.encoding)(forests).items()}
-    sums = Objective(None).sums(forward(subject.model, batch))
-    ours = sums["lm_loss"] / len(batch["label_ids"])
+    ours = float(jepa_loss(subject.model, subject.batch(), Objective([LMLoss()])).loss)
     total, count = 0.0, 0
-    for forest in forests:
-        main = forest.without_views()
-        ids = torch.as_tensor(main.input_ids, dtype=torch.long, device=device)[None]
-        labels = torch.as_tensor(main.shift_labels, dtype=torch.long, device=device)
-        logits = subject.model(input_ids=ids, use_cache=False).logits[0].float()
-        total += float(F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum"))
-        count += int((labels != IGNORE).sum())
-    difference = abs(float(ours) - total / count)
-    _require(difference <= TOLERANCE * max(total / count, 1.0), f"{float(ours):.6f} against {total / count:.6f}")
-    return f"{float(ours):.4f} nats per token, difference {difference:.1e}"
+    for record, *_ in subject.some:
+        ids, labels = torch.from_numpy(record.ids).long(), torch.from_numpy(record.labels).long()
+        logits = subject.model(input_ids=ids[None].to(subject.model.device), use_cache=False).logits[0].float().cpu()
+        total += float(F.cross_entropy(logits[labels], ids[labels + 1], reduction="sum"))
+        count += len(labels)
+    difference = abs(ours - total / count)
+    _require(difference <= TOLERANCE * max(total / count, 1.0), f"{ours:.6f} against {total / count:.6f}")
+    return f"{ours:.4f} nats per token, difference {difference:.1e}"
 
 
 def check_losses(subject: Subject) -> str:
@@ -231,17 +268,14 @@ def check_step(subject: Subject) -> str:
     """One optimisation step moves the predictor rows and all that should move, and nothing else."""
     model: Any = copy.deepcopy(subject.model)
     model = subject.lora(model) if subject.lora is not None else model
+    objective = Objective.from_config(replace(subject.config, lbd=max(subject.config.lbd, 0.1)))
+    attach_heads(model, objective.heads(subject.model.config.get_text_config()))
     model.train()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
-    objective = Objective.from_config(replace(subject.config, lbd=max(subject.config.lbd, 0.1)))
     # LoRA starts with one factor at zero, so that the other moves only in the second step.
     for _ in range(2):
-        batch = ForestCollator(0, subject.encoding)(subject.forests[:4])
-        batch = {key: value.to(model.device) for key, value in batch.items()}
-        counts = torch.tensor([len(batch[name]) for name in ("label_ids", "source_index", "triple_index")])
-        sums = objective.sums(forward(model, batch))
-        objective.parts(sums, counts)["loss"].backward()
+        jepa_loss(model, subject.batch(), objective).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -251,8 +285,8 @@ def check_step(subject: Subject) -> str:
     stuck = {name for name in expected - moved if "expert" not in name}
     _require(not stuck, f"{len(stuck)} trained parameters did not move, such as {min(stuck, default='')}")
     _require(not moved - expected, f"frozen parameters moved, such as {min(moved - expected, default='')}")
-    ids = predictor_ids(subject.tokenizer, (subject.config.predictors or 0) if subject.config.uses_views else 0)
-    if ids and any(len(forest.pairs) for forest in subject.forests[:4]):
+    ids = subject.made.predictors.tolist()
+    if ids and any(record.pairs for record, *_ in subject.some):
         rows = torch.tensor(ids, device=subject.model.device)
         after = model.get_input_embeddings()(rows)
         still = (after == subject.model.get_input_embeddings()(rows)).all(-1)
@@ -263,11 +297,12 @@ def check_step(subject: Subject) -> str:
 
 
 CHECKS: tuple[tuple[str, Callable[[Subject], str]], ...] = (
+    ("encoding by probe", check_encoding),
     ("data format", check_format),
     ("pairs of views", check_pairs),
     ("end of turn is trained", check_end_of_turn),
     ("mask against double loop", check_mask),
-    ("batch against separate passes", check_forest),
+    ("batch against separate passes", check_batch),
     ("LM loss against transformers", check_lm_loss),
     ("alignment losses by hand", check_losses),
     ("one optimisation step", check_step),

@@ -116,8 +116,9 @@ def _print_tree(inspection: Inspection, console: Console, look: Look) -> None:
 
 
 def _tokens_table(inspection: Inspection, look: Look, narrow: bool) -> Table:
-    columns = ("place", "token", "position", "must predict", "read here")
-    columns = columns if narrow else (*columns[:2], "id", *columns[2:4], "sees from", "seen before", columns[4])
+    columns = ["place", "token", "position", "must predict", "read here"]
+    if not narrow:
+        columns = ["place", "token", "id", "position", "must predict", "sees from", "seen before", "read here"]
     numbers = ("place", "id", "position", "sees from", "seen before")
     table = _table("tokens", *columns, right=numbers, narrow=narrow)
     for token in inspection.tokens:

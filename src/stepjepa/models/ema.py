@@ -67,8 +67,11 @@ class EmaEncoder:
         Returns:
             ``[R * T, D]``.
         """
-        with tree_mask(batch.trees):
-            return flat_states(find_decoder(self._model)(**decoder_inputs(batch, [layer])), layer)
+        decoder, states = find_decoder(self._model), []
+        for each in batch.passes:
+            with tree_mask(each.trees):
+                states.append(flat_states(decoder(**decoder_inputs(each, [layer])), layer))
+        return torch.cat(states)
 
     def save(self, folder: str | Path) -> None:
         """Write the average into a checkpoint folder."""

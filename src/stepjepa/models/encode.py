@@ -108,7 +108,7 @@ def encode(
     layer: int = -1,
     layers: Sequence[int] = (-1,),
 ) -> dict[str, Tensor]:
-    """Run a micro-batch once, and evaluate something on its hidden states before the pass ends.
+    """Run a micro-batch once, in one pass or several, and evaluate something on its hidden states before the pass ends.
 
     The decoder's output is caught by a hook; another one, on the LM head, evaluates and then leaves the head nothing to
     do. So all parameters are used inside the wrapped forward (which DDP and FSDP rely on), sharded weights are whole
@@ -128,6 +128,7 @@ def encode(
     Raises:
         ValueError: the model has no such hidden state.
     """
+    passes = batch.passes
     caught: list[dict[int, Tensor]] = []
     results: list[dict[str, Tensor]] = []
     wanted = sorted({-1, layer, *layers})
@@ -141,13 +142,16 @@ def encode(
         )
 
     def before_head(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        results.append(evaluate(Encoded(caught[-1], batch, layer, head, find_heads(model))))
+        if len(caught) == len(passes):
+            states = {each: _joined([found[each] for found in caught]) for each in wanted}
+            results.append(evaluate(Encoded(states, batch, layer, head, find_heads(model))))
         return (args[0][:, :0],)
 
     def show(_module: nn.Module, _args: Any, output: Any) -> Any:
         # DDP looks for parameters without a gradient in what the output depends on. It makes the output anew from its
         # fields, so this must be one that the class has.
-        output["hidden_states"] = tuple(results[-1].values())
+        if results:
+            output["hidden_states"] = tuple(results[-1].values())
         return output
 
     handles = [
@@ -156,8 +160,9 @@ def encode(
         causal_model(model).register_forward_hook(show),
     ]
     try:
-        with tree_mask(batch.trees):
-            model(**decoder_inputs(batch, wanted))
+        for each in passes:
+            with tree_mask(each.trees):
+                model(**decoder_inputs(each, wanted))
     finally:
         for handle in handles:
             handle.remove()
@@ -166,6 +171,11 @@ def encode(
             f"expected {type(model).__name__} to call its LM head once in a pass, got {len(results)} times"
         )
     return results[0]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """The flat positions of several passes, one pass behind the other."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def decoder_inputs(batch: Batch, layers: Sequence[int] = (-1,)) -> dict[str, Any]:

@@ -83,14 +83,15 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 logits = F.linear(values[part], matrix, None if bias is None else bias.to(dtype)).float()
                 # Labels of other chunks weigh nothing; to pick out the own ones, the device would be waited for.
                 place = (labels.rows - start).clamp(0, len(logits) - 1), labels.ids
-                own = ((labels.rows >= start) & (labels.rows < start + labels.chunk)).float()
+                own = (labels.rows >= start) & (labels.rows < start + labels.chunk)
                 norms = logits.logsumexp(-1, keepdim=True)
-                total += ((norms[place[0], 0] - logits[place]) * own).sum()
+                # Filled, not multiplied: the loss of another chunk's label may be infinite here.
+                total += (norms[place[0], 0] - logits[place]).masked_fill(~own, 0).sum()
                 if not any(wanted):
                     continue
                 # d loss / d logits = labels * softmax - one-hot of each, in the memory of the logits.
                 errors = logits.sub_(norms).exp_().mul_(shared[part])
-                errors.index_put_(place, -own, accumulate=True)
+                errors.index_put_(place, -own.float(), accumulate=True)
                 if by_bias is not None:
                     by_bias += errors.sum(0)
                 errors = errors.to(dtype)

@@ -16,8 +16,12 @@ from stepjepa.models.token_rows import adapter_ids, give_plain_tokens, give_pred
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CPU_ROW, DENSE_ROW, FLEX_ROW = 384, 2048, 8192
+CPU_ROW, DENSE_ROW, FLEX_ROW = 1024, 2048, 8192
 """Tokens of a row where nobody says: under a dense mask attention costs what the square of a row costs."""
+
+CPU_ATTENTION = 2.8
+"""Tokens of a row, over the model's width, at which attention under a mask costs as much on a CPU as all else of a
+layer (measured on ``preset:tiny``: a quarter of a step at 250 tokens without a mask)."""
 
 
 def base_model(model: Any) -> Any:
@@ -77,13 +81,22 @@ def set_up_attention(model: Any, config: JepaConfig) -> tuple[str, str]:
     return encoding, reason
 
 
-def default_row_length(model: Any, device_type: str) -> int:
-    """Most tokens of a row of trees where nobody says.
+def packing(model: Any, config: JepaConfig, device_type: str, processes: int = 1) -> dict[str, Any]:
+    """How the sequences of a micro-batch are packed, as arguments of ``collate.Collator``.
 
     Args:
-        model: not a PEFT wrapper but the transformers model itself, after :func:`set_up`.
+        model: after :func:`set_up`; a PEFT wrapper or not.
+        config: the objective.
         device_type: where it is trained, such as ``cpu`` or ``cuda``.
+        processes: that train together. They must run the same number of passes, so several run one each.
     """
-    if device_type == "cpu":
-        return CPU_ROW
-    return FLEX_ROW if uses_flex(model) else DENSE_ROW
+    decoder = base_model(model).config.get_text_config()
+    on_cpu = device_type == "cpu"
+    row_length = CPU_ROW if on_cpu else FLEX_ROW if uses_flex(base_model(model)) else DENSE_ROW
+    several = on_cpu and processes == 1
+    return {
+        "row_length": config.row_length or row_length,
+        "attention_length": round(CPU_ATTENTION * decoder.hidden_size) if several else None,
+        "share_prefixes": config.share_prefixes,
+        "positions": getattr(decoder, "max_position_embeddings", None),
+    }

@@ -52,7 +52,7 @@ class Tube(Term):
             _triple(text, (self.seed, *draw)) for text, draw in zip(_texts(batch), batch["members"].draws, strict=True)
         ]
         triples = np.array([triple for triple in drawn if triple is not None], np.int64).reshape(-1, 3)
-        index = torch.from_numpy(triples).to(batch["input_ids"].device)
+        index = torch.from_numpy(triples).to(batch["label_ids"].device)
         return tube(encoded.at(index, self.layer))
 
     @classmethod

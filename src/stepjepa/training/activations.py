@@ -85,13 +85,13 @@ def activations_of(
 
 def _kinds(model: Any, batch: Batch, processes: int) -> Kind:
     """Tells tensors apart by their shapes, since that is all there is."""
-    rows = tuple(batch["input_ids"].shape)
+    rows = {tuple(each["input_ids"].shape) for each in batch.passes}
     vocabulary, width = model.get_input_embeddings().weight.shape
     pairs = batch.pairs * processes
 
     def kind(tensor: Tensor) -> str:
         shape = tuple(tensor.shape)
-        if len(shape) in (3, 4) and shape[-1] == shape[-2] and (shape[0], shape[-1]) == rows:
+        if len(shape) in (3, 4) and shape[-1] == shape[-2] and (shape[0], shape[-1]) in rows:
             # One mask for all heads; with more of them these are scores.
             if len(shape) == 3 or shape[1] == 1:
                 return MASKS

@@ -31,7 +31,7 @@ from stepjepa.errors import UserError
 from stepjepa.models.checkpointing import enable_selective, refuse_full
 from stepjepa.models.heads import attach_heads
 from stepjepa.models.loading import LoraSettings
-from stepjepa.models.setup import base_model, default_row_length, set_up_attention
+from stepjepa.models.setup import base_model, packing, set_up_attention
 from stepjepa.objectives.objective import Objective
 from stepjepa.text.predictors import predictor_ids
 from stepjepa.training.activations import Activations, activations_of
@@ -178,15 +178,12 @@ def estimate(
     objective = Objective.from_config(config, training.seed)
     try:
         encoding, reason = _set_up(model, args, config, objective, training)
-        decoder = base_model(model).config.get_text_config()
         collator = Collator.of(
             config,
             predictor_ids(tokenizer, (config.predictors or 0) if config.uses_views else 0),
             encoding=encoding,
-            row_length=config.row_length or default_row_length(base_model(model), "cpu" if on_cpu else "cuda"),
-            share_prefixes=config.share_prefixes,
             prompt_labels="prompt_loss" in objective.terms,
-            positions=getattr(decoder, "max_position_embeddings", None),
+            **packing(model, config, "cpu" if on_cpu else "cuda", processes),
             pad_id=tokenizer.pad_token_id or 0,
         )
         check_positions(collator, [data, held_out])

@@ -70,7 +70,7 @@ class MicroBatch:
     @property
     def cells(self) -> int:
         """Tokens of all rows, padding among them."""
-        return int(self.batch["input_ids"].numel())
+        return sum(each["input_ids"].numel() for each in self.batch.passes)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from stepjepa.models.flex import refuse_flex_training
 from stepjepa.models.heads import attach_heads, load_heads, save_heads, split_state, without_heads
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import refuse_pickled
-from stepjepa.models.setup import base_model, default_row_length, set_up
+from stepjepa.models.setup import base_model, packing, set_up
 from stepjepa.objectives.gathering import gather_rows
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone
@@ -139,7 +139,7 @@ class JepaTrainer(Trainer):
             # All weights take part in every step; looking for others costs a walk through the graph.
             args.ddp_find_unused_parameters = False
         self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)
-        attach_heads(model, self.objective.heads(base_model(model).config.get_text_config()))
+        attach_heads(model, self.objective.heads(base_model(model).config.get_text_config(), args.seed))
         self.stream, self.tally = as_stream(train_dataset), Tally()
         if self.stream is not None:
             refuse_for_stream(args, self.stream, track_flop)
@@ -199,15 +199,12 @@ class JepaTrainer(Trainer):
         return prepare(data, tokenizer, self.jepa, what=what, cache_dir=False)
 
     def _collator(self, model: Any, tokenizer: Any, args: TrainingArguments) -> Collator:
-        row_length = self.jepa.row_length or default_row_length(base_model(model), args.device.type)
         return Collator.of(
             self.jepa,
             predictor_ids(tokenizer, (self.jepa.predictors or 0) if self.jepa.uses_views else 0),
             encoding=self.encoding,
-            row_length=row_length,
-            share_prefixes=self.jepa.share_prefixes,
             prompt_labels="prompt_loss" in self.objective.terms,
-            positions=getattr(base_model(model).config.get_text_config(), "max_position_embeddings", None),
+            **packing(model, self.jepa, args.device.type, args.world_size),
             pad_id=tokenizer.pad_token_id or 0,
         )
 
