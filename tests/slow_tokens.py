@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stepjepa.forests.tokenisation import Tokens
+from stepjepa.batch.tokenize import Tokens
 
 # For each tokenizer how many tokens it has, itself, its special tokens, and a copy.
 _KNOWN: dict[int, tuple[int, Any, dict[str, int], Any]] = {}

@@ -16,22 +16,21 @@ import numpy as np
 
 from stepjepa.cli import main
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import Record, parse_record
-from stepjepa.inspection.palette import MEANING, STRONG, hues
+from stepjepa.data.records import parse_record
+from stepjepa.inspection.palette import COLOURS
 from stepjepa.inspection.picture import write_png
-from stepjepa.inspection.record import Inspection, inspect_record, visible_matrix
+from stepjepa.inspection.record import Inspection, inspect_records, visible_matrix
 from stepjepa.models.presets import preset_tokenizer
 from stepjepa.tasks.stepmath import generate
 from stepjepa.text.predictors import add_predictor_tokens
 
 FOLDER = Path(__file__).resolve().parents[1] / "assets"
 
-MESSAGES = [
-    {"role": "user", "content": "How many are 2 and 3, twice?"},
-    {"role": "assistant", "content": "2 + 3 = 5.\n\n5 * 2 = 10.\n\nThe answer is 10."},
-]
+SYSTEM, QUESTION = "Solve.", "Add 2 and 3, twice."
+ANSWERS = ("2 + 3 = 5\n\n5 + 5 = 10", "2 + 3 = 5\n\n2 * 5 = 10")
 
 LAYOUTS = {
+    "tree": JepaConfig(mode="step-jepa", predictors=2),
     "step-branched": JepaConfig(mode="step-jepa", predictors=2),
     "step-inplace": JepaConfig(mode="step-jepa", layout="inplace", predictors=2),
     "llm-separate": JepaConfig(mode="llm-jepa", predictors=1),
@@ -46,52 +45,27 @@ TRAINING = (
 
 
 def inspections() -> dict[str, Inspection]:
-    """The record of the pictures in every layout."""
+    """One record in every layout, and two that share question and first step as ``tree``."""
     texts = [message["content"] for record in generate(400, 1) for message in record["messages"]]
-    record: Record = parse_record({"messages": MESSAGES}, "record.jsonl", 1)
+    records = []
+    for line, answer in enumerate(ANSWERS, start=1):
+        turns = {"system": SYSTEM, "user": QUESTION, "assistant": answer}
+        messages = [{"role": role, "content": content} for role, content in turns.items()]
+        records.append(parse_record({"messages": messages}, "two.jsonl", line))
     found = {}
     for name, config in LAYOUTS.items():
-        _, tokenizer = preset_tokenizer("preset:tiny", [*texts, *(m["content"] for m in MESSAGES)])
+        _, tokenizer = preset_tokenizer("preset:tiny", [*texts, SYSTEM, QUESTION, *ANSWERS])
         add_predictor_tokens(tokenizer, config.predictors or 0)
-        found[name] = inspect_record([record], 0, tokenizer, config)
+        found[name] = inspect_records(records, 0, tokenizer, config, count=2 if name == "tree" else 1)
     return found
 
 
 def fingerprint(inspection: Inspection) -> str:
-    """Of all that a picture shows: tokens, segments, who sees whom, readouts."""
-    shown = [[token.text, token.segment, token.position, *token.readouts] for token in inspection.tokens]
+    """Of all that a picture shows: tokens, branches, who sees whom, readouts."""
+    shown = [[token.text, token.branch, token.position, *token.readouts] for token in inspection.tokens]
+    kinds = [branch.kind for branch in inspection.branches]
     mask = np.packbits(visible_matrix(inspection)).tobytes()
-    return hashlib.sha256(json.dumps(shown).encode() + mask).hexdigest()
-
-
-def draw_forest(inspection: Inspection, path: Path) -> None:
-    """The segments of a record, each below what it hangs on, at the place that position ids give it."""
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
-
-    figure = Figure(figsize=(11, 2.6), dpi=130, layout="constrained")
-    axes = figure.add_subplot()
-    last = max(token.position for token in inspection.tokens)
-    for segment, hue in zip(inspection.segments, hues(inspection.segments), strict=True):
-        level = -1.5 * segment.index
-        tokens = inspection.tokens[segment.start : segment.end]
-        for token in tokens:
-            box = Rectangle((token.position, level), 1, 0.8, facecolor=STRONG[segment.kind][hue], edgecolor="white")
-            axes.add_patch(box)
-            if token.readouts:
-                axes.text(
-                    token.position + 1.3, level + 0.4, f"{token.readouts[0]} is read here", va="center", fontsize=9
-                )
-        name = f"{MEANING[segment.kind]}, {'root' if segment.parent is None else 'branch'}"
-        axes.text(-0.5, level + 0.4, name, ha="right", va="center", fontsize=10)
-        if segment.parent is not None:
-            start = tokens[0].position
-            axes.plot([start, start], [level + 0.8, -1.5 * segment.parent], color="#555555", linewidth=1.5)
-    axes.set(xlim=(-7, last + 2), ylim=(-1.5 * len(inspection.segments) + 0.5, 1.2))
-    axes.set_xlabel("position")
-    axes.set_yticks([])
-    axes.spines[["left", "right", "top"]].set_visible(False)
-    figure.savefig(path)
+    return hashlib.sha256(json.dumps([shown, kinds]).encode() + mask).hexdigest()
 
 
 def _run(line: str) -> None:
@@ -133,7 +107,7 @@ def draw_collapse(path: Path) -> dict[str, dict[str, float]]:
             _, _, directions = np.linalg.svd(both - both.mean(0), full_matrices=False)
             plane = (both - both.mean(0)) @ directions[:2].T
             for values, kind in ((plane[: len(source)], "source"), (plane[len(source) :], "target")):
-                axes.scatter(*values.T, s=9, color=STRONG[kind][0], label=f"{kind} views", alpha=0.6)
+                axes.scatter(*values.T, s=9, color=COLOURS[kind].strong, label=f"{kind} views", alpha=0.6)
             axes.set_title(
                 f"{flags.removeprefix('--jepa_loss_type ').replace('--', '')}\n"
                 f"cosine of matched pairs {matched:.3f}, of shuffled pairs {shuffled:.3f}",
@@ -156,7 +130,6 @@ def draw() -> int:
             FOLDER / f"{name}.png",
             f"{inspection.config.mode}, {layout}, K = {inspection.config.predictors}",
         )
-    draw_forest(found["step-branched"], FOLDER / "forest.png")
     collapse = draw_collapse(FOLDER / "collapse.png")
     shown = {"layouts": {name: fingerprint(each) for name, each in found.items()}, "collapse": collapse}
     (FOLDER / "pictures.json").write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")

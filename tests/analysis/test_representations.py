@@ -12,10 +12,8 @@ from stepjepa.analysis.representations import Reading, ViewEmbeddings, embed_vie
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.forests.collate import ForestCollator
-from stepjepa.forests.segments import ForestBuilder
-from stepjepa.models.attention import enable_forest
-from stepjepa.models.embeddings import forward
+from stepjepa.models.attention import enable_trees
+from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.text.predictors import predictor_ids
 
 STEPS = {"mode": "step-jepa", "pairs": "all"}
@@ -41,10 +39,9 @@ def test_the_default_reading_is_that_of_training(
     config = JepaConfig(**settings)
     found = embed(tiny_model(architecture), trained_tokenizer, config)
     model = tiny_model(architecture)
-    forests = ForestBuilder(trained_tokenizer, config).build(tiny.records())
-    enable_forest(model)
+    enable_trees(model)
     with torch.no_grad():
-        outputs = forward(model, ForestCollator(0)(forests))
+        outputs = jepa_loss(model, tiny.batch_of(trained_tokenizer, config), Objective.from_config(config))
     assert len(found) == len(outputs.source) > 2
     tiny.assert_same(torch.from_numpy(found.source), outputs.source)
     tiny.assert_same(torch.from_numpy(found.target), outputs.target)

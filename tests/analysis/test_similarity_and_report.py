@@ -9,14 +9,15 @@ import torch
 import torch.nn.functional as F
 
 import tiny
+from slow_trees import separately
 from stepjepa.analysis.similarity import compare_views, similarity_config, similarity_quantiles, trained_objective
+from stepjepa.batch.collate import Item
 from stepjepa.cli import main
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import read_records
 from stepjepa.errors import UserError
 from stepjepa.experiments.report import COLUMNS, as_markdown, report
 from stepjepa.files import write_jsonl
-from stepjepa.forests.segments import ForestBuilder
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +43,14 @@ def runs(tmp_path_factory: Any, trained_tokenizer: Any) -> dict[str, Path]:
 def test_similarity_is_that_of_separate_passes(batch_size: int, tiny_tokenizer: Any) -> None:
     model, records = tiny.make_model("llama"), tiny.records()
     config = JepaConfig(mode="step-jepa", predictors=3, pairs="all")
-    states, owners = [], []
-    for index, forest in enumerate(ForestBuilder(tiny_tokenizer, config).build(records)):
-        for pair in forest.pairs:
-            states.append(tiny.separate_states(model, forest)[pair].detach())
-            owners.append(index)
-    cosines = torch.stack([torch.stack([F.cosine_similarity(s[0], t[1], dim=0) for t in states]) for s in states])
+    made = tiny.tokenized(tiny_tokenizer, config, records)
+    collate = tiny.collator(tiny_tokenizer, config)
+    with torch.no_grad():
+        slow = separately(model, [collate.sequences(Item(record)) for record in made])
+    owners = [index for index, record in enumerate(made) for _ in record.pairs]
+    cosines = torch.stack([torch.stack([F.cosine_similarity(s, t, dim=0) for t in slow.target]) for s in slow.source])
     found = compare_views(model, tiny_tokenizer, records, config, batch_size=batch_size)
-    count = len(states)
+    count = len(owners)
     assert found.totals["pairs"] == count == 4
     assert found.totals["matched_similarity"] == pytest.approx(float(cosines.diag().mean()), abs=1e-5)
     off = (cosines.sum() - cosines.diag().sum()) / (count * (count - 1))

@@ -39,9 +39,10 @@ def _inspect(data: Path, *flags: str) -> int:
 def test_json_is_one_document(data: Path, capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
     assert _inspect(data, "--json", "--index", "1", *flags) == 0
     value = json.loads(capsys.readouterr().out)
-    assert (value["model"], value["path"], value["index"], value["line"]) == ("preset:tiny", str(data), 1, 2)
-    assert [token["row"] for token in value["tokens"]] == list(range(value["record"]["tokens"]))
-    assert value["segments"][-1]["end"] == len(value["tokens"])
+    assert (value["model"], value["path"], value["index"]) == ("preset:tiny", str(data), 1)
+    assert [record["line"] for record in value["records"]] == [2]
+    assert [token["place"] for token in value["tokens"]] == list(range(len(value["tokens"])))
+    assert value["branches"][-1]["end"] == len(value["tokens"])
     modes = {"--regular": "regular", "--layout": "llm-jepa", "--step_jepa": "step-jepa"}
     assert value["config"]["mode"] == modes[flags[0]]
     assert bool(value["pairs"]) == (flags != ["--regular"])
@@ -49,7 +50,20 @@ def test_json_is_one_document(data: Path, capsys: pytest.CaptureFixture[str], fl
     assert value["template"]["end of turn"] == "'<|im_end|>'"
 
 
-def test_predictors_lengthen_the_row(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_records_are_one_tree(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for flags in ([], ["--index", "1"], ["--records", "5"], ["--records", "2", "--share_prefixes", "off"]):
+        assert _inspect(data, "--json", "--regular", *flags) == 0
+        shown.append(json.loads(capsys.readouterr().out))
+    first, second, both, apart = (len(value["tokens"]) for value in shown)
+    assert [record["line"] for record in shown[2]["records"]] == [1, 2]
+    assert first + second == apart > both
+    assert {branch["kind"] for branch in shown[2]["branches"]} == {"shared", "main"}
+    assert _inspect(data, "--records", "0") == 2
+    assert "--records: expected 1 or more, got 0" in capsys.readouterr().err
+
+
+def test_every_predictor_is_one_token_more(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lengths = []
     for count in "123":
         assert _inspect(data, "--json", "--step_jepa", "--predictors", count) == 0
@@ -130,6 +144,7 @@ def test_other_tokenizers(shared_data: Path, capsys: pytest.CaptureFixture[str],
     for name in ("minimind", "olmo2", "qwen2.5"):
         assert _inspect(data, "--json", "--model_name", str(shared_data / "tokenizers" / name)) == 0
         value = json.loads(capsys.readouterr().out)
-        user = next(part for part in value["record"]["messages"] if part["name"] == "user")
-        shown = "".join(token["text"] for token in value["tokens"][user["start"] : user["end"]])
+        user = next(part for part in value["records"][0]["messages"] if part["name"] == "user")
+        main = [place for start, end in value["sequences"][0]["places"] for place in range(start, end)]
+        shown = "".join(value["tokens"][place]["text"] for place in main[user["start"] : user["end"]])
         assert shown.strip() == user["text"].strip()

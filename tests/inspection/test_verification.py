@@ -1,6 +1,7 @@
 """``stepjepa verify`` passes what is right and fails what is broken."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from stepjepa.cli import main
 from stepjepa.config import JepaConfig
 from stepjepa.inspection import verification
 from stepjepa.inspection.verification import Result, Subject, verify
+from stepjepa.models.encode import Encoded
 from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.text.predictors import all_predictor_ids
 
@@ -22,6 +24,8 @@ CONFIGS = {
     "rows": JepaConfig(mode="step-jepa", encoding="rows"),
     "reversed": JepaConfig(mode="step-jepa", reverse_pred=True),
     "in front": JepaConfig(mode="llm-jepa", layout="branched", front_pred=True),
+    "head, layer, mean": JepaConfig(mode="llm-jepa", predictor_head="mlp", jepa_layer=1, pooling="mean"),
+    "every pair in place": JepaConfig(mode="step-jepa", layout="inplace", pairs="all", predictors=3),
 }
 
 
@@ -46,17 +50,29 @@ def test_lora(tiny_tokenizer: Any) -> None:
 
 
 def leaking_mask(monkeypatch: Any) -> None:
-    def all_earlier(visibility: Any) -> Any:
-        size = visibility.segment_ids.shape[1]
-        return torch.ones(len(visibility.segment_ids), size, size, dtype=torch.bool).tril()
+    def all_earlier(trees: Any, rule: Any = None) -> Any:
+        rows, size = trees.start.shape
+        return torch.ones(rows, 1, size, size, dtype=torch.bool).tril()
 
-    monkeypatch.setattr(verification, "visible", all_earlier)
-    monkeypatch.setattr("stepjepa.models.attention.visible", all_earlier)
+    monkeypatch.setattr(verification, "dense", all_earlier)
+    monkeypatch.setattr("stepjepa.models.attention.dense", all_earlier)
 
 
 def test_a_leaking_mask_fails(tiny_tokenizer: Any, monkeypatch: Any) -> None:
+    model = tiny.make_model("llama")
+    subject = Subject(model, tiny_tokenizer, CONFIGS["branched"], tiny.records())
     leaking_mask(monkeypatch)
-    found = results(tiny.make_model("llama"), tiny_tokenizer, CONFIGS["branched"])
+    found = {result.name: result for result in verify(subject)}
+    assert not found["mask against double loop"].passed
+    assert not found["batch against separate passes"].passed
+
+
+def test_a_step_that_sees_what_is_before_it_fails(tiny_tokenizer: Any, monkeypatch: Any) -> None:
+    subject = Subject(tiny.make_model("llama"), tiny_tokenizer, CONFIGS["inplace"], tiny.records())
+    found = {result.name: result for result in verify(subject)}
+    assert found["batch against separate passes"].passed
+    monkeypatch.setattr("stepjepa.batch.mask.Trees.isolates", False)
+    found = {result.name: result for result in verify(subject)}
     assert not found["mask against double loop"].passed
     assert not found["batch against separate passes"].passed
 
@@ -64,22 +80,32 @@ def test_a_leaking_mask_fails(tiny_tokenizer: Any, monkeypatch: Any) -> None:
 BREAKS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "a lost gradient": (
         "one optimisation step",
-        lambda patch: patch.setattr(verification, "forward", detached(verification.forward)),
+        lambda patch: patch.setattr(verification, "jepa_loss", detached(verification.jepa_loss)),
     ),
     "a wrong loss": (
         "alignment losses by hand",
         lambda patch: patch.setattr(verification, "L2", lambda: lambda source, target: (source - target).sum()),
     ),
+    "an LM loss of other positions": (
+        "LM loss against transformers",
+        lambda patch: patch.setattr(Encoded, "token_loss", moved(Encoded.token_loss)),
+    ),
 }
 
 
-def detached(forward: Any) -> Any:
-    def cut(model: Any, batch: Any) -> Any:
-        outputs = forward(model, batch)
-        blind = outputs.lm_loss.detach() + 0 * model.get_output_embeddings().weight.sum()
-        return outputs._replace(lm_loss=blind, source=outputs.source.detach(), target=outputs.target.detach())
+def detached(jepa_loss: Any) -> Any:
+    def cut(model: Any, batch: Any, objective: Any) -> Any:
+        losses = jepa_loss(model, batch, objective)
+        return losses._replace(loss=losses.loss.detach() + 0 * model.get_output_embeddings().weight.sum())
 
     return cut
+
+
+def moved(token_loss: Any) -> Any:
+    def shift(encoded: Any, index: Any, token_ids: Any, rows: Any = None) -> Any:
+        return token_loss(encoded, index + 1, token_ids, rows)
+
+    return shift
 
 
 @pytest.mark.parametrize("name", BREAKS)
@@ -93,9 +119,7 @@ def test_what_is_broken_fails(name: str, tiny_tokenizer: Any, monkeypatch: Any) 
 
 def test_an_untrained_end_of_turn_fails(tiny_tokenizer: Any, monkeypatch: Any) -> None:
     subject = Subject(tiny.make_model("llama"), tiny_tokenizer, CONFIGS["separate"], tiny.records())
-    for forest in subject.forests:
-        last = (forest.shift_labels != -100).nonzero()[0][-1]
-        forest.shift_labels[last] = -100
+    subject.tokenized = [replace(record, labels=record.labels[:-1]) for record in subject.tokenized]
     found = {result.name: result for result in verify(subject)}
     assert "the last label is not the end of turn" in found["end of turn is trained"].detail
     assert not found["end of turn is trained"].passed
@@ -105,6 +129,14 @@ def test_command(tmp_path: Any, capsys: Any, monkeypatch: Any) -> None:
     assert main(["verify", "--step_jepa", "--max_records", "5"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("PASS  ") for line in lines) == len(verification.CHECKS)
-    leaking_mask(monkeypatch)
+    monkeypatch.setattr(verification, "L2", lambda: lambda source, target: (source - target).sum())
     assert main(["verify", "--step_jepa", "--max_records", "5"]) == 1
-    assert any(line.startswith("FAIL  mask") for line in capsys.readouterr().out.splitlines())
+    assert any(line.startswith("FAIL  alignment") for line in capsys.readouterr().out.splitlines())
+
+
+@pytest.mark.parametrize("architecture", ["mamba", "gpt2", "gemma3_window"])
+def test_the_verdict_of_the_probe_is_told(architecture: str, tiny_tokenizer: Any) -> None:
+    found = results(tiny.make_model(architecture), tiny_tokenizer, CONFIGS["separate"])
+    assert all(result.passed for result in found.values()), found
+    wanted = "rows" if architecture == "mamba" else "tree"
+    assert found["encoding by probe"].detail.startswith(f"{wanted}: ")

@@ -157,7 +157,9 @@ def test_a_finished_checkpoint_trains_no_further(trained_tokenizer: Any, tmp_pat
     def trainer(steps: int) -> JepaTrainer:
         return JepaTrainer(
             tiny.make_model("llama", seed=3),
-            tiny.arguments(tmp_path, max_steps=steps, save_strategy="steps", save_steps=2, learning_rate=0.01),
+            tiny.arguments(
+                tmp_path, max_steps=steps, save_strategy="steps", save_steps=2, lr_scheduler_type="constant"
+            ),
             JepaConfig(mode="step-jepa"),
             train_dataset=tiny.records(),
             processing_class=copy.deepcopy(trained_tokenizer),

@@ -66,7 +66,9 @@ def test_what_is_averaged_is_the_view(name: str, trained_tokenizer: Any) -> None
         question, answer = "What is 3+4+5?", "3+4=7.\n\n7+5=12\n\nSo it is\n\n12"
         first, second = (answer, question) if config.reverse_pred else (question, answer)
         views = [(first if config.front_pred or not predictors else predictors, second)]
-    assert texts == {(n, kind): text for n, pair in enumerate(views) for kind, text in zip(("source", "target"), pair)}
+    assert texts == {
+        (n, kind): text for n, pair in enumerate(views) for kind, text in zip(("source", "target"), pair, strict=True)
+    }
 
 
 @pytest.mark.parametrize("encoding", ["tree", "rows"])

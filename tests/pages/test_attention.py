@@ -12,8 +12,8 @@ from made_up_runs import change, make_run
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import read_records
 from stepjepa.files import fingerprint, write_jsonl
-from stepjepa.inspection.record import inspect_record, visible_matrix
-from stepjepa.inspection.view import visible_text
+from stepjepa.inspection.palette import visible_text
+from stepjepa.inspection.record import inspect_records, visible_matrix
 from stepjepa.pages import attention
 from stepjepa.pages.attention import inspector_section
 from stepjepa.pages.material import Run, read_runs
@@ -58,24 +58,29 @@ def test_tokens_and_who_sees_whom_are_those_of_the_inspection(run, tmp_path, tra
     value = embedded(run)
     assert value["own"] == 2 and value["choices"] == [1, 2, 3]
     for count in (1, 2, 3):
-        found = inspect_record([record], 0, trained_tokenizer, JepaConfig(**{**STEP_JEPA, "predictors": count}))
-        row = value["records"][place]["rows"][str(count)]
-        assert [token[0] for token in row["tokens"]] == [visible_text(token.text) for token in found.tokens]
-        assert [token[1:4] for token in row["tokens"]] == [[t.id, t.segment, t.position] for t in found.tokens]
-        assert [token[5] for token in row["tokens"]] == [", ".join(token.readouts) for token in found.tokens]
+        found = inspect_records([record], 0, trained_tokenizer, JepaConfig(**{**STEP_JEPA, "predictors": count}))
+        tree = value["records"][place]["trees"][str(count)]
+        assert [token[0] for token in tree["tokens"]] == [visible_text(token.text) for token in found.tokens]
+        assert [token[1:4] for token in tree["tokens"]] == [[t.id, t.branch, t.position] for t in found.tokens]
+        assert [token[5] for token in tree["tokens"]] == [", ".join(token.readouts) for token in found.tokens]
         seen = visible_matrix(found)
-        for query, token in enumerate(row["tokens"]):
-            keys = {key for start, end in token[6] for key in range(start, end)}
+        for query, looking in enumerate(tree["tokens"]):
+            keys = {key for key, token in enumerate(tree["tokens"]) if looking[6] <= key <= query < token[7]}
             assert keys == set(seen[query].nonzero()[0].tolist())
-        assert [segment["end"] for segment in row["segments"]] == [segment.end for segment in found.segments]
-        assert [segment["kind"] for segment in row["segments"]] == [segment.kind for segment in found.segments]
+        assert [branch["end"] for branch in tree["branches"]] == [branch.end for branch in found.branches]
+        assert [branch["kind"] for branch in tree["branches"]] == [branch.kind for branch in found.branches]
 
 
-def test_the_branch_says_where_it_hangs(run):
-    segments = embedded(run)["records"][0]["rows"]["2"]["segments"]
-    assert segments[0]["where"] == "the row of plain fine-tuning"
-    assert re.fullmatch(r"hangs on segment 0 after \d+ tokens", segments[1]["where"])
-    assert segments[2]["where"] == "a text of its own"
+def test_a_branch_says_what_it_is_part_of_and_what_it_goes_on_from(run):
+    branches = embedded(run)["records"][0]["trees"]["2"]["branches"]
+    told = {(branch["kind"], branch["name"], branch["where"]) for branch in branches}
+    shared = next(n for n, branch in enumerate(branches) if branch["kind"] == "shared")
+    assert told == {
+        ("shared", "main, source 1", "begins a text"),
+        ("main", "main", f"goes on behind branch {shared}"),
+        ("source", "source 1", f"goes on behind branch {shared}"),
+        ("target", "target 1", "begins a text"),
+    }
 
 
 def test_a_regular_run_has_nothing_to_choose(tmp_path, plain_tokenizer):

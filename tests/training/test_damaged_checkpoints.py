@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from bad_inputs import outcome
+from stepjepa.batch.stream import STREAM_FILE, Tally
 from stepjepa.cli import main
 from stepjepa.errors import UserError
 from stepjepa.files import write_json
 from stepjepa.training.saving import naming_damage
-from stepjepa.batch.stream import STREAM_FILE, Tally
 
 WEIGHTS = "model.safetensors"
 

@@ -98,8 +98,8 @@ def test_three_processes_of_which_two_have_no_record_at_last(
     # The first has pairs, so of three processes two have none.
     records = [{"messages": list(record.messages)} for record in (tiny.records() * 3)[:7]]
     write_jsonl(tmp_path / "train.jsonl", records)
-    flags = "--num_epochs 2 --grad_accum 1 --learning_rate 0.01 --optim sgd --jepa_ratio 0.5 --use_cpu --step_jepa --no_cache"
-    flags += " --jepa_loss_type infonce --stp 0.3 --save_strategy no --logging_steps 1"
+    flags = "--num_epochs 2 --grad_accum 1 --learning_rate 0.01 --optim sgd --jepa_ratio 0.5 --use_cpu --step_jepa"
+    flags += " --no_cache --jepa_loss_type infonce --stp 0.3 --save_strategy no --logging_steps 1"
     common = ["train", "--model_name", tmp_path / "model", "--train_file", tmp_path / "train.jsonl", *flags.split()]
     runs = tmp_path / "one", tmp_path / "three"
     for count, run in zip((1, 3), runs, strict=True):

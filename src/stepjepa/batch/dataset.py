@@ -113,8 +113,10 @@ class _Chunk:
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.line = batch.column("line").to_numpy()
-        names = "ids", "labels", "prompt", "views", "texts"
-        self.ids, self.labels, self.prompt, self.views, self.texts = (_Lists(batch.column(name)) for name in names)
+        names = "ids", "labels", "prompt", "messages", "views", "texts"
+        self.ids, self.labels, self.prompt, self.messages, self.views, self.texts = (
+            _Lists(batch.column(name)) for name in names
+        )
 
     def record(self, index: int) -> TokenizedRecord:
         ids, texts, place, views = self.ids[index], self.texts[index], 0, []
@@ -125,7 +127,8 @@ class _Chunk:
                 views.append(View(texts[place : place + length], start, end, False, predictors))
                 place += length
         pairs = tuple(map(Pair, views[::2], views[1::2]))
-        return TokenizedRecord(ids, self.labels[index], self.prompt[index], pairs, int(self.line[index]))
+        messages = self.messages[index].reshape(-1, 3)
+        return TokenizedRecord(ids, self.labels[index], self.prompt[index], pairs, int(self.line[index]), messages)
 
 
 def _as_table(records: Sequence[TokenizedRecord]) -> pa.Table:
@@ -142,6 +145,7 @@ def _as_table(records: Sequence[TokenizedRecord]) -> pa.Table:
             "ids": _as_lists([record.ids for record in records]),
             "labels": _as_lists([record.labels for record in records]),
             "prompt": _as_lists([record.prompt for record in records]),
+            "messages": _as_lists([record.messages.reshape(-1) for record in records]),
             "views": _as_lists(views),
             "texts": _as_lists(texts),
         }

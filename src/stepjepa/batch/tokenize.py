@@ -252,7 +252,8 @@ class RecordTokenizer:
         counts["pairs"] += len(pairs)
         spans = zip(record.messages, written.whole.spans, strict=True)
         asked = [span for message, span in spans if message["role"] == "user"]
-        return TokenizedRecord(ids, labels, _before(asked, tokens, len(ids)), tuple(pairs), record.line)
+        prompt = _before(asked, tokens, len(ids))
+        return TokenizedRecord(ids, labels, prompt, tuple(pairs), record.line, _messages(written, tokens, len(ids)))
 
     def _labels(self, written: _Written, tokens: Tokens, ids: Ids) -> Ids:
         """The positions whose next token is taught; see ``JepaConfig.labels``."""
@@ -280,6 +281,16 @@ def _before(spans: Iterable[tuple[int, int]], tokens: Tokens, length: int) -> Id
         wanted[tokens.first_overlapping(start) : tokens.first_from(end)] = True
     # Nothing predicts the first token.
     return np.flatnonzero(wanted[1:length]).astype(np.int32)
+
+
+def _messages(written: _Written, tokens: Tokens, length: int) -> Ids:
+    """See ``TokenizedRecord.messages``; among the first ``length`` tokens."""
+    found = []
+    for message, (start, end) in zip(written.record.messages, written.whole.spans, strict=True):
+        if message["role"] != "system":
+            last = min(tokens.first_from(end), length)
+            found.append((min(tokens.first_overlapping(start), last), last, message["role"] == "assistant"))
+    return np.array(found, np.int32).reshape(-1, 3)
 
 
 def _locate(view: _ViewText, tokens: Tokens, main: Ids) -> View:

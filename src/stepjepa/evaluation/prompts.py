@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from stepjepa.batch.tokenize import Tokens
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.batch.tokenize import Tokens
 from stepjepa.run_folder import trained_objective
 from stepjepa.tasks.base import Continuation
 from stepjepa.text.frames import Rendered

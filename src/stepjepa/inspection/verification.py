@@ -197,8 +197,8 @@ def check_batch(subject: Subject) -> str:
                 slow["text"].append(last[torch.from_numpy(sequence.text).long()])
             for pair, kind, start, end in sequence.readouts:
                 read[kind, pair] = inner[start:end].float().mean(0, keepdim=True)
-        for kind, pair in sorted(read):
-            slow[kind].append(read[kind, pair])
+        for which in sorted(read):
+            slow[which[0]].append(read[which])
     compared, worst, scale = 0, 0.0, 1.0
     for name, parts in slow.items():
         expected = torch.cat(parts) if parts else found[name]

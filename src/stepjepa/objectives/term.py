@@ -144,7 +144,7 @@ def load_term(address: str, settings: Mapping[str, Any]) -> Term:
     Raises:
         UserError: there is no such class, it has no name, or it does not take these settings.
     """
-    kind = load_class("--term", address, Term)
+    kind = load_class("--term", address, Term)  # type: ignore[type-abstract]  # what is loaded is concrete
     if not hasattr(kind, "name"):
         raise UserError(f"--term: '{address}' has no name; put @stepjepa.term('my_loss') above the class")
     known = [each.name for each in fields(kind) if each.init]

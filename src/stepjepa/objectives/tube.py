@@ -1,4 +1,7 @@
-"""Semantic Tube Prediction: hidden states of a text should move along a straight line."""
+"""Semantic Tube Prediction: hidden states of a text should move along a straight line.
+
+:class:`Tube` is the formula of the paper, :class:`RandomSpan` what the published code computes. They are not the same.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +60,85 @@ class Tube(Term):
 
     @classmethod
     def from_config(cls, config: JepaConfig, seed: int) -> Self | None:
-        """Where ``stp`` is not 0."""
-        return cls(config.stp, config.jepa_layer, seed) if config.stp else None
+        """Where ``stp`` is not 0 and ``stp_form`` is ``paper``."""
+        return cls(config.stp, config.jepa_layer, seed) if config.stp and config.stp_form == "paper" else None
+
+
+@term("stp_span_loss", "STP of a random span")
+@dataclass
+class RandomSpan(Term):
+    """``1 - cos(patch, before + after)`` for a random span of each record's messages: the published ``random_span``.
+
+    A text moves by ``h_i - h_(i-1)`` at each token i of a message of user or assistant. The patch is the sum of these
+    moves over a span of tokens, which may reach from one message into the next; before and after are the sums over the
+    others. The template's own tokens do not count.
+
+    Attributes:
+        layer: hidden state that is read.
+        seed: of the spans, with epoch and index of the record.
+    """
+
+    weight: float = 0.02
+    layer: int = -1
+    seed: int = 42
+
+    @property
+    def layers(self) -> tuple[int, ...]:  # type: ignore[override]  # depends on a setting here
+        """The one that is read."""
+        return (self.layer,)
+
+    def count(self, batch: Batch) -> int:
+        """Records with two tokens of messages or more."""
+        return sum(len(moves) >= 2 for moves in _moves(batch))
+
+    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+        """Summed over the records."""
+        del context
+        places: list[Numbers] = [np.empty((0, 2), np.int64)]
+        owners: list[Numbers] = []
+        signs: list[Numbers] = []
+        for moves, draw in zip(_moves(batch), batch["members"].draws, strict=True):
+            if len(moves) >= 2:
+                first, last = _span(len(moves), (self.seed, *draw))
+                patch = np.zeros(len(moves), np.int64)
+                patch[first:last] = 1
+                owners.append(len(owners) * np.ones(len(moves), np.int64))
+                places.append(moves)
+                signs.append(patch)
+        device, count = batch["label_ids"].device, len(owners)
+        before, after = torch.from_numpy(np.concatenate(places)).to(device).unbind(1)
+        moved = encoded.at(after, self.layer).float() - encoded.at(before, self.layer).float()
+        if not count:
+            return moved.sum()
+        # Row 2i sums up what surrounds the patch of record i, row 2i + 1 the patch.
+        rows = torch.from_numpy(2 * np.concatenate(owners) + np.concatenate(signs)).to(device)
+        sums = moved.new_zeros((2 * count, moved.shape[1])).index_add(0, rows, moved)
+        return apart(sums[::2], sums[1::2]).sum()
+
+    @classmethod
+    def from_config(cls, config: JepaConfig, seed: int) -> Self | None:
+        """Where ``stp`` is not 0 and ``stp_form`` is ``random_span``."""
+        return cls(config.stp, config.jepa_layer, seed) if config.stp and config.stp_form == "random_span" else None
+
+
+def _moves(batch: Batch) -> list[Numbers]:
+    """``[K, 2]`` for each record: flat places before and at each token of its messages."""
+    members = batch["members"]
+    found = []
+    for path, messages in zip(members.paths, members.messages, strict=True):
+        # Nothing stands before the first token of a text.
+        tokens = [np.arange(max(first, 1), last) for first, last, _ in messages.tolist()]
+        own = np.concatenate([np.empty(0, np.int64), *tokens])
+        found.append(np.stack([path[own - 1], path[own]], axis=1))
+    return found
+
+
+def _span(length: int, place: tuple[int, ...]) -> tuple[int, int]:
+    """A span of some, but not all, of so many tokens: its start uniform, then its end."""
+    draw = np.random.default_rng(place)
+    first = int(draw.integers(length))
+    last = int(draw.integers(first + 1, length + 1 if first else length))
+    return first, last
 
 
 def tube(triples: Tensor) -> Tensor:

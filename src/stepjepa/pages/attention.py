@@ -16,19 +16,19 @@ from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record, bad_records, iterate_records
 from stepjepa.errors import UserError, one_line, visible
 from stepjepa.files import fingerprint
-from stepjepa.inspection.palette import MEANING, SHADES, hues, visible_text
+from stepjepa.inspection.palette import COLOURS, visible_text
 from stepjepa.pages.markup import environment, json_block
 from stepjepa.pages.material import Run
 from stepjepa.pages.section import Section
 
 if TYPE_CHECKING:
-    from stepjepa.inspection.record import Inspection, SegmentInfo
+    from stepjepa.inspection.record import Inspection
 
 RECORDS = 8
 """Records of the file that are shown, the first ones."""
 
 LONGEST = 1500
-"""Tokens of a row that is shown: every one of them is an element of the page."""
+"""Most tokens that are shown of a record: every one of them is an element of the page."""
 
 CHOICES_OF_K = (1, 2, 3)
 """Numbers of predictor tokens to choose from, beside the run's own."""
@@ -39,7 +39,7 @@ TITLE = "Record inspector"
 def inspector_section(run: Run, number: int = 1) -> Section | None:
     """The first records of a run's training file, token by token, as that run has seen them.
 
-    The rows are built by :func:`stepjepa.inspection.record.inspect_record` with the tokenizer of the run folder; no
+    The trees are those of :func:`stepjepa.inspection.record.inspect_records`, with the tokenizer of the run folder; no
     weights are loaded and nothing is fetched.
 
     Args:
@@ -56,6 +56,7 @@ def inspector_section(run: Run, number: int = 1) -> Section | None:
         return None
     template = environment().get_template("inspector.html")
     context: dict[str, Any] = {"run": visible(run.name), "name": anchor, "problem": None, "notes": [], "data": ""}
+    context["colours"] = COLOURS
     try:
         config = _config(jepa)
         described = _describe(run, config, context["notes"])
@@ -99,7 +100,7 @@ def _describe(run: Run, config: JepaConfig, notes: list[str]) -> dict[str, Any]:
             notes.append(f"Record {index} has more than {LONGEST:,} tokens; 'stepjepa inspect' shows it.")
             continue
         records.append(
-            {"index": index, "line": record.line, "rows": {count: _row(each) for count, each in found.items()}}
+            {"index": index, "line": record.line, "trees": {count: _tree(each) for count, each in found.items()}}
         )
     if not records:
         raise UserError(" ".join(["there is no record to show.", *notes]), path=path)
@@ -165,63 +166,56 @@ def _tokenizer(folder: Path, config: JepaConfig, most: int) -> Any:
 
 
 def _inspections(record: Record, tokenizer: Any, config: JepaConfig, choices: list[int]) -> Iterator[Inspection]:
-    from stepjepa.inspection.record import inspect_record
+    from stepjepa.inspection.record import inspect_records
 
     for count in choices:
-        yield inspect_record([record], 0, tokenizer, replace(config, predictors=count))
+        yield inspect_records([record], 0, tokenizer, replace(config, predictors=count))
 
 
-def _row(inspection: Inspection) -> dict[str, Any]:
-    """One row as the script takes it.
+def _tree(inspection: Inspection) -> dict[str, Any]:
+    """One tree as the script takes it.
 
-    Of each token: text, id, segment, position, what it must predict (null for nothing), what is read there, and the
-    ranges of rows that it sees, each ``[first, end)``.
+    Of each token: text, id, branch, position, what it must predict (null for nothing), what is read there, the first
+    token that it sees, and one past the last that sees it.
     """
-    segments = []
-    for segment, hue in zip(inspection.segments, hues(inspection.segments), strict=True):
-        segments.append(
-            {
-                "kind": segment.kind,
-                "hue": hue,
-                "name": MEANING[segment.kind],
-                "where": _where(segment),
-                "end": segment.end,
-            }
-        )
+    from stepjepa.inspection.view import passing
+
+    branches = [
+        {
+            "kind": branch.kind,
+            "name": passing(inspection, branch),
+            "where": _where(branch.parent, isolated=branch.isolated),
+            "end": branch.end,
+        }
+        for branch in inspection.branches
+    ]
     tokens = [
         [
             visible_text(token.text),
             token.id,
-            token.segment,
+            token.branch,
             token.position,
-            None if token.label_text is None else visible_text(token.label_text),
+            ", ".join(map(visible_text, token.label_texts)) or None,
             ", ".join(token.readouts),
-            token.sees,
+            token.start,
+            token.end,
         ]
         for token in inspection.tokens
     ]
-    return {"segments": segments, "tokens": tokens}
+    return {"branches": branches, "tokens": tokens}
 
 
-def _where(segment: SegmentInfo) -> str:
-    if segment.parent is None:
-        return "a text of its own" if segment.kind != "main" else "the row of plain fine-tuning"
-    if segment.isolated:
-        return f"stands in segment {segment.parent} and sees only itself"
-    return f"hangs on segment {segment.parent} after {segment.attachment} tokens"
+def _where(parent: int | None, *, isolated: bool) -> str:
+    if parent is None:
+        return "begins a text"
+    return f"goes on behind branch {parent}" + (" and sees only itself" if isolated else "")
 
 
 def _colours() -> str:
-    """Two shades of each segment's colour, taken in turn by its tokens; its edge has the first."""
-    tokens = [
-        f".inspector-{kind}-{hue} .inspector-token:nth-of-type({place}) {{ background: {shade}; }}"
-        for kind, hues in SHADES.items()
-        for hue, shades in enumerate(hues)
-        for place, shade in zip(("odd", "even"), shades, strict=True)
-    ]
-    edges = [
-        f".inspector-segment.inspector-{kind}-{hue} {{ border-color: {shades[0]}; }}"
-        for kind, hues in SHADES.items()
-        for hue, shades in enumerate(hues)
-    ]
-    return "\n".join([*tokens, *edges, ""])
+    """Two shades of each branch's colour, taken in turn by its tokens; its edge has the first."""
+    lines = []
+    for kind, colours in COLOURS.items():
+        lines.append(f".inspector-branch.inspector-{kind} {{ border-color: {colours.shades[0]}; }}")
+        for place, shade in zip(("odd", "even"), colours.shades, strict=True):
+            lines.append(f".inspector-{kind} .inspector-token:nth-of-type({place}) {{ background: {shade}; }}")
+    return "\n".join([*lines, ""])

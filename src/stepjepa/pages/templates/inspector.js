@@ -1,7 +1,7 @@
-// Rows of tokens: the one that is pointed at or has the focus, what it sees, and what sees it.
+// A tree of tokens: the one that is pointed at or has the focus, what it sees, and what sees it.
 (() => {
   "use strict";
-  const [TEXT, ID, SEGMENT, POSITION, LABEL, READOUTS, SEES] = [0, 1, 2, 3, 4, 5, 6];
+  const [TEXT, ID, BRANCH, POSITION, LABEL, READOUTS, START, END] = [0, 1, 2, 3, 4, 5, 6, 7];
 
   function make(tag, className, text) {
     const element = document.createElement(tag);
@@ -10,9 +10,9 @@
     return element;
   }
 
-  const rows = (ranges) => ranges.map(([first, end]) => (end === first + 1 ? `${first}` : `${first}–${end - 1}`)).join(", ");
+  const told = (ranges) => ranges.map(([first, end]) => (end === first + 1 ? `${first}` : `${first}–${end - 1}`)).join(", ");
 
-  // Ascending rows as ranges.
+  // Ascending numbers as ranges.
   function ranges(numbers) {
     const found = [];
     for (const number of numbers) {
@@ -26,26 +26,26 @@
     const { records, choices, own } = JSON.parse(document.getElementById(`${root.dataset.inspector}-data`).textContent);
     const form = root.querySelector("form");
     const record = form.elements.record;
-    const [holder, detail] = [root.querySelector(".inspector-row"), root.querySelector(".inspector-detail")];
-    let row, buttons, current;
+    const [holder, detail] = [root.querySelector(".inspector-tree"), root.querySelector(".inspector-detail")];
+    let tree, buttons, current;
 
-    const sees = (query, key) => row.tokens[query][SEES].some(([first, end]) => first <= key && key < end);
+    const sees = (query, key) => tree.tokens[query][START] <= key && key <= query && query < tree.tokens[key][END];
 
     function tell(at) {
-      const token = row.tokens[at];
-      const segment = row.segments[token[SEGMENT]];
-      const seeing = ranges(row.tokens.map((_, other) => other).filter((other) => sees(other, at)));
-      const told = {
+      const token = tree.tokens[at];
+      const branch = tree.branches[token[BRANCH]];
+      const those = (test) => told(ranges(tree.tokens.map((_, other) => other).filter(test)));
+      const found = {
         token: `${token[TEXT]} (id ${token[ID]})`,
-        row: at,
+        place: at,
         position: token[POSITION],
-        segment: `${token[SEGMENT]} ${segment.name}: ${segment.where}`,
+        branch: `${token[BRANCH]}, of ${branch.name}: ${branch.where}`,
         "must predict": token[LABEL] === null ? "nothing" : token[LABEL],
         "read here": token[READOUTS] || "nothing",
-        "sees rows": rows(token[SEES]),
-        "is seen by rows": rows(seeing),
+        sees: those((other) => sees(at, other)),
+        "is seen by": those((other) => sees(other, at)),
       };
-      detail.replaceChildren(...Object.entries(told).map(([name, value]) => {
+      detail.replaceChildren(...Object.entries(found).map(([name, value]) => {
         const pair = make("div", "", "");
         pair.append(make("dt", "", name), make("dd", "", String(value)));
         return pair;
@@ -73,8 +73,8 @@
     }
 
     function draw() {
-      row = records[Number(record.value)].rows[form.elements.count.value];
-      buttons = row.tokens.map((token) => {
+      tree = records[Number(record.value)].trees[form.elements.count.value];
+      buttons = tree.tokens.map((token) => {
         const button = make("button", "inspector-token", token[TEXT]);
         button.type = "button";
         button.tabIndex = -1;
@@ -85,28 +85,28 @@
         return button;
       });
       let start = 0;
-      holder.replaceChildren(...row.segments.map((segment, number) => {
-        const block = make("div", `inspector-segment inspector-${segment.kind}-${segment.hue}`, "");
+      holder.replaceChildren(...tree.branches.map((branch, number) => {
+        const block = make("div", `inspector-branch inspector-${branch.kind}`, "");
         const line = make("div", "inspector-tokens", "");
-        for (const button of buttons.slice(start, segment.end)) {
+        for (const button of buttons.slice(start, branch.end)) {
           line.append(button);
-          if (row.tokens[buttons.indexOf(button)][TEXT].endsWith("⏎")) line.append(document.createElement("br"));
+          if (tree.tokens[buttons.indexOf(button)][TEXT].endsWith("⏎")) line.append(document.createElement("br"));
         }
-        block.append(make("h4", "", `${number} ${segment.name}`), make("p", "", segment.where), line);
-        start = segment.end;
+        block.append(make("h4", "", `${number} ${branch.name}`), make("p", "", branch.where), line);
+        start = branch.end;
         return block;
       }));
-      const read = row.tokens.findIndex((token) => token[READOUTS]);
+      const read = tree.tokens.findIndex((token) => token[READOUTS]);
       current = 0;
-      choose(read < 0 ? row.tokens.length - 1 : read, false);
+      choose(read < 0 ? tree.tokens.length - 1 : read, false);
     }
 
     function onKey(event) {
-      const ends = [0, ...row.segments.map((segment) => segment.end)];
-      const segment = row.tokens[current][SEGMENT];
+      const ends = [0, ...tree.branches.map((branch) => branch.end)];
+      const branch = tree.tokens[current][BRANCH];
       const to = {
-        ArrowLeft: current - 1, ArrowRight: current + 1, Home: ends[segment], End: ends[segment + 1] - 1,
-        ArrowUp: segment ? ends[segment - 1] : current, ArrowDown: ends[segment + 1],
+        ArrowLeft: current - 1, ArrowRight: current + 1, Home: ends[branch], End: ends[branch + 1] - 1,
+        ArrowUp: branch ? ends[branch - 1] : current, ArrowDown: ends[branch + 1],
       }[event.key];
       if (to === undefined || event.ctrlKey || event.altKey || event.metaKey) return;
       event.preventDefault();
