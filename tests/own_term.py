@@ -9,8 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from stepjepa.batch.collate import Batch
+from stepjepa.config import JepaConfig
 from stepjepa.models.encode import Encoded
+from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.term import Context, Term
+
+
+def objective_with(config: JepaConfig, seed: int, *more: Term) -> Objective:
+    """The objective of a configuration, and further terms."""
+    described = Objective.from_config(config, seed)
+    return Objective([*described.terms.values(), *more], described.layer)
 
 
 @dataclass
@@ -35,7 +43,5 @@ class NextLatent(Term):
         return (encoded.heads[self.name](here) - there.detach()).square().mean(-1).sum()
 
     def modules(self, config: Any) -> nn.Module:
-        """The map; drawn alike on every process."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(5)
-            return nn.Linear(config.hidden_size, config.hidden_size)
+        """The map."""
+        return nn.Linear(config.hidden_size, config.hidden_size)

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainingArguments
 
 import tiny
-from own_term import NextLatent
+from own_term import NextLatent, objective_with
 from stepjepa.batch.collate import Item
 from stepjepa.batch.sampler import StepSampler
 from stepjepa.batch.stream import RecordStream
@@ -98,7 +98,7 @@ def config_of(name: str) -> JepaConfig:
 
 def objective_of(name: str) -> Objective:
     """The terms, one of the tests' own among them where it is named."""
-    return Objective.from_config(config_of(name), 3, [NextLatent(0.6)] if name.startswith("a term") else [])
+    return objective_with(config_of(name), 3, *([NextLatent(0.6)] if name.startswith("a term") else []))
 
 
 def trained(
@@ -172,7 +172,7 @@ def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], 
     model = model_of(name).train()
     if config.encoding != "rows":
         enable_trees(model)
-    attach_heads(model, objective.heads(model.config))
+    attach_heads(model, objective.heads(model.config, 3))
     # Tried out where the weights are whole.
     LMHead(model)
     if world > 1:

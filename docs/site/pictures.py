@@ -27,7 +27,7 @@ from stepjepa.text.predictors import add_predictor_tokens
 FOLDER = Path(__file__).resolve().parents[1] / "assets"
 
 SYSTEM, QUESTION = "Solve.", "Add 2 and 3, twice."
-ANSWERS = ("2 + 3 = 5\n\n5 + 5 = 10", "2 + 3 = 5\n\n2 * 5 = 10")
+ANSWERS = ("2 + 3 = 5\n\n5 + 5 = 10", "2 * 2 = 4\n\n4 + 6 = 10")
 
 LAYOUTS = {
     "tree": JepaConfig(mode="step-jepa", predictors=2),
@@ -45,7 +45,7 @@ TRAINING = (
 
 
 def inspections() -> dict[str, Inspection]:
-    """One record in every layout, and two that share question and first step as ``tree``."""
+    """One record in every layout, and two with the same question as ``tree``."""
     texts = [message["content"] for record in generate(400, 1) for message in record["messages"]]
     records = []
     for line, answer in enumerate(ANSWERS, start=1):

@@ -21,6 +21,7 @@ from stepjepa.models.heads import (
 )
 from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.objectives.alignment import Alignment
+from stepjepa.objectives.objective import Objective
 from stepjepa.text.predictors import all_predictor_ids
 
 
@@ -39,18 +40,13 @@ def test_by_hand() -> None:
 
 
 def test_weights_depend_on_the_seed_alone() -> None:
-    config = tiny.make_model("llama").config
-    first, second = (Alignment(head="mlp", seed=5).modules(config) for _ in range(2))
-    other = Alignment(head="mlp", seed=6).modules(config)
-    assert first is not None
-    assert second is not None
-    assert other is not None
-    for one, same, another in zip(first.parameters(), second.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one, same)
-        assert not torch.equal(one, another)
+    config, objective = tiny.make_model("llama").config, Objective([Alignment(head="mlp")])
     state = torch.random.get_rng_state()
-    Alignment(head="mlp").modules(config)
-    assert torch.equal(torch.random.get_rng_state(), state)
+    first, second, other = (objective.heads(config, seed)["predictor_head"].state_dict() for seed in (5, 5, 6))
+    assert torch.equal(torch.random.get_rng_state(), state), "heads must not move the global generator"
+    for name, value in first.items():
+        assert torch.equal(value, second[name])
+        assert not torch.equal(value, other[name])
 
 
 def test_attached_found_taken_out_and_replaced() -> None:

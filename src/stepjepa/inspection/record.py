@@ -243,13 +243,14 @@ def inspect_records(
     )
     made = RecordTokenizer(tokenizer, lenient)
     collator = Collator.of(config, made.predictors.tolist())
-    parts, infos = [], []
+    parts: list[list[Sequence]] = []
+    infos: list[RecordInfo] = []
     for record in records[index : index + count]:
-        tokenized, full_tokens, pairs_cut = _tokenize(record, made)
-        parts.append(collator.sequences(Item(tokenized)))
-        messages, steps = _parts(record, made, parts[-1][0])
-        pairs, main_tokens = len(tokenized.pairs), len(tokenized.ids)
-        infos.append(RecordInfo(record.line, messages, steps, pairs, pairs_cut, main_tokens, full_tokens))
+        found, lost = made.tokenize([record]), made.counts["pairs cut by truncation"]
+        if not found:
+            raise UserError(_why_skipped(lenient), path=record.path, line=record.line)
+        parts.append(collator.sequences(Item(found[0])))
+        infos.append(_describe(record, found[0], made, parts[-1][0], lost - sum(info.pairs_cut for info in infos)))
     tokens, branches, sequences, pair_infos = _Packed(parts, [info.line for info in infos], config).describe(tokenizer)
     return Inspection(
         records[index].path,
@@ -283,26 +284,17 @@ def token_text(tokenizer: PreTrainedTokenizerBase, index: int) -> str:
     return text or piece
 
 
-def _tokenize(record: Record, made: RecordTokenizer) -> tuple[TokenizedRecord, int, int]:
-    """A record as tokens, how many it has before truncation, and pairs lost to truncation."""
-    unlimited = RecordTokenizer(made.tokenizer, replace(made.config, max_length=sys.maxsize)).tokenize([record])[0]
-    full_tokens, pairs_cut = len(unlimited.ids), made.counts["pairs cut by truncation"]
-    found = made.tokenize([record])
-    if not found:
-        reason = (
-            "and --over_length skip leaves it out; pass --over_length truncate, or raise --max_length"
-            if made.config.over_length == "skip"
-            else "and what is left after truncation has no answer to learn; raise --max_length"
-        )
-        raise UserError(
-            f"the record has {full_tokens} tokens, more than max_length {made.config.max_length}, {reason}",
-            path=record.path,
-            line=record.line,
-        )
-    return found[0], full_tokens, made.counts["pairs cut by truncation"] - pairs_cut
+def _why_skipped(config: JepaConfig) -> str:
+    if config.over_length == "skip":
+        remedy = "and --over_length skip leaves it out; pass --over_length truncate, or raise --max_length"
+    else:
+        remedy = "and what is left after truncation has no answer to learn; raise --max_length"
+    return f"the record has more tokens than max_length {config.max_length}, {remedy}"
 
 
-def _parts(record: Record, made: RecordTokenizer, main: Sequence) -> tuple[tuple[PartInfo, ...], tuple[PartInfo, ...]]:
+def _describe(
+    record: Record, tokenized: TokenizedRecord, made: RecordTokenizer, main: Sequence, pairs_cut: int
+) -> RecordInfo:
     """The messages and the steps of a record with the positions they stand at."""
     whole = made.template.render(record.messages)
     tokens = made.tokens(whole)
@@ -319,12 +311,15 @@ def _parts(record: Record, made: RecordTokenizer, main: Sequence) -> tuple[tuple
         for message, (start, end) in zip(record.messages, whole.spans, strict=True)
     )
     views = step_views(record, made.config.step_separator)
-    spans = zip(views, token_spans(views, record, whole, tokens), strict=True)
     steps = tuple(
         part(f"step {number}", record.answer[step.start : step.end], *span)
-        for number, (step, span) in enumerate(spans, start=1)
+        for number, (step, span) in enumerate(
+            zip(views, token_spans(views, record, whole, tokens), strict=True), start=1
+        )
     )
-    return messages, steps
+    # Behind the last turn a template may write what teaches nothing.
+    full = tokens.first_from(whole.turn_ends[-1]) if made.config.labels == "assistant" else len(tokens.ids)
+    return RecordInfo(record.line, messages, steps, len(tokenized.pairs), pairs_cut, len(tokenized.ids), full)
 
 
 class _Packed:
