@@ -71,5 +71,4 @@ pictures: setup  ## draw the pictures of docs/design.md again, about a minute
 bench: setup  ## measure training against TRL, evaluation against one prompt at a time
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/bench.py
-	$(BIN)/python benchmarks/bench_preparation.py
 	$(BIN)/python benchmarks/bench_evaluation.py

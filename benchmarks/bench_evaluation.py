@@ -19,7 +19,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from bench_table import Spread, free_name
+from bench import Spread, free_name
 
 from stepjepa.errors import UserError
 from stepjepa.files import write_json
