@@ -156,7 +156,7 @@ def test_its_tokens_are_those_that_the_trainer_runs(data: Path, tmp_path: Path) 
     training = training_arguments(args, False)
     trainer = JepaTrainer(model, training, config, train_dataset=read_records(str(data)), processing_class=tokenizer)
     batches = list(trainer.get_train_dataloader())
-    tokens = [batch["input_ids"].numel() for batch in batches]
+    tokens = [sum(each["input_ids"].numel() for each in batch.passes) for batch in batches]
     assert [sum(tokens[start : start + 2]) for start in range(0, len(tokens), 2)] == found.tokens
     assert found.plain_tokens == sum(trainer.train_dataset.lengths) / len(found.tokens)
     assert found.text == sum(int(batch["num_tokens"]) for batch in batches) / sum(tokens)

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
 import torch
-from torch.utils.data import IterableDataset
 
 import tiny
+from stepjepa.batch.stream import STREAM_FILE, RecordStream
+from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.data.streams import RecordFile, RecordStream
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
-from stepjepa.forests.forest import Forest
-from stepjepa.forests.segments import ForestBuilder
-from stepjepa.forests.shares import Met, Share
-from stepjepa.training.streaming import as_stream
-from stepjepa.training.tally import STREAM_FILE, Tally
 from stepjepa.training.trainer import JepaTrainer
 
 RECORDS = 19
@@ -100,59 +92,11 @@ def test_a_stream_in_order_trains_what_prepared_records_train(
     for each in (prepared, streamed):
         each.train()
     assert_same_runs(prepared, streamed, 1e-6)
-    assert prepared.num_tokens == streamed.num_tokens
-    assert prepared.state.total_flos == pytest.approx(streamed.state.total_flos, rel=0.02)
-
-
-def test_workers_change_nothing(trained_tokenizer: Any, tmp_path: Path) -> None:
-    config = JepaConfig(mode="step-jepa", lbd=0.7, jepa_ratio=0.5, stp=0.1)
-    runs = []
-    for workers in (0, 2):
-        made = trainer(
-            tmp_path / str(workers),
-            trained_tokenizer,
-            RecordStream(Stream(rows()), 5),
-            config,
-            max_steps=9,
-            gradient_accumulation_steps=3,
-            dataloader_num_workers=workers,
-        )
-        made.train()
-        runs.append(made)
-    assert_same_runs(runs[0], runs[1], 0.0)
-    assert runs[0].found() == runs[1].found()
-    # Two epochs of four steps, and six records of the third.
-    assert runs[0].found()["counts"]["records"] == 2 * RECORDS + 6
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_endless_stream_is_read_as_far_as_it_is_needed(workers: int, trained_tokenizer: Any, tmp_path: Path) -> None:
-    class Endless(IterableDataset[dict[str, Any]]):
-        read = 0
-
-        def __iter__(self) -> Iterator[dict[str, Any]]:
-            for number in count():
-                self.read += 1
-                yield rows(3)[number % 3]
-
-    source = Endless()
-    made = trainer(
-        tmp_path,
-        trained_tokenizer,
-        RecordStream(source, 11),
-        max_steps=5,
-        gradient_accumulation_steps=2,
-        dataloader_num_workers=workers,
-    )
-    made.train()
-    # Workers are sent no more than the run needs.
-    assert source.read == 5 * 4 + 11
-    assert made.found()["counts"]["records"] == 5 * 4
 
 
 @pytest.mark.parametrize("at", [2, 6])
 def test_resumed_equals_uninterrupted(
-    at: int, trained_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    at: int, trained_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four steps an epoch: one checkpoint lies in the first, one in the second."""
 
@@ -174,14 +118,13 @@ def test_resumed_equals_uninterrupted(
     checkpoint = tmp_path / "whole" / f"checkpoint-{at}"
     resumed = make("resumed")
     tokenised: list[Record] = []
-    build = ForestBuilder.build
+    tokenize = RecordTokenizer.tokenize_each
 
-    def watched(builder: ForestBuilder, records: Sequence[Record]) -> list[Forest]:
+    def watched(tokenizer: RecordTokenizer, records: Sequence[Record]) -> Any:
         tokenised.extend(records)
-        return build(builder, records)
+        return tokenize(tokenizer, records)
 
-    monkeypatch.setattr(ForestBuilder, "build", watched)
-    capsys.readouterr()
+    monkeypatch.setattr(RecordTokenizer, "tokenize_each", watched)
     resumed.train(resume_from_checkpoint=str(checkpoint))
     for (name, value), same in zip(whole.model.named_parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(value, same), name
@@ -191,22 +134,19 @@ def test_resumed_equals_uninterrupted(
     # Steps of six records, but for the last of an epoch, which has one.
     before = {2: 12, 6: 19 + 12}[at]
     assert len(tokenised) == whole.found()["counts"]["records"] - before
-    assert f"data, trained on before the checkpoint and now read past: {before} records" in capsys.readouterr().out
 
     for other in (make("other", rows()[::-1]), make("other", buffer=6)):
         with pytest.raises(UserError, match="the stream gives other records than those that were trained on before"):
             other.train(resume_from_checkpoint=str(checkpoint))
     prepared = trainer(tmp_path / "prepared", trained_tokenizer, some(), max_steps=10, optim="adamw_torch")
-    with pytest.raises(ValueError, match=r"expected a checkpoint of prepared records, got .* made on a stream"):
+    with pytest.raises(UserError, match=r"expected a checkpoint of prepared records, got .* made on a stream"):
         prepared.train(resume_from_checkpoint=str(checkpoint))
     (checkpoint / STREAM_FILE).unlink()
-    with pytest.raises(ValueError, match=rf"expected {STREAM_FILE} in .*, got none"):
+    with pytest.raises(UserError, match=rf"expected {STREAM_FILE} in .*, got none"):
         make("other").train(resume_from_checkpoint=str(checkpoint))
 
 
-def test_what_belongs_to_the_end_of_an_epoch_is_done_at_its_end(
-    trained_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_belongs_to_the_end_of_an_epoch_is_done_at_its_end(trained_tokenizer: Any, tmp_path: Path) -> None:
     made = trainer(
         tmp_path,
         trained_tokenizer,
@@ -233,13 +173,6 @@ def test_what_belongs_to_the_end_of_an_epoch_is_done_at_its_end(
         "checkpoint-6",
         "checkpoint-8",
     ]
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data, ")]
-    assert [line.partition(" records")[0] for line in said] == [
-        "data, epoch 1 is over: 7",
-        "data, epoch 2 is over: 14",
-        "data, all that was trained on: 20",
-    ]
-    assert "14 records, 10 pairs, 4 without a pair" in said[1]
     state = json.loads((tmp_path / "checkpoint-6" / STREAM_FILE).read_text())
     assert state["totals"]["records"] == 14
     tokens = made.found()["tokens"]
@@ -263,7 +196,7 @@ def test_an_error_halfway_names_file_and_line(workers: int, trained_tokenizer: A
         made = trainer(
             tmp_path / "run",
             trained_tokenizer,
-            RecordStream(RecordFile(path)),
+            RecordStream(path),
             JepaConfig(max_length=200),
             max_steps=20,
             dataloader_num_workers=workers,
@@ -294,56 +227,12 @@ def test_records_that_are_skipped_leave_their_places_empty(trained_tokenizer: An
     assert all(torch.isfinite(value).all() for value in made.model.parameters())
 
 
-def test_processes_that_read_different_records_find_it_out() -> None:
-    def total(values: Sequence[float], other: int) -> list[float]:
-        """As if there were three processes: two like this one, and one of another digest."""
-        *counts, _, _ = values
-        digests = [int(values[-2])] * 2 + [other]
-        return [*(3 * value for value in counts), float(sum(digests)), float(sum(d * d for d in digests))]
-
-    met = Met(Share([], digest=2**31 + 12345), Counter(records=4, pairs=3))
-    tally = Tally()
-    tally.add(met)
-    tally.settle(lambda values: total(values, (2**31 + 12345) & 0xFFFFF), 3)
-    tally.settle(lambda values: total(values, (2**31 + 12345) & 0xFFFFF), 3)
-    assert tally.totals["records"] == 12
-    assert tally.totals["pairs"] == 9
-    with pytest.raises(UserError, match="the processes read different records"):
-        tally.settle(lambda values: total(values, ((2**31 + 12345) & 0xFFFFF) + 1), 3)
-
-
-def test_views_without_any_pair_are_an_error_when_the_epoch_is_over(
-    trained_tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_views_without_any_pair_are_an_error_when_the_epoch_is_over(trained_tokenizer: Any, tmp_path: Path) -> None:
     alone = [tiny.make_record("", "q", "one step", line=line) for line in range(1, 8)]
     made = trainer(tmp_path, trained_tokenizer, Stream(alone), max_steps=9)
-    with (
-        caplog.at_level(logging.WARNING),
-        pytest.raises(UserError, match="none of the 7 records has a pair; check --step"),
-    ):
+    with pytest.raises(UserError, match="none of the 7 records has a pair; check --step"):
         made.train()
     assert made.state.global_step == 4
-    told = [line for line in caplog.messages if "has a pair" in line]
-    assert told == ["none of the first 2 records has a pair; check --step_separator and --max_length"]
-
-
-def test_what_is_streamed_and_what_is_prepared() -> None:
-    hub = datasets.Dataset.from_list(rows(4))
-
-    class Sized(IterableDataset[Any]):
-        def __len__(self) -> int:
-            return 4
-
-        def __iter__(self) -> Iterator[Any]:
-            return iter(rows(4))
-
-    for data in (RecordStream(rows(4)), Stream(rows(4)), Sized(), hub.to_iterable_dataset()):
-        stream = as_stream(data)
-        assert stream is not None
-        assert [placed.record.answer for placed in stream.epoch(0, 0)] == [record.answer for record in some(4)]
-        assert len(list(stream)) == 4
-    for data in (rows(4), tuple(some(4)), hub, iter(rows(4)), None):
-        assert as_stream(data) is None
 
 
 def test_data_sets_of_the_library_are_streamed(trained_tokenizer: Any, tmp_path: Path) -> None:
@@ -351,7 +240,7 @@ def test_data_sets_of_the_library_are_streamed(trained_tokenizer: Any, tmp_path:
     write_jsonl(path, rows())
     library = datasets.Dataset.from_list(rows()).to_iterable_dataset(num_shards=3)
     runs = []
-    for number, data in enumerate((RecordStream(RecordFile(path)), library)):
+    for number, data in enumerate((RecordStream(path), library)):
         # Shards are not dealt out to workers: these are sent records, and read none.
         made = trainer(tmp_path / str(number), trained_tokenizer, data, max_steps=12, dataloader_num_workers=2)
         made.train()
@@ -360,28 +249,11 @@ def test_data_sets_of_the_library_are_streamed(trained_tokenizer: Any, tmp_path:
     assert runs[1].tally.epochs == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"max_steps": -1}, "max_steps: expected 1 or more with a stream, whose length is not known, got -1"),
-        ({"train_sampling_strategy": "group_by_length"}, "group_by_length needs the lengths of all records"),
-        ({"train_sampling_strategy": "sequential"}, "sequential keeps the order that shuffle_buffer_size 3 changes"),
-        ({"dataloader_in_order": False, "dataloader_num_workers": 1}, "dataloader_in_order: expected True"),
-        ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches does nothing with a stream"),
-    ],
-)
-def test_what_a_stream_can_not_do_is_refused(
-    changes: dict[str, Any], words: str, trained_tokenizer: Any, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        trainer(tmp_path, trained_tokenizer, RecordStream(rows(), 3), **changes)
-
-
 def test_a_plan_of_a_stream_is_refused(trained_tokenizer: Any, tmp_path: Path) -> None:
     made = trainer(tmp_path, trained_tokenizer, Stream(rows()), train_sampling_strategy="sequential")
-    with pytest.raises(ValueError, match="plan: expected records of known lengths, got a stream"):
+    with pytest.raises(ValueError, match="plan: expected training records of known lengths, got none, or a stream"):
         _ = made.plan
-    with pytest.raises(ValueError, match="track_flop: compares with regular training on the same records"):
+    with pytest.raises(ValueError, match="track_flop: needs the lengths of all records"):
         JepaTrainer(
             tiny.make_model("llama"),
             tiny.arguments(tmp_path),
