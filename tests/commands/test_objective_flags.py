@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stepjepa.forests.segments import ForestBuilder
+from stepjepa.forests.views import find_pairs
 
 import tiny
 from stepjepa.arguments import jepa_config
@@ -14,8 +16,6 @@ from stepjepa.cli import main
 from stepjepa.commands import train
 from stepjepa.config import JepaConfig
 from stepjepa.files import write_jsonl
-from stepjepa.forests.segments import ForestBuilder
-from stepjepa.forests.views import find_pairs
 from stepjepa.parser import Parser
 from stepjepa.text.predictors import add_predictor_tokens
 

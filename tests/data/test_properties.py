@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from stepjepa.forests.tokenisation import TextEncoder
 
 from stepjepa.data.records import BadRecords, parse_record, read_records
 from stepjepa.data.steps import find_steps
 from stepjepa.errors import UserError, one_line
 from stepjepa.files import read_jsonl, read_yaml
-from stepjepa.forests.tokenisation import TextEncoder
 
 # The same examples every time, however slow the machine; what a test is given is never changed by it.
 settings.register_profile(

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from stepjepa.forests.collate import ForestCollator
+from stepjepa.forests.segments import ForestBuilder
+from stepjepa.models.embeddings import forward
 from transformers import TrainingArguments
 
 import tiny
 from stepjepa.compute.flops import measure
 from stepjepa.compute.live_memory import LiveMemory
 from stepjepa.config import JepaConfig
-from stepjepa.forests.collate import ForestCollator
-from stepjepa.forests.segments import ForestBuilder
 from stepjepa.models.attention import enable_forest
 from stepjepa.models.checkpointing import enable_selective, refuse_full
-from stepjepa.models.embeddings import forward
 from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.objectives.objective import Objective
 from stepjepa.text.predictors import all_predictor_ids

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from stepjepa.forests.blocks import BLOCK
+from stepjepa.forests.collate import ForestCollator, visibility_of
+from stepjepa.forests.forest import Forest, path
 from torch import Tensor
 
 import tiny
 from stepjepa.config import JepaConfig
-from stepjepa.forests.blocks import BLOCK
-from stepjepa.forests.collate import ForestCollator, visibility_of
-from stepjepa.forests.forest import Forest, path
 from stepjepa.models.attention import enable_forest, forest_visibility
 from stepjepa.training.trainer import JepaTrainer
 

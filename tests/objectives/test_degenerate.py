@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from stepjepa.forests.collate import ForestCollator
+from stepjepa.forests.segments import ForestBuilder
+from stepjepa.models.embeddings import Outputs, forward
 from torch import Tensor
 
 import tiny
 from stepjepa.config import JepaConfig
-from stepjepa.forests.collate import ForestCollator
-from stepjepa.forests.segments import ForestBuilder
 from stepjepa.models.attention import enable_forest
-from stepjepa.models.embeddings import Outputs, forward
 from stepjepa.objectives.alignment import SHORTEST, InfoNCE, apart, directions, make_alignment
 from stepjepa.objectives.monitors import effective_rank, pair_similarity, retrieval_top1
 from stepjepa.objectives.objective import Objective

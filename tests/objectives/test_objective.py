@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from stepjepa.models.embeddings import Outputs
 
 from stepjepa.config import JepaConfig
-from stepjepa.models.embeddings import Outputs
 from stepjepa.objectives.alignment import Cosine, InfoNCE
 from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.regularizers import Covariance, SIGReg, Variance

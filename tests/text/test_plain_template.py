@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from stepjepa.forests.forest import IGNORE, Forest
+from stepjepa.forests.preparation import prepare
+from stepjepa.forests.segments import ForestBuilder
 
 import tiny
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.forests.forest import IGNORE, Forest
-from stepjepa.forests.preparation import prepare
-from stepjepa.forests.segments import ForestBuilder
 from stepjepa.inspection.record import inspect_record
 from stepjepa.inspection.verification import Subject, verify
 from stepjepa.text.plain_template import END_OF_TURN, PERCEPTION, PlainTemplate, add_plain_tokens

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stepjepa.forests.forest import Forest
+from stepjepa.forests.segments import ForestBuilder
+from stepjepa.forests.tokenisation import TextEncoder
 
 import tiny
 from slow_tokens import slow_tokens
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.evaluation.prompts import continuation_spans, make_examples, make_template
-from stepjepa.forests.forest import Forest
-from stepjepa.forests.segments import ForestBuilder
-from stepjepa.forests.tokenisation import TextEncoder
 from stepjepa.tasks.base import Continuation
 from stepjepa.text.plain_template import add_plain_tokens
 from stepjepa.text.predictors import add_predictor_tokens

@@ -126,16 +126,21 @@ def describe(findings: Sequence[Finding], source: str) -> str:
         findings: of all processes; at least one.
         source: what the records' file is called.
     """
-    order = [*TERMS, GRADIENT]
-    names = sorted({name for each in findings for name in each.values}, key=order.index)
+    found = {name for each in findings for name in each.values}
+    # Terms that were not registered come last, by their names.
+    names = [name for name in (*TERMS, *sorted(found - TERMS.keys())) if name in found]
     values = [next(each.values[name] for each in findings if name in each.values) for name in names]
     if all(each.by_gradient for each in findings):
-        of = [TERMS[name].words for name in names if name != GRADIENT]
+        of = [_words(name) for name in names if name != GRADIENT]
         what = "the gradient" + (f" of {' and '.join(of)}" if of else "") + " is not finite (the loss is)"
     else:
-        what = " and ".join(f"{TERMS[name].words} is {value}" for name, value in zip(names, values, strict=True))
+        what = " and ".join(f"{_words(name)} is {value}" for name, value in zip(names, values, strict=True))
     lines = dict.fromkeys(line for each in findings for line in each.lines)
     return f"{what}, with {name_records(source, lines)}"
+
+
+def _words(name: str) -> str:
+    return TERMS[name].words if name in TERMS else name
 
 
 def keep(
