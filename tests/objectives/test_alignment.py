@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stepjepa.objectives.alignment import L2, MSE, Cosine, InfoNCE, make_alignment
+from stepjepa.objectives.alignment import L2, MSE, Cosine, InfoNCE, make_distance
 
 NAMES = ["cosine", "l2", "mse", "infonce"]
 each_loss = pytest.mark.parametrize("name", NAMES)
@@ -43,7 +43,7 @@ def test_infonce_by_hand(temperature: float) -> None:
 @each_loss
 def test_no_pairs_is_zero(name: str) -> None:
     source = torch.empty(0, 7, requires_grad=True)
-    loss = make_alignment(name)(source, torch.empty(0, 7))
+    loss = make_distance(name)(source, torch.empty(0, 7))
     assert loss.shape == ()
     assert loss.item() == 0
     loss.backward()
@@ -57,7 +57,7 @@ def test_one_pair_has_no_negatives() -> None:
 def test_sums_over_pairs(name: str) -> None:
     """A batch in parts gives the same sum: accumulation relies on it."""
     source, target = torch.randn(7, 5), torch.randn(7, 5)
-    loss = make_alignment(name)
+    loss = make_distance(name)
     whole = loss(source, target)
     parts = loss(source[:3], target[:3]) + loss(source[3:], target[3:])
     singles = sum(loss(source[i : i + 1], target[i : i + 1]) for i in range(7))
@@ -68,22 +68,22 @@ def test_sums_over_pairs(name: str) -> None:
 def test_order_of_pairs_does_not_matter(name: str) -> None:
     source, target = torch.randn(7, 5), torch.randn(7, 5)
     order = torch.randperm(7)
-    loss = make_alignment(name)
+    loss = make_distance(name)
     assert loss(source[order], target[order]).item() == pytest.approx(loss(source, target).item(), rel=1e-5)
 
 
 @each_loss
 def test_single_precision_from_halves(name: str) -> None:
     source, target = torch.randn(3, 5).bfloat16(), torch.randn(3, 5).bfloat16()
-    loss = make_alignment(name)(source, target)
+    loss = make_distance(name)(source, target)
     assert loss.dtype == torch.float32
-    assert loss.item() == make_alignment(name)(source.float(), target.float()).item()
+    assert loss.item() == make_distance(name)(source.float(), target.float()).item()
 
 
 @each_loss
 def test_gradient_reaches_both_sides(name: str) -> None:
     source, target = (torch.randn(3, 5, requires_grad=True) for _ in range(2))
-    make_alignment(name)(source, target).backward()
+    make_distance(name)(source, target).backward()
     for side in (source, target):
         assert side.grad is not None
         assert (side.grad.abs().amax(1) > 0).all()
@@ -92,15 +92,15 @@ def test_gradient_reaches_both_sides(name: str) -> None:
 @pytest.mark.parametrize("name", ["cosine", "l2", "mse"])
 def test_a_constant_map_minimises_all_but_infonce(name: str) -> None:
     constant = torch.ones(5, 3)
-    assert make_alignment(name)(constant, constant).item() == pytest.approx(0, abs=1e-5)
+    assert make_distance(name)(constant, constant).item() == pytest.approx(0, abs=1e-5)
     assert InfoNCE()(constant, constant).item() == pytest.approx(5 * math.log(5))
 
 
 def test_temperature_is_passed_on() -> None:
-    found: Tensor = make_alignment("infonce", 0.5)(SOURCE, TARGET)
+    found: Tensor = make_distance("infonce", 0.5)(SOURCE, TARGET)
     assert found.item() == InfoNCE(0.5)(SOURCE, TARGET).item() != InfoNCE(0.07)(SOURCE, TARGET).item()
 
 
 def test_unknown_name() -> None:
     with pytest.raises(ValueError, match="expected one of cosine, l2, mse, infonce, got 'cos'"):
-        make_alignment("cos")
+        make_distance("cos")

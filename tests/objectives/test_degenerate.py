@@ -12,26 +12,24 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from stepjepa.forests.collate import ForestCollator
-from stepjepa.forests.segments import ForestBuilder
-from stepjepa.models.embeddings import Outputs, forward
 from torch import Tensor
 
 import tiny
 from stepjepa.config import JepaConfig
-from stepjepa.models.attention import enable_forest
-from stepjepa.objectives.alignment import SHORTEST, InfoNCE, apart, directions, make_alignment
+from stepjepa.models.attention import enable_trees
+from stepjepa.objectives.alignment import SHORTEST, InfoNCE, apart, directions, make_distance
 from stepjepa.objectives.monitors import effective_rank, pair_similarity, retrieval_top1
-from stepjepa.objectives.objective import Objective
-from stepjepa.objectives.regularizers import Covariance, SIGReg, Variance, tube
+from stepjepa.objectives.objective import Objective, jepa_loss
+from stepjepa.objectives.regularizers import Covariance, SIGReg, Variance
+from stepjepa.objectives.tube import tube
 
 SEEDS = range(60)
 ALIGNMENTS = ["cosine", "l2", "mse", "infonce"]
 WITH_DIRECTIONS = ["cosine", "infonce"]
 REGULARIZERS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "sigreg": SIGReg(directions=7),
-    "variance": Variance(),
-    "covariance": Covariance(),
+    "sigreg": SIGReg(directions=7).value,
+    "variance": Variance().value,
+    "covariance": Covariance().value,
 }
 
 
@@ -77,7 +75,7 @@ class Drawn:
 def test_alignment_is_finite_forward_and_backward(name: str, dtype: torch.dtype) -> None:
     for seed in SEEDS:
         drawn = Drawn(seed, dtype=dtype)
-        loss = make_alignment(name)(drawn.source, drawn.target)
+        loss = make_distance(name)(drawn.source, drawn.target)
         assert bool(torch.isfinite(loss)), seed
         for gradient in drawn.gradients(loss):
             assert bool(torch.isfinite(gradient).all()), seed
@@ -88,13 +86,13 @@ def test_a_pair_without_a_direction_adds_nothing(name: str) -> None:
     """Neither to the loss nor to the gradient of either side; what it is compared with stays as it was."""
     for seed in SEEDS:
         drawn = Drawn(seed)
-        loss = make_alignment(name)(drawn.source, drawn.target)
+        loss = make_distance(name)(drawn.source, drawn.target)
         source, target = drawn.gradients(loss)
         if name == "cosine":
             assert not source[drawn.zero].any(), seed
             assert not target[drawn.zero].any(), seed
             rest = Drawn(seed)
-            alone = make_alignment(name)(rest.source[~drawn.zero], rest.target[~drawn.zero])
+            alone = make_distance(name)(rest.source[~drawn.zero], rest.target[~drawn.zero])
             assert loss.item() == pytest.approx(alone.item(), rel=1e-6, abs=1e-7), seed
         else:
             # A target is compared with other sources, too; one without a direction is not moved by them.
@@ -130,7 +128,7 @@ def test_as_the_plain_formula_where_there_are_directions(name: str) -> None:
         else:
             logits = F.normalize(source, dim=-1) @ F.normalize(target, dim=-1).T / 0.07
             slow = F.cross_entropy(logits, torch.arange(5), reduction="sum")
-        fast = make_alignment(name)(source, target)
+        fast = make_distance(name)(source, target)
         assert fast.item() == pytest.approx(slow.item(), rel=1e-5, abs=1e-5)
         both = [torch.autograd.grad(loss, [source, target]) for loss in (fast, slow)]
         for ours, plain in zip(*both, strict=True):
@@ -197,7 +195,7 @@ def test_what_is_not_finite_stays_so() -> None:
         source, target = torch.ones(3, 5), torch.ones(3, 5)
         source[1, 2] = wrong
         for name in ALIGNMENTS:
-            assert not math.isfinite(make_alignment(name)(source, target).item()), (name, wrong)
+            assert not math.isfinite(make_distance(name)(source, target).item()), (name, wrong)
         assert not math.isfinite(tube(source[None]).item())
 
 
@@ -211,49 +209,32 @@ def test_monitors_of_zeros() -> None:
         assert math.isfinite(retrieval_top1(source, target)), seed
 
 
-EVERYTHING: dict[str, Any] = {"sigreg": 0.3, "variance": 0.5, "covariance": 0.2, "stp": 0.7}
+EVERYTHING: dict[str, Any] = {"sigreg": 0.3, "variance": 0.5, "covariance": 0.2, "stp": 0.7, "prompt_loss_weight": 0.1}
 
 
 @pytest.mark.parametrize("loss", ALIGNMENTS)
-def test_the_whole_objective_of_degenerate_batches(loss: str) -> None:
-    objective = Objective.from_config(JepaConfig(jepa_loss_type=loss, **EVERYTHING))  # type: ignore[arg-type]
-    for seed in SEEDS:
-        drawn = Drawn(seed)
-        width = drawn.source.shape[1]
-        triples = torch.zeros((seed % 3, 3, width), requires_grad=True)
-        lm_loss = torch.tensor(0.0, requires_grad=True)
-        sums = objective.sums(Outputs(lm_loss, drawn.source, drawn.target, triples))
-        counts = torch.tensor([0, len(drawn.source), len(triples)], dtype=torch.float64)
-        parts = objective.parts(sums, counts)
-        assert all(bool(torch.isfinite(part)) for part in parts.values()), (seed, parts)
-        if not len(drawn.source):
-            assert all(part.item() == 0 for part in parts.values())
-        for gradient in drawn.gradients(parts["loss"]):
-            assert bool(torch.isfinite(gradient).all()), seed
-
-
-@pytest.mark.parametrize("loss", ALIGNMENTS)
-@pytest.mark.parametrize("encoding", ["forest", "rows"])
-def test_a_model_on_a_batch_of_nothing(loss: str, encoding: str, trained_tokenizer: Any) -> None:
+@pytest.mark.parametrize("encoding", ["tree", "rows"])
+@pytest.mark.parametrize("stp_form", ["paper", "random_span"])
+def test_a_model_on_a_batch_of_nothing(loss: str, encoding: str, stp_form: str, trained_tokenizer: Any) -> None:
     """No record at all, as at the end of an epoch: every weight takes part, and none is moved."""
     model = tiny.make_model("llama")
-    enable_forest(model)
-    config = JepaConfig(mode="step-jepa", jepa_loss_type=loss, **EVERYTHING)  # type: ignore[arg-type]
+    enable_trees(model)
+    config = JepaConfig(mode="step-jepa", jepa_loss_type=loss, stp_form=stp_form, **EVERYTHING)  # type: ignore[arg-type]
     objective = Objective.from_config(config)
-    parts = objective.parts(objective.sums(forward(model, ForestCollator(0, encoding)([]))), torch.zeros(3))
-    assert all(part.item() == 0 for part in parts.values())
+    options = {"encoding": encoding, "prompt_labels": True}
+    found = jepa_loss(model, tiny.collator(trained_tokenizer, config, **options)([None]), objective)
+    assert found.loss.item() == 0
+    assert all(part.item() == 0 for part in found.parts.values())
     model.zero_grad()
-    parts["loss"].backward()
+    found.loss.backward()
     assert not any(p.grad is not None and bool((p.grad != 0).any()) for p in model.parameters())
     # One record without a pair, and one pair alone.
-    forests = ForestBuilder(trained_tokenizer, config).build([*tiny.records()[2:], *tiny.records()[:1]])
-    for forest in forests:
-        batch = ForestCollator(0, encoding)([forest])
-        counts = torch.tensor([len(batch["label_ids"]), len(batch["source_index"]), 0])
-        parts = objective.parts(objective.sums(forward(model, batch)), counts)
-        assert all(bool(torch.isfinite(part)) for part in parts.values())
-        if not len(forest.pairs) or loss == "infonce":
-            assert parts["jepa_loss"].item() == 0
-        gradients = tiny.gradients(model, parts["loss"])
+    for record in [*tiny.records()[2:], *tiny.records()[:1]]:
+        batch = tiny.batch_of(trained_tokenizer, config, [record], **options)
+        found = jepa_loss(model, batch, objective)
+        assert all(bool(torch.isfinite(part)) for part in found.parts.values())
+        if not batch.pairs or loss == "infonce":
+            assert found.parts["jepa_loss"].item() == 0
+        gradients = tiny.gradients(model, found.loss)
         assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values())
         assert any(bool(gradient.any()) for gradient in gradients.values())

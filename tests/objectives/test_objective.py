@@ -1,148 +1,197 @@
-"""LM loss and alignment loss as one objective."""
+"""Terms as one objective: every one by hand, its weight and its count."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from stepjepa.models.embeddings import Outputs
+from torch import Tensor
 
+from stepjepa.batch.collate import Batch, Members
 from stepjepa.config import JepaConfig
-from stepjepa.objectives.alignment import Cosine, InfoNCE
+from stepjepa.errors import UserError
+from stepjepa.objectives.alignment import Alignment, Cosine, InfoNCE
+from stepjepa.objectives.lm import LMLoss, PromptLoss
 from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.regularizers import Covariance, SIGReg, Variance
+from stepjepa.objectives.term import Context, load_term
+from stepjepa.objectives.tube import RandomSpan, Tube
 
 
-def outputs(pairs: int = 2) -> Outputs:
-    """An LM loss of two positions; ``pairs`` pairs in two dimensions."""
-    lm_loss = torch.tensor(math.log(3) + math.log(2), requires_grad=True)
-    source = torch.tensor([[3.0, 4.0], [0.0, 2.0]], requires_grad=True)[:pairs]
-    target = torch.tensor([[4.0, 3.0], [5.0, 0.0]], requires_grad=True)[:pairs]
-    return Outputs(lm_loss, source, target, torch.empty(0, 3, 2))
+class ByHand:
+    """What a term sees of a micro-batch: states in a plane, two pairs, a head that knows three tokens.
+
+    Args:
+        target: target embeddings; None for those of the examples below.
+    """
+
+    def __init__(self, target: Tensor | None = None) -> None:
+        self.source = torch.tensor([[3.0, 4.0], [0.0, 2.0]], requires_grad=True)
+        self.target = torch.tensor([[4.0, 3.0], [5.0, 0.0]], requires_grad=True) if target is None else target
+        # A path with a right angle, then straight on, then back.
+        self.states = torch.tensor([[0.0, 0], [1, 0], [1, 1], [1, 3], [1, 2]], requires_grad=True)
+
+    @property
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        return self.source, self.target
+
+    def at(self, index: Tensor, layer: int = -1) -> Tensor:
+        assert layer == -1
+        return self.states[index]
+
+    def token_loss(self, index: Tensor, token_ids: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Every token has a probability of its own: one half, one third, one quarter."""
+        assert rows is not None
+        assert len(rows) == len(token_ids)
+        assert set(rows.tolist()) == set(range(len(index)))
+        return torch.log(token_ids.float() + 2).sum() + 0 * self.states.sum()
 
 
-def test_by_hand() -> None:
-    given = outputs()
-    objective = Objective(Cosine(), gamma=0.5, lbd=2.0)
-    sums = objective.sums(given)
-    assert sums["lm_loss"].item() == pytest.approx(math.log(3) + math.log(2))
-    assert sums["jepa_loss"].item() == pytest.approx(1.04)
-    parts = objective.parts(sums, torch.tensor([2, 2, 0]))
-    assert parts["lm_loss"].item() == pytest.approx((math.log(3) + math.log(2)) / 2)
-    assert parts["jepa_loss"].item() == pytest.approx(0.52)
-    assert parts["loss"].item() == pytest.approx(0.5 * (math.log(3) + math.log(2)) / 2 + 2.0 * 0.52)
+def batch(**changes: Any) -> Batch:
+    """Two pairs, labels 1 and 0 at two places, of which the prompt has its own; one record of five tokens."""
+    found = {
+        "head_index": torch.tensor([1, 2, 4]),
+        "label_row": torch.tensor([0, 2]),
+        "label_ids": torch.tensor([1, 0]),
+        "prompt_row": torch.tensor([1, 1]),
+        "prompt_ids": torch.tensor([2, 2]),
+        "source_index": torch.tensor([0, 1]),
+        "target_index": torch.tensor([2, 3]),
+        "members": Members(
+            draws=((0, 0),),
+            paths=(np.arange(5),),
+            isolated=(np.empty(0, np.int64),),
+            messages=(np.array([[1, 3, 0], [3, 5, 1]], np.int32),),
+        ),
+    }
+    return Batch({**found, **changes})
 
 
-def test_counts_are_those_of_the_whole_step() -> None:
-    """Two micro-batches divided by the step's counts add up to the mean over both."""
-    given = outputs()
-    objective = Objective(Cosine(), lbd=0.3)
-    first = objective.sums(Outputs(given.lm_loss / 4, given.source[:1], given.target[:1], given.triples))
-    second = objective.sums(Outputs(3 * given.lm_loss / 4, given.source[1:], given.target[1:], given.triples))
-    counts = torch.tensor([2.0, 2.0, 0.0], dtype=torch.float64)
-    halves = objective.parts(first, counts)["loss"] + objective.parts(second, counts)["loss"]
-    whole = objective.parts(objective.sums(given), counts)["loss"]
-    assert halves.item() == pytest.approx(whole.item(), rel=1e-6)
-    both = {"lm_loss": first["lm_loss"] + second["lm_loss"], "jepa_loss": first["jepa_loss"] + second["jepa_loss"]}
-    assert objective.parts(both, counts)["loss"].item() == pytest.approx(whole.item(), rel=1e-6)
+def sums(*terms: Any, step: int = 0, encoded: ByHand | None = None, **changes: Any) -> dict[str, Tensor]:
+    return Objective(terms).sums(encoded or ByHand(), batch(**changes), Context(step=step))  # type: ignore[arg-type]
 
 
-def test_nothing_to_align_is_zero_and_in_the_graph() -> None:
-    given = outputs(pairs=0)
-    source = torch.ones(3, 2, requires_grad=True)
-    objective = Objective(InfoNCE(), lbd=1.0)
-    sums = objective.sums(Outputs(given.lm_loss, source[:0], given.target, given.triples))
-    assert sums["jepa_loss"].item() == 0
-    parts = objective.parts(sums, torch.tensor([2, 0, 0]))
-    assert parts["jepa_loss"].item() == 0
-    assert parts["loss"].item() == parts["lm_loss"].item()
-    parts["loss"].backward()
-    assert source.grad is not None
-    assert not source.grad.any()
+def test_losses_on_tokens_by_hand() -> None:
+    found = sums(LMLoss(), PromptLoss())
+    assert found["lm_loss"].item() == pytest.approx(math.log(3) + math.log(2))
+    assert found["prompt_loss"].item() == pytest.approx(2 * math.log(4))
+    assert Objective([LMLoss(), PromptLoss()]).counts([batch(), batch()]) == {"lm_loss": 4, "prompt_loss": 4}
 
 
-def test_nothing_to_predict_is_zero() -> None:
-    given = outputs()
-    objective = Objective(Cosine())
-    sums = objective.sums(given._replace(lm_loss=0 * given.lm_loss))
-    parts = objective.parts(sums, torch.tensor([0, 2, 0]))
-    assert parts["lm_loss"].item() == 0
-    assert parts["loss"].item() == pytest.approx(0.1 * 0.52)
+def test_means_and_weights_by_hand() -> None:
+    objective = Objective([LMLoss(0.5), Alignment(2.0, Cosine())])
+    found = objective.sums(ByHand(), batch(), Context())  # type: ignore[arg-type]
+    means = objective.means(found, objective.counts([batch()]))
+    assert means["lm_loss"].item() == pytest.approx((math.log(3) + math.log(2)) / 2)
+    assert means["jepa_loss"].item() == pytest.approx(1.04 / 2)
+    assert means["loss"].item() == pytest.approx(0.5 * math.log(6) / 2 + 2.0 * 0.52)
+    # Counts of a longer step; and nothing to count counts as one.
+    assert objective.means(found, {"lm_loss": 8, "jepa_loss": 0})["jepa_loss"].item() == pytest.approx(1.04)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_losses_are_in_single_precision(dtype: torch.dtype) -> None:
-    given = outputs()
-    halved = given._replace(source=given.source.to(dtype), target=given.target.to(dtype))
-    assert Objective(Cosine()).sums(halved)["jepa_loss"].dtype == torch.float32
+def test_the_tube_by_hand() -> None:
+    """Whatever is drawn, the places ascend; on a straight path the loss is 0, on this one it is that of the triple."""
+    states = ByHand().states.detach()
+    for seed in range(23):
+        first, second, third = sorted(np.random.default_rng((seed, 0, 0)).choice(5, 3, replace=False).tolist())
+        before = states[second] - states[first]
+        after = states[third] - states[second]
+        wanted = 1 - float(torch.cosine_similarity(after, before, dim=0))
+        assert sums(Tube(seed=seed))["stp_loss"].item() == pytest.approx(wanted, abs=1e-6)
+    # Isolated tokens are left out, and two tokens make no triple.
+    members = batch()["members"]
+    few = Members(**{**vars(members), "isolated": (np.array([0, 1, 2]),)})
+    assert Tube().count(batch(members=few)) == 0
+    assert sums(Tube(), members=few)["stp_loss"].item() == 0
+
+
+def test_the_random_span_by_hand() -> None:
+    """Moves (1, 0), (0, 1), (0, 2), (0, -1): any span against the rest of them; template tokens are no moves."""
+    moves = torch.tensor([[1.0, 0], [0, 1], [0, 2], [0, -1]])
+    spans = set()
+    for seed in range(40):
+        draw = np.random.default_rng((seed, 0, 0))
+        first = int(draw.integers(4))
+        last = int(draw.integers(first + 1, 5 if first else 4))
+        spans.add((first, last))
+        patch = moves[first:last].sum(0)
+        wanted = 1 - float(torch.cosine_similarity(patch, moves.sum(0) - patch, dim=0))
+        assert sums(RandomSpan(seed=seed))["stp_span_loss"].item() == pytest.approx(wanted, abs=1e-6)
+    assert spans == {(a, b) for a in range(4) for b in range(a + 1, 5)} - {(0, 4)}
+    members = batch()["members"]
+    one = Members(**{**vars(members), "messages": (np.array([[1, 2, 0]], np.int32),)})
+    assert RandomSpan().count(batch(members=one)) == 0
+    assert sums(RandomSpan(), members=one)["stp_span_loss"].item() == 0
+
+
+def test_regularizers_count_every_pair() -> None:
+    found = sums(Variance(), Covariance())
+    # Source (3, 4), (0, 2): variances 4.5 and 2, covariance 3. Target (4, 3), (5, 0): 0.5 and 4.5, covariance -1.5.
+    assert found["variance_loss"].item() == pytest.approx(2 * 0.5 * (1 - math.sqrt(0.5 + 1e-4)), rel=1e-5)
+    assert found["covariance_loss"].item() == pytest.approx(2 * ((2 * 3**2) / 2 + (2 * 1.5**2) / 2), rel=1e-5)
+    term, encoded = SIGReg(seed=3), ByHand()
+    both = (term.value(encoded.source, 5) + term.value(encoded.target, 5)) / 2
+    assert sums(term, step=5)["sigreg_loss"].item() == pytest.approx(2 * both.item())
+
+
+@pytest.mark.parametrize("through", [True, False])
+def test_stop_gradient_keeps_the_alignment_loss_from_the_target(through: bool) -> None:
+    for distance in (Cosine(), InfoNCE()):
+        encoded = ByHand(torch.tensor([[4.0, 3.0], [5.0, 1.0]], requires_grad=True))
+        sums(Alignment(1.0, distance, through), encoded=encoded)["jepa_loss"].backward()
+        assert (encoded.target.grad is not None and bool(encoded.target.grad.any())) == through
+
+
+def test_schedules_by_hand() -> None:
+    def weights(schedule: Any) -> list[float]:
+        term = Alignment(2.0, schedule=schedule, warmup=0.5)
+        return [round(term.weight_at(progress), 6) for progress in (0.0, 0.25, 0.5, 0.75, 1.0)]
+
+    assert weights("constant") == [2.0] * 5
+    assert weights("warmup") == [0.0, 1.0, 2.0, 2.0, 2.0]
+    half = math.sqrt(0.5)
+    assert weights("cosine") == [2.0, round(1 + half, 6), 1.0, round(1 - half, 6), 0.0]
+    assert Alignment(2.0, schedule="cosine").weight_at(None) == 2.0
 
 
 def test_from_config() -> None:
     config = JepaConfig(jepa_loss_type="infonce", infonce_temperature=0.2, gamma=0.5, lbd=3.0)
-    assert Objective.from_config(config) == Objective(InfoNCE(0.2), 0.5, 3.0)
-    assert Objective.from_config(JepaConfig(mode="regular")) == Objective(None)
+    assert Objective.from_config(config).terms == {"lm_loss": LMLoss(0.5), "jepa_loss": Alignment(3.0, InfoNCE(0.2))}
     assert Objective.from_config(JepaConfig(mode="regular")).names == ["lm_loss"]
-    every = JepaConfig(sigreg=0.1, variance=0.2, covariance=0.3, stp=0.4, target_grad="stop")
+    every = JepaConfig(sigreg=0.1, variance=0.2, covariance=0.3, stp=0.4, target_grad="stop", prompt_loss_weight=0.5)
     objective = Objective.from_config(every, seed=7)
-    assert objective.regularizers == {
-        "sigreg_loss": (0.1, SIGReg(seed=7)),
-        "variance_loss": (0.2, Variance()),
-        "covariance_loss": (0.3, Covariance()),
-    }
-    assert objective.names == ["lm_loss", "jepa_loss", *objective.regularizers, "stp_loss"]
-    assert not objective.through_target
+    assert list(objective.terms.values()) == [
+        LMLoss(),
+        PromptLoss(0.5),
+        Alignment(0.1, Cosine(), through_target=False),
+        SIGReg(0.1, seed=7),
+        Variance(0.2),
+        Covariance(0.3),
+        Tube(0.4, seed=7),
+    ]
+    span = JepaConfig(mode="regular", stp=0.4, stp_form="random_span")
+    assert Objective.from_config(span, seed=7).terms["stp_span_loss"] == RandomSpan(0.4, seed=7)
 
 
-def test_every_part_has_its_weight_and_its_count() -> None:
-    given = outputs()
-    triples = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]], [[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]]])
-    terms: dict[str, Any] = {"variance_loss": (3.0, Variance()), "covariance_loss": (5.0, Covariance())}
-    objective = Objective(Cosine(), gamma=0.5, lbd=2.0, regularizers=terms, stp=7.0)
-    sums = objective.sums(given._replace(triples=triples))
-    parts = objective.parts(sums, torch.tensor([2, 2, 2]))
-    # Source (3, 4), (0, 2): variances 4.5 and 2, covariance 3. Target (4, 3), (5, 0): 0.5 and 4.5, covariance -1.5.
-    variance = 0.5 * (1 - math.sqrt(0.5 + 1e-4))
-    covariance = (2 * 3**2) / 2 + (2 * 1.5**2) / 2
-    assert parts["variance_loss"].item() == pytest.approx(variance, rel=1e-5)
-    assert parts["covariance_loss"].item() == pytest.approx(covariance, rel=1e-5)
-    # One triple turns by a right angle, one goes straight on.
-    assert parts["stp_loss"].item() == pytest.approx(0.5)
-    total = 0.5 * math.log(6) / 2 + 2 * 0.52 + 3 * variance + 5 * covariance + 7 * 0.5
-    assert parts["loss"].item() == pytest.approx(total, rel=1e-5)
+def test_two_terms_of_one_name_are_refused() -> None:
+    with pytest.raises(UserError, match="two terms are called 'lm_loss'"):
+        Objective([LMLoss(), LMLoss()])
 
 
-def test_sigreg_is_the_mean_over_both_views() -> None:
-    given = outputs()
-    term = SIGReg(seed=3)
-    sums = Objective(Cosine(), regularizers={"sigreg_loss": (1.0, term)}).sums(given, step=5)
-    both = (term(given.source, 5) + term(given.target, 5)) / 2
-    assert sums["sigreg_loss"].item() == pytest.approx(2 * both.item())
-
-
-@pytest.mark.parametrize(("through", "moved"), [(True, True), (False, False)])
-def test_stop_gradient_keeps_the_alignment_loss_from_the_target(through: bool, moved: bool) -> None:
-    given = outputs()
-    target = torch.tensor([[4.0, 3.0], [5.0, 1.0]], requires_grad=True)
-    for alignment in (Cosine(), InfoNCE()):
-        target.grad = None
-        objective = Objective(alignment, through_target=through)
-        objective.parts(objective.sums(given._replace(target=target)), torch.tensor([2, 2, 0]))["loss"].backward()
-        assert (target.grad is not None and bool(target.grad.any())) == moved
-
-
-def test_schedules_by_hand() -> None:
-    def lbd_at(schedule: Any) -> list[float]:
-        objective = Objective(Cosine(), lbd=2.0, schedule=schedule, warmup=0.5)
-        return [round(objective.lbd_at(progress), 6) for progress in (0.0, 0.25, 0.5, 0.75, 1.0)]
-
-    assert lbd_at("constant") == [2.0] * 5
-    assert lbd_at("warmup") == [0.0, 1.0, 2.0, 2.0, 2.0]
-    half = math.sqrt(0.5)
-    assert lbd_at("cosine") == [2.0, round(1 + half, 6), 1.0, round(1 - half, 6), 0.0]
-    given = outputs()
-    objective = Objective(Cosine(), lbd=2.0, schedule="warmup", warmup=0.5)
-    sums, counts = objective.sums(given), torch.tensor([2, 2, 0])
-    early, late = objective.parts(sums, counts, 0.0)["loss"], objective.parts(sums, counts)["loss"]
-    assert late.item() - early.item() == pytest.approx(2 * 0.52)
+@pytest.mark.parametrize(
+    ("address", "settings", "words"),
+    [
+        ("no_such_module:Term", {}, "can't load 'no_such_module:Term'"),
+        ("stepjepa.objectives.lm:Nothing", {}, "can't load"),
+        ("stepjepa.objectives.alignment:Cosine", {}, "is no class derived from"),
+        ("stepjepa.objectives.lm:LMLoss", {"wait": 1}, "has no setting 'wait'; it has weight"),
+        ("stepjepa.objectives.lm:LMLoss", {"weight": -1.0}, "weight: expected 0 or more, got -1.0"),
+    ],
+)
+def test_terms_that_can_not_be_loaded(address: str, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words) as raised:
+        load_term(address, settings)
+    assert "\n" not in str(raised.value)

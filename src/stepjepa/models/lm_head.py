@@ -155,7 +155,7 @@ class LMHead:
             found: Tensor = self.module.forward(flat)
         else:
             found = self._by_the_model(flat)
-        return found.reshape(*states.shape[:-1], -1)
+        return found.reshape(*states.shape[:-1], found.shape[-1])
 
     def cross_entropy(self, states: Tensor, label_ids: Tensor, rows: Tensor | None = None) -> Tensor:
         """Cross-entropy of labels, summed: a float32 scalar.

@@ -1,0 +1,54 @@
+"""Next-latent prediction (NextLat, arXiv 2511.05963): a small network predicts the next hidden state of a text.
+
+    SmoothL1(f(LayerNorm([h_t ; e(x_t+1)])) + h_t, stop-gradient(h_t+1)), the mean over all positions t of the texts
+
+f has weights of its own, which are trained and resumed with the model and are no part of what is saved as the model.
+
+    cd examples/terms
+    stepjepa train ... --term nextlat:NextLat --term_args '{"weight": 0.1}'
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stepjepa import Batch, Context, Encoded, Term, term
+
+
+@term("nextlat_loss", "NextLat")
+@dataclass
+class NextLat(Term):
+    """Needs no views: it stands beside any mode."""
+
+    weight: float = 0.1
+
+    # The embeddings of tokens, and the last hidden state.
+    layers = (0, -1)
+
+    def modules(self, config: object) -> nn.Module:
+        """f: two layers as wide as the model."""
+        width: int = config.hidden_size  # type: ignore[attr-defined]
+        return nn.Sequential(nn.LayerNorm(2 * width), nn.Linear(2 * width, width), nn.GELU(), nn.Linear(width, width))
+
+    def count(self, batch: Batch) -> int:
+        """Tokens that have a next one."""
+        return sum(len(path) - 1 for path in batch["members"].paths)
+
+    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+        """The path of a text through the tree says which position comes next."""
+        paths = [np.empty(0, np.int64), *batch["members"].paths]
+        device = batch["label_ids"].device
+        now, following = (
+            torch.from_numpy(np.concatenate(each)).to(device)
+            for each in ([path[:-1] for path in paths], [path[1:] for path in paths])
+        )
+        network = encoded.heads[self.name]
+        states = encoded.at(now)
+        read = torch.cat([states, encoded.at(following, 0)], dim=-1).to(next(network.parameters()).dtype)
+        predicted = network(read) + states
+        losses = nn.functional.smooth_l1_loss(
+            predicted.float(), encoded.at(following).detach().float(), reduction="none"
+        )
+        return losses.mean(-1).sum()

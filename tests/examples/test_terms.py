@@ -1,0 +1,110 @@
+"""The terms of examples/terms: the same in every packing, and trained from the command line."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import tiny
+from slow_trees import random_records
+from stepjepa.batch.collate import Collator, Item
+from stepjepa.cli import main
+from stepjepa.files import write_jsonl
+from stepjepa.models.attention import enable_trees
+from stepjepa.models.heads import attach_heads
+from stepjepa.objectives.lm import LMLoss
+from stepjepa.objectives.objective import Objective, jepa_loss
+from stepjepa.objectives.term import Context
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "terms"
+TERMS = {"nextlat": "NextLat", "multi_token": "MultiToken", "bag_of_tokens": "BagOfTokens"}
+PACKINGS: list[dict[str, Any]] = [
+    {"row_length": 500},
+    {"row_length": 13},
+    {"row_length": 61, "share_prefixes": False},
+    {"row_length": 61, "attention_length": 1},
+    {"encoding": "rows"},
+]
+
+
+@pytest.mark.parametrize("module", TERMS)
+def test_every_packing_gives_the_same(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    made = getattr(importlib.import_module(module), TERMS[module])()
+    model = tiny.make_model("llama")
+    enable_trees(model)
+    objective = Objective([LMLoss(), made])
+    attach_heads(model, objective.heads(model.config))
+    items = [Item(record, True, (0, index)) for index, record in enumerate(random_records(3, vocabulary=60))]
+
+    def run(options: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        batch = Collator("separate", np.array([61], np.int32), **options)([*items, None])
+        losses = jepa_loss(model, batch, objective, context=Context(progress=0.1))
+        assert losses.parts[made.name] > 0
+        return losses.loss.detach(), tiny.gradients(model, losses.loss)
+
+    first = run(PACKINGS[0])
+    for options in PACKINGS[1:]:
+        other = run(options)
+        tiny.assert_same(first[0], other[0], what=str(options))
+        tiny.assert_same_gradients(first[1], other[1])
+    empty = jepa_loss(model, Collator("separate", np.array([61], np.int32))([None]), objective)
+    assert empty.loss.item() == 0
+
+
+def test_multi_token_prediction_is_annealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    made = importlib.import_module("multi_token").MultiToken()
+    model = tiny.make_model("llama")
+    batch = Collator("separate", np.array([61], np.int32), encoding="rows")(
+        [Item(record) for record in random_records(3, vocabulary=60)]
+    )
+    found = [
+        float(jepa_loss(model, batch, Objective([made]), context=Context(progress=progress)).loss.detach())
+        for progress in (0.0, 0.4, 0.9)
+    ]
+    assert found[0] > found[1] > found[2] == 0
+
+
+@pytest.mark.parametrize("module", TERMS)
+def test_from_the_command_line(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(FOLDER)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    write_jsonl(tmp_path / "train.jsonl", ({"messages": list(record.messages)} for record in tiny.records() * 3))
+    flags = ["--train_file", tmp_path / "train.jsonl", "--model_name", "preset:tiny", "--output_dir", tmp_path / "run"]
+    flags += [
+        "--regular",
+        "--max_steps",
+        2,
+        "--batch_size",
+        4,
+        "--logging_steps",
+        1,
+        "--report_to",
+        "none",
+        "--use_cpu",
+    ]
+    flags += ["--term", f"{module}:{TERMS[module]}", "--term_args", '{"weight": 0.3}']
+    assert main(["train", *map(str, flags)]) == 0
+    run = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    assert run["jepa"]["terms"] == [{"term": f"{module}:{TERMS[module]}", "args": {"weight": 0.3}}]
+    name = sys.modules[module].__dict__[TERMS[module]].name
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if name in line] == [1, 2]
+    assert lines[0]["loss"] == pytest.approx(lines[0]["lm_loss"] + 0.3 * lines[0][name], rel=1e-5)
+    assert not any("term_heads" in key for key in load_file(tmp_path / "run" / "model.safetensors"))
+    own = tmp_path / "run" / f"{name}.safetensors"
+    assert own.is_file() == (module == "nextlat")
+    if own.is_file():
+        assert all(torch.isfinite(value).all() for value in load_file(own).values())
