@@ -93,7 +93,7 @@ BAD_FLAGS = [
     (["--infonce_temperature", "0.1"], "does nothing without --jepa_loss_type infonce"),
     (["--layout", "inplace"], "does not exist for mode llm-jepa"),
     (["--step_jepa", "--layout", "inplace", "--front_pred"], "use layout 'branched'"),
-    (["--step_jepa", "--layout", "inplace", "--encoding", "rows"], "use layout 'branched' or encoding 'forest'"),
+    (["--step_jepa", "--layout", "inplace", "--encoding", "rows"], "use layout 'branched' or encoding 'tree'"),
     (["--front_pred", "--predictors", "0"], "front_pred needs predictor tokens"),
     (["--last_token", "2"], "expected a negative number"),
     (["--last_token", "x"], "expected 'auto' or a negative number"),

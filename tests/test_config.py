@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from stepjepa.config import CHOICES, LAYOUTS, JepaConfig
+from stepjepa.batch.layouts import LAYOUTS, layout
+from stepjepa.config import CHOICES, Affects, JepaConfig, affecting
 
 
 @pytest.mark.parametrize(
@@ -23,21 +24,21 @@ def test_defaults_of_a_mode(mode: Any, layout: str, predictors: int) -> None:
 
 
 @pytest.mark.parametrize("mode", CHOICES["mode"])
-@pytest.mark.parametrize("layout", CHOICES["layout"])
-def test_layouts_of_a_mode(mode: Any, layout: Any) -> None:
-    if layout in LAYOUTS[mode]:
-        assert JepaConfig(mode=mode, layout=layout).layout == layout
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_of_a_mode(mode: Any, name: str) -> None:
+    if mode in LAYOUTS[name].modes:
+        assert JepaConfig(mode=mode, layout=name).layout == name
     else:
-        with pytest.raises(ValueError, match=rf"layout '{layout}' does not exist for mode {mode}; choose "):
-            JepaConfig(mode=mode, layout=layout)
+        with pytest.raises(ValueError, match=rf"layout '{name}' does not exist for mode {mode}; choose "):
+            JepaConfig(mode=mode, layout=name)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"mode": "jepa"}, "mode: expected one of regular, llm-jepa, step-jepa, got 'jepa'"),
-        ({"layout": "side"}, "layout: expected one of separate, branched, inplace"),
-        ({"encoding": "packed"}, "encoding: expected one of auto, forest, rows"),
+        ({"layout": "side"}, "layout 'side' does not exist for mode llm-jepa; choose separate or branched"),
+        ({"encoding": "packed"}, "encoding: expected one of auto, tree, rows"),
         ({"labels": "none"}, "labels: expected one of"),
         ({"pairs": "last"}, "pairs: expected one of"),
         ({"over_length": "cut"}, "over_length: expected one of error, truncate, skip"),
@@ -73,3 +74,29 @@ def test_contradictions_name_both_and_the_remedy(options: dict[str, Any], messag
     with pytest.raises(ValueError, match=message):
         JepaConfig(mode="step-jepa", layout="inplace", **options)
     JepaConfig(mode="step-jepa", layout="branched", **options)
+
+
+def test_a_layout_of_a_user_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepjepa.batch.layouts.LAYOUTS", dict(LAYOUTS))
+    layout("two_answers", ("llm-jepa",))(LAYOUTS["separate"].place)
+    layout("into_the_text", ("step-jepa",), changes_text=True)(LAYOUTS["inplace"].place)
+    assert JepaConfig(layout="two_answers").layout == "two_answers"
+    assert JepaConfig().layout == "separate"
+    with pytest.raises(ValueError, match="layout 'two_answers' does not exist for mode step-jepa"):
+        JepaConfig(mode="step-jepa", layout="two_answers")
+    with pytest.raises(ValueError, match="encoding 'rows' can't express layout 'into_the_text'"):
+        JepaConfig(mode="step-jepa", layout="into_the_text", encoding="rows")
+
+
+def test_the_old_word_for_trees_is_understood() -> None:
+    assert JepaConfig(encoding="forest").encoding == "tree"  # type: ignore[arg-type]
+
+
+def test_what_a_field_affects() -> None:
+    config = JepaConfig(lbd=0.7, encoding="rows", layout="branched")
+    parts = {name: affecting(config, name) for name in get_args(Affects)}
+    assert parts["sequences"]["layout"] == "branched"
+    assert parts["encoding"] == {"encoding": "rows", "row_length": None, "share_prefixes": True}
+    assert parts["objective"]["lbd"] == 0.7
+    assert parts["sequences"] | parts["encoding"] | parts["objective"] == config.to_dict()
+    assert sum(map(len, parts.values())) == len(config.to_dict())

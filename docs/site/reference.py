@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import stepjepa
 from stepjepa.commands import COMMANDS
-from stepjepa.config import CHOICES, RANGES
+from stepjepa.config import CHOICES, DEFAULTS, RANGES, SETTINGS, layouts_of
 from stepjepa.parser import Parser, add_offline
 
 GROUPS = {
@@ -102,16 +102,24 @@ def settings() -> str:
         "are `true` or `false`. All fields of `transformers.TrainingArguments` that mean something here stand in the",
         "same file (`stepjepa train --help_all` lists them).",
         "",
-        "What a field may hold:",
-        "",
-        "| field | values |",
-        "|---|---|",
-        *(f"| `{name}` | {', '.join(f'`{value}`' for value in values)} |" for name, values in CHOICES.items()),
-        *(f"| `{name}` | {words} |" for name, (_, words) in RANGES.items()),
+        "| field | default | values | meaning |",
+        "|---|---|---|---|",
+        *(f"| `{name}` | {_default(name)} | {_values(name)} | {_cell(SETTINGS[name]['help'])} |" for name in SETTINGS),
         "",
         "::: stepjepa.config.JepaConfig",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _default(name: str) -> str:
+    return "by mode" if name in ("layout", "predictors") else f"`{DEFAULTS[name]}`"
+
+
+def _values(name: str) -> str:
+    if name in RANGES:
+        return RANGES[name][1]
+    values = layouts_of(*CHOICES["mode"]) if name == "layout" else CHOICES.get(name, ())
+    return ", ".join(f"`{value}`" for value in values)
 
 
 def names() -> str:

@@ -49,7 +49,6 @@ def setting(
     views: bool = False,
     only_with: str | None = None,
     allowed: Range | None = None,
-    choices: tuple[str, ...] = (),
 ) -> Any:
     """A field of :class:`JepaConfig`.
 
@@ -61,10 +60,9 @@ def setting(
         only_with: it does nothing unless another field is set, as in ``stp``, or has a value, as in
             ``target_grad ema``.
         allowed: its range.
-        choices: its values, where the annotation does not list them.
     """
     about = {"help": help, "affects": affects, "views": views}
-    return field(default=default, metadata={**about, "only_with": only_with, "allowed": allowed, "choices": choices})
+    return field(default=default, metadata={**about, "only_with": only_with, "allowed": allowed})
 
 
 @dataclass
@@ -84,10 +82,9 @@ class JepaConfig:
     )
     layout: str | None = setting(
         None,
-        "LLM-JEPA: separate or branched; Step-JEPA: branched or inplace (the first)",
+        "which sequences views become; LLM-JEPA: separate or branched; Step-JEPA: branched or inplace (the first)",
         "sequences",
         views=True,
-        choices=("separate", "branched", "inplace"),
     )
     predictors: int | None = setting(
         None,
@@ -272,7 +269,7 @@ class JepaConfig:
             # The word of the first edition.
             self.encoding = "tree"
         for name, choices in CHOICES.items():
-            if name != "layout" and getattr(self, name) not in choices:
+            if getattr(self, name) not in choices:
                 raise ValueError(f"{name}: expected one of {', '.join(choices)}, got '{getattr(self, name)}'")
         known = layouts_of(self.mode)
         if self.layout is None:
@@ -292,24 +289,24 @@ class JepaConfig:
         self._check_combinations()
 
     def _check_combinations(self) -> None:
-        if self.layout == "inplace":
+        if changes_text(self.layout):
             for name in ("front_pred", "reverse_pred"):
                 if getattr(self, name):
                     raise ValueError(
-                        f"{name} contradicts layout 'inplace', where step 2 must not see what predicts it; "
+                        f"{name} contradicts layout '{self.layout}', where step 2 must not see what predicts it; "
                         "use layout 'branched'"
                     )
             if self.encoding == "rows":
                 raise ValueError(
-                    "encoding 'rows' can't express layout 'inplace', where later steps see an isolated one; "
+                    f"encoding 'rows' can't express layout '{self.layout}', where later steps see an isolated one; "
                     "use layout 'branched' or encoding 'tree'"
                 )
             if self.last_token is not None:
-                raise ValueError("last_token contradicts layout 'inplace', whose views end inside the row")
+                raise ValueError(f"last_token contradicts layout '{self.layout}', whose views end inside the row")
             if self.pairs == "all" and self.pair_distance > 1:
                 raise ValueError(
-                    f"pairs 'all' with pair_distance {self.pair_distance} contradicts layout 'inplace', where pairs "
-                    "would overlap; use layout 'branched' or pairs 'first'"
+                    f"pairs 'all' with pair_distance {self.pair_distance} contradicts layout '{self.layout}', where "
+                    "pairs would overlap; use layout 'branched' or pairs 'first'"
                 )
         if self.pair_distance > 1 and self.mode != "step-jepa":
             raise ValueError(f"pair_distance {self.pair_distance} counts steps, and mode {self.mode} has none")
@@ -344,12 +341,18 @@ class JepaConfig:
         return asdict(self)
 
 
-def layouts_of(mode: str) -> list[str]:
-    """The registered layouts of a mode, its default first."""
-    # Here, since --help needs no NumPy.
+def layouts_of(*modes: str) -> tuple[str, ...]:
+    """The layouts that are registered for any of some modes; of one mode the default comes first."""
     from stepjepa.batch.layouts import LAYOUTS
 
-    return [name for name, each in LAYOUTS.items() if mode in each.modes]
+    return tuple(name for name, each in LAYOUTS.items() if {*modes} & {*each.modes})
+
+
+def changes_text(layout: str | None) -> bool:
+    """Whether a layout puts tokens into the main sequence."""
+    from stepjepa.batch.layouts import LAYOUTS
+
+    return layout in LAYOUTS and LAYOUTS[layout].changes_text
 
 
 def affecting(config: JepaConfig, what: Affects) -> dict[str, Any]:
@@ -372,9 +375,7 @@ TYPES: dict[str, Any] = {
 }
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    name: about["choices"] or get_args(TYPES[name])
-    for name, about in SETTINGS.items()
-    if about["choices"] or get_origin(TYPES[name]) is Literal
+    name: get_args(kind) for name, kind in TYPES.items() if get_origin(kind) is Literal
 }
 
 RANGES: dict[str, Range] = {name: about["allowed"] for name, about in SETTINGS.items() if about["allowed"]}

@@ -6,18 +6,23 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from stepjepa.forests.segments import ForestBuilder
-from stepjepa.forests.views import find_pairs
 
 import tiny
 from stepjepa.arguments import jepa_config
+from stepjepa.batch.collate import Collator, Item
+from stepjepa.batch.sequences import Sequence
+from stepjepa.batch.tokenize import RecordTokenizer
+from stepjepa.batch.views import find_pairs
 from stepjepa.cli import main
 from stepjepa.commands import train
 from stepjepa.config import JepaConfig
 from stepjepa.files import write_jsonl
 from stepjepa.parser import Parser
 from stepjepa.text.predictors import add_predictor_tokens
+
+TWO_TERMS = ({"term": "a:B", "args": {}}, {"term": "c:D", "args": {"x": 2}})
 
 FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("", {"mode": "llm-jepa", "layout": "separate", "predictors": 1}),
@@ -61,6 +66,13 @@ FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--additive_mask", {}),
     ("--step_separator line", {"step_separator": "line"}),
     ("--encoding rows", {"encoding": "rows"}),
+    ("--encoding forest", {"encoding": "tree"}),
+    ("--prompt_loss_weight 0.3", {"prompt_loss_weight": 0.3}),
+    ("--row_length 700", {"row_length": 700}),
+    ("--share_prefixes false", {"share_prefixes": False}),
+    ("--stp 0.3 --stp_form random_span", {"stp": 0.3, "stp_form": "random_span"}),
+    ("--term a:B", {"terms": ({"term": "a:B", "args": {}},)}),
+    ('--term a:B c:D --term_args {} {"x":2}', {"terms": TWO_TERMS}),
 ]
 
 
@@ -124,6 +136,13 @@ REFUSED: list[tuple[str, str]] = [
     ("--load_in_4bit", "--load_in_4bit does nothing without --lora"),
     ("--model_name x --train_tokenizer 400", "--train_tokenizer needs random weights"),
     ("--same_flop --max_steps 5", "--same_flop works out the number of steps"),
+    ("--stp_form random_span", "--stp_form does nothing without --stp"),
+    ("--row_length 1", "--row_length: expected 2 or more, got 1"),
+    ("--prompt_loss_weight=-1", "--prompt_loss_weight: expected 0 or more, got -1.0"),
+    ("--layout inplace", "layout 'inplace' does not exist for mode llm-jepa; choose separate or branched"),
+    ("--layout sideways", "invalid choice: 'sideways' (choose from "),
+    ("--term_args {}", "--term_args: expected a JSON object for each --term"),
+    ("--term own_term:Nothing", "--term"),
     ("--selective_checkpointing --gradient_checkpointing", "exclude each other"),
 ]
 
@@ -158,6 +177,13 @@ def test_flags_that_change_nothing_say_so(data: Path, tmp_path: Path, capsys: An
     assert "nothing comes of --predictors, --lbd" in capsys.readouterr().err
 
 
+def test_the_old_word_for_trees_is_not_shown() -> None:
+    parser = Parser(prog="stepjepa train")
+    train.add_arguments(parser)
+    assert "{auto,tree,rows}" in parser.format_help()
+    assert "forest" not in parser.format_help()
+
+
 @pytest.mark.parametrize("number", [0, 1, 10])
 def test_runs_with_any_number_of_predictor_tokens(number: int, data: Path, tmp_path: Path) -> None:
     flags = f"--step_jepa --predictors {number} --max_steps 1 --save_strategy no"
@@ -186,18 +212,24 @@ def test_an_exported_model_is_asked_as_it_was_trained(data: Path, tmp_path: Path
     assert "trained without a chat format" in capsys.readouterr().out
 
 
+def sequences(tokenizer: Any, config: JepaConfig) -> list[Sequence]:
+    """What the first record becomes."""
+    made = RecordTokenizer(tokenizer, config)
+    return Collator.of(config, made.predictors.tolist()).sequences(Item(made.tokenize(tiny.records())[0]))
+
+
 def test_every_predictor_token_costs_one_token(tiny_tokenizer: Any) -> None:
     add_predictor_tokens(tiny_tokenizer, 10)
     lengths = []
     for number in range(11):
-        forest = ForestBuilder(tiny_tokenizer, JepaConfig(mode="step-jepa", predictors=number)).build(tiny.records())[0]
-        lengths.append(len(forest))
+        main_text, source, target = sequences(tiny_tokenizer, JepaConfig(mode="step-jepa", predictors=number))
+        lengths.append([len(main_text), len(source), len(target)])
         names = [f"<|predictor_{place}|>" for place in range(1, number + 1)]
-        found = tiny_tokenizer.convert_ids_to_tokens(forest.input_ids.tolist())
-        assert [token for token in found if token.startswith("<|predictor_")] == names
+        read = tiny_tokenizer.convert_ids_to_tokens(source.ids.tolist())
         # The source is read at the last of them, or at the end of the step.
-        assert found[forest.pairs[0, 0]] == (names[-1] if names else found[forest.pairs[0, 0]])
-    assert lengths == [lengths[0] + number for number in range(11)]
+        assert [token for token in read if token.startswith("<|predictor_")] == read[len(read) - number :] == names
+        assert source.readouts[0].end == len(source)
+    assert lengths == [[lengths[0][0], lengths[0][1] + number, lengths[0][2]] for number in range(11)]
 
 
 def test_pair_distance_by_hand() -> None:
@@ -219,9 +251,13 @@ def test_pair_distance_by_hand() -> None:
 def test_a_distant_pair_in_place(trained_tokenizer: Any) -> None:
     """The step between the two is ordinary text, the distant one sees only itself."""
     config = JepaConfig(mode="step-jepa", layout="inplace", pair_distance=2)
-    forest = ForestBuilder(trained_tokenizer, config).build(tiny.records())[0]
-    texts = [(s.kind, trained_tokenizer.decode(forest.input_ids[s.start : s.end])) for s in forest.segments]
-    assert [kind for kind, _ in texts] == ["main", "source", "main", "target", "main"]
-    assert texts[2][1] == "7+5=12\n\n"
-    assert texts[3][1] == "So it is\n\n"
-    assert forest.segments[3].isolated
+    (found,) = sequences(trained_tokenizer, config)
+    assert found.start is not None
+    names = trained_tokenizer.convert_ids_to_tokens(found.ids.tolist())
+    predictors = [place for place, name in enumerate(names) if name.startswith("<|predictor_")]
+    (first,) = set(found.start[found.start > 0].tolist())
+    alone = np.flatnonzero(found.start)
+    assert predictors[-1] < first == alone[0]
+    assert len(alone) == alone[-1] + 1 - first
+    assert trained_tokenizer.decode(found.ids[predictors[-1] + 1 : first]) == "7+5=12\n\n"
+    assert trained_tokenizer.decode(found.ids[alone]) == "So it is\n\n"

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stepjepa.forests.tokenisation import TextEncoder
 
+from stepjepa.batch.tokenize import RecordTokenizer
+from stepjepa.config import JepaConfig
 from stepjepa.data.records import BadRecords, parse_record, read_records
 from stepjepa.data.steps import find_steps
 from stepjepa.errors import UserError, one_line
 from stepjepa.files import read_jsonl, read_yaml
+from stepjepa.text.frames import Rendered
 
 # The same examples every time, however slow the machine; what a test is given is never changed by it.
 settings.register_profile(
@@ -125,7 +127,8 @@ def test_no_content_becomes_a_special_token(trained_tokenizer: Any, parts: list[
         contents.append((len(text), len(text) + len(content)))
         text += content
     special = [index for index, token in trained_tokenizer.added_tokens_decoder.items() if token.special]
-    tokens = TextEncoder(trained_tokenizer).encode([text, "a"], [contents, []]).text(0)
+    made = RecordTokenizer(trained_tokenizer, JepaConfig(mode="regular"))
+    tokens = made.tokens(Rendered(text, tuple(contents), ()))
     assert int(np.isin(tokens.ids, special).sum()) == written
     assert trained_tokenizer.decode(tokens.ids) == text
     # The places of the tokens leave nothing out.

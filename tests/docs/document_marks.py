@@ -22,7 +22,7 @@ NOT_RUN: dict[str, list[tuple[str, str]]] = {
     "docs/performance.md": [("", MEASURES)],
     "docs/reliability.md": [("", "minutes of kills; the quick versions are tests")],
     "docs/first-hour.md": [("", "tests/test_first_hour.py runs the page from its first command to its last")],
-    "docs/scale.md": [("python benchmarks", MEASURES), ("stepjepa estimate", DEVICES)],
+    "docs/scale.md": [("stepjepa estimate", DEVICES)],
     "docs/tasks.md": [("stepjepa prepare gsm8k", "needs the raw data set"), ("stepjepa prepare hellaswag", HUB)],
     "docs/ecosystem.md": [("", "models and services of the reader; test_other_tools.py parses what is ours")],
     "docs/coming-from.md": [("", "models and data of the reader; test_other_tools.py parses every command")],

@@ -12,19 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from stepjepa.forests.collate import ForestCollator
-from stepjepa.forests.segments import ForestBuilder
-from stepjepa.models.embeddings import forward
 from transformers import TrainingArguments
 
 import tiny
 from stepjepa.compute.flops import measure
 from stepjepa.compute.live_memory import LiveMemory
 from stepjepa.config import JepaConfig
-from stepjepa.models.attention import enable_forest
+from stepjepa.models.attention import enable_trees
 from stepjepa.models.checkpointing import enable_selective, refuse_full
 from stepjepa.models.loading import LoraSettings, add_lora
-from stepjepa.objectives.objective import Objective
+from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.text.predictors import all_predictor_ids
 from stepjepa.training.trainer import JepaTrainer
 
@@ -53,16 +50,13 @@ def make(architecture: str, way: str, *, lora: bool = False, tokenizer: Any = No
     if lora:
         torch.manual_seed(5)
         model = add_lora(model, LoraSettings(3), all_predictor_ids(tokenizer)[:2])
-    enable_forest(model.get_base_model() if lora else model)
+    enable_trees(model.get_base_model() if lora else model)
     WAYS[way](model)
     return model.train()
 
 
 def loss_of(model: Any, tokenizer: Any) -> torch.Tensor:
-    batch = ForestCollator(0)(ForestBuilder(tokenizer, CONFIG).build(tiny.records()))
-    sums = Objective.from_config(CONFIG).sums(forward(model, batch))
-    counts = torch.tensor([len(batch["label_ids"]), len(batch["source_index"]), 0], dtype=torch.float64)
-    return Objective.from_config(CONFIG).parts(sums, counts)["loss"]
+    return jepa_loss(model, tiny.batch_of(tokenizer, CONFIG), Objective.from_config(CONFIG)).loss
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
@@ -159,11 +153,12 @@ def two_processes(folder: Path) -> None:
                 fully_shard(model)
             else:
                 model = DistributedDataParallel(model)
-            batch = ForestCollator(0)(ForestBuilder(made, CONFIG).build(tiny.records())[dist.get_rank() :: 2])
-            sums = Objective.from_config(CONFIG).sums(forward(model, batch))
-            counts = torch.tensor([len(batch["label_ids"]), len(batch["source_index"]), 0], dtype=torch.float64)
-            dist.all_reduce(counts)
-            Objective.from_config(CONFIG).parts(sums, counts)["loss"].backward()
+            batch = tiny.batch_of(made, CONFIG, tiny.records()[dist.get_rank() :: 2])
+            objective = Objective.from_config(CONFIG)
+            counts = objective.counts([batch])
+            summed = torch.tensor(list(counts.values()), dtype=torch.float64)
+            dist.all_reduce(summed)
+            jepa_loss(model, batch, objective, dict(zip(counts, summed.tolist(), strict=True))).loss.backward()
             gradients = [p.grad.full_tensor() if kind == "fsdp" else p.grad for p in model.parameters()]
             if dist.get_rank() == 0:
                 torch.save(gradients, folder / f"{kind}-{way}.pt")

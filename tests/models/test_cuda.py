@@ -1,4 +1,4 @@
-"""Forests on a GPU: forward and gradient of every attention against separate passes, in single and half precision.
+"""Trees on a GPU: forward and gradient of every attention against separate passes, in single and half precision.
 
     pytest -m cuda
 
@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from stepjepa.forests.blocks import BLOCK
-from stepjepa.forests.collate import ForestCollator, visibility_of
-from stepjepa.forests.forest import Forest, path
 from torch import Tensor
 
 import tiny
+from slow_trees import batch_of, random_sequences
+from stepjepa.batch.mask import BLOCK
+from stepjepa.batch.pack import Rows, pack
+from stepjepa.batch.sequences import Sequence
 from stepjepa.config import JepaConfig
-from stepjepa.models.attention import enable_forest, forest_visibility
+from stepjepa.models.attention import enable_trees, tree_mask
 from stepjepa.training.trainer import JepaTrainer
 
 ModelFactory = Callable[..., Any]
@@ -46,32 +47,34 @@ MODELS = [
 ]
 
 
-def forests() -> list[Forest]:
-    """Branches on branches and several roots, over several blocks."""
-    found = [tiny.random_forest(seed, isolated=False, longest=2 * BLOCK // 3) for seed in (1, 2, 5)]
-    assert max(map(len, found)) > 2 * BLOCK
-    return found
+def material() -> tuple[list[Sequence], Rows]:
+    """Trees over several blocks, in rows of different lengths."""
+    sequences = [each for seed in (1, 2, 5) for each in random_sequences(seed, longest=2 * BLOCK // 3)]
+    rows = pack(sequences, row_length=3 * BLOCK)
+    assert rows.ids.shape[1] > 2 * BLOCK
+    return sequences, rows
 
 
 def together(model: Any) -> list[Tensor]:
-    """``[T, D]`` of each forest, from one pass over all."""
-    batch = {name: value.to(DEVICE) for name, value in ForestCollator(3)(forests()).items()}
+    """``[T, D]`` of each sequence, from one pass over all."""
+    _, rows = material()
+    batch = type(found := batch_of(rows))(
+        {name: value.to(DEVICE) if isinstance(value, Tensor) else value for name, value in found.items()}
+    )
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids")}
-    with forest_visibility(visibility_of(batch)):
+    with tree_mask(batch.trees):
         states = model.get_decoder()(**inputs, use_cache=False).last_hidden_state
-    return [row[: len(forest)] for row, forest in zip(states, forests(), strict=True)]
+    flat = states.flatten(0, 1)
+    return [flat[torch.from_numpy(path).to(DEVICE)] for path in rows.paths]
 
 
 def apart(model: Any) -> list[Tensor]:
-    """The same, one plain pass for each segment."""
-    states = []
-    for forest in forests():
-        parts = []
-        for index, segment in enumerate(forest.segments):
-            ids = torch.from_numpy(forest.input_ids[path(forest, index)]).long()[None].to(DEVICE)
-            parts.append(model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0, -len(segment) :])
-        states.append(torch.cat(parts))
-    return states
+    """The same, one plain pass for each sequence."""
+    found = []
+    for each in material()[0]:
+        ids = torch.from_numpy(each.ids).long()[None].to(DEVICE)
+        found.append(model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0])
+    return found
 
 
 def run(states: Callable[[Any], list[Tensor]], model: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -86,7 +89,7 @@ def test_single_precision(architecture: str, attention: str, tiny_model: ModelFa
     shape = SHAPES[architecture]
     plain = tiny_model(architecture, "eager", **shape).to(DEVICE)
     model = tiny_model(architecture, attention, **shape).to(DEVICE)
-    enable_forest(model)
+    enable_trees(model)
     (wanted, gradient), (found, other) = run(apart, plain), run(together, model)
     tiny.assert_same(found, wanted, 1e-4)
     tiny.assert_same_gradients(other, gradient, 3e-4)
@@ -99,7 +102,7 @@ def test_half_precision(architecture: str, attention: str, tiny_model: ModelFact
     plain = tiny_model(architecture, "eager", **shape).to(DEVICE)
     wanted, gradient = run(apart, plain)
     model = tiny_model(architecture, attention, **shape).to(DEVICE).bfloat16()
-    enable_forest(model)
+    enable_trees(model)
 
     def error(found: Tensor, gradients: dict[str, Tensor]) -> tuple[float, float]:
         difference = sum(float((gradients[name].float() - value).square().sum()) for name, value in gradient.items())

@@ -72,7 +72,7 @@ def test_texts_of_charts_are_not_markup():
 def test_the_facts_of_a_run(tmp_path):
     parts = {
         "counts": {"records": 1009, "pairs": 997, "without a pair": 12, "over length": 0},
-        "encoding": {"used": "forest", "because": "all layers are attention"},
+        "encoding": {"used": "tree", "because": "all layers are attention"},
         "parameters": {"trained": 11, "total": 1013},
         "command": ["train", "--train_file=a b.jsonl"],
     }
@@ -85,7 +85,7 @@ def test_the_facts_of_a_run(tmp_path):
     assert found["Parameters trained"] == "11 of 1,013"
     assert found["Mode"] == "step-jepa, K = 2 predictors"
     assert found["Layout"] == "branched"
-    assert found["Encoding"] == "forest: all layers are attention"
+    assert found["Encoding"] == "tree: all layers are attention"
     assert found["Objective"] == "1 × LM loss + 0.5 × cosine + 0.05 × sigreg, target gradient stop, loss dropout 0.25"
     assert found["Data"] == "train: train.jsonl (9 records, sha256 dddddddddddd)"
     assert found["Records and pairs"] == "1,009 records, 997 pairs, 12 without a pair"

@@ -1,4 +1,4 @@
-"""The form without a chat: texts and spans by hand, forests against tokenising piece by piece."""
+"""The form without a chat: texts and spans by hand, records against tokenising piece by piece."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from stepjepa.forests.forest import IGNORE, Forest
-from stepjepa.forests.preparation import prepare
-from stepjepa.forests.segments import ForestBuilder
 
 import tiny
+from stepjepa.batch.collate import Collator, Item
+from stepjepa.batch.dataset import prepare
+from stepjepa.batch.sequences import Sequence, TokenizedRecord
+from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.inspection.record import inspect_record
+from stepjepa.inspection.record import inspect_records
 from stepjepa.inspection.verification import Subject, verify
 from stepjepa.text.plain_template import END_OF_TURN, PERCEPTION, PlainTemplate, add_plain_tokens
 from stepjepa.text.template import ChatTemplate
@@ -51,12 +52,21 @@ def ids_of(tokenizer: Any, *texts: str) -> list[int]:
     return [int(index) for text in texts for index in tokenizer(text, add_special_tokens=False)["input_ids"]]
 
 
-def make(tokenizer: Any, records: list[Record], **options: Any) -> list[Forest]:
-    return ForestBuilder(tokenizer, JepaConfig(plain=True, **options)).build(records)
+def make(tokenizer: Any, records: list[Record], **options: Any) -> list[TokenizedRecord]:
+    return RecordTokenizer(tokenizer, JepaConfig(plain=True, **options)).tokenize(records)
 
 
-def segments(forest: Forest, kind: str) -> list[list[int]]:
-    return [forest.input_ids[s.start : s.end].tolist() for s in forest.segments if s.kind == kind]
+def sequences(tokenizer: Any, records: list[Record], **options: Any) -> list[dict[str, Sequence]]:
+    """The sequences of each record by what they are; each is read at its end."""
+    config = JepaConfig(plain=True, **options)
+    made = RecordTokenizer(tokenizer, config)
+    collator = Collator.of(config, made.predictors.tolist())
+    found = []
+    for record in made.tokenize(records):
+        main, *views = collator.sequences(Item(record))
+        assert all(len(view.readouts) == 1 and view.readouts[0].end == len(view) for view in views)
+        found.append({"main": main, **{view.readouts[0].kind: view for view in views}})
+    return found
 
 
 # -- the text ----------------------------------------------------------------------------------------------------------
@@ -142,78 +152,72 @@ def test_slow_tokenizers_are_refused() -> None:
         PlainTemplate(Slow())
 
 
-# -- forests -----------------------------------------------------------------------------------------------------------
+# -- records as tokens -------------------------------------------------------------------------------------------------
 
 
 def test_the_answer_and_its_end_are_taught(plain: Any) -> None:
-    for record, forest in zip(tiny.records(), make(plain, tiny.records(), mode="regular"), strict=True):
+    for record, found in zip(tiny.records(), make(plain, tiny.records(), mode="regular"), strict=True):
         question = record.messages[1]["content"]
         taught = ids_of(plain, record.answer, END_OF_TURN)
-        assert forest.input_ids.tolist() == ids_of(plain, question, PERCEPTION) + taught
-        assert forest.shift_labels[forest.shift_labels != IGNORE].tolist() == taught
-        # Position i predicts token i + 1; the one that predicts the answer's first token is <|perception|>.
-        first = int((forest.shift_labels != IGNORE).argmax())
-        assert plain.convert_ids_to_tokens(int(forest.input_ids[first])) == PERCEPTION
+        assert found.ids.tolist() == ids_of(plain, question, PERCEPTION) + taught
+        assert found.ids[found.labels + 1].tolist() == taught
+        # The position that predicts the answer's first token is <|perception|>.
+        assert plain.convert_ids_to_tokens(int(found.ids[found.labels[0]])) == PERCEPTION
 
 
 def test_with_all_tokens_the_users_text_is_all_there_is(plain: Any) -> None:
-    for record, forest in zip(tiny.records(), make(plain, tiny.records(), mode="regular", labels="all"), strict=True):
+    for record, found in zip(tiny.records(), make(plain, tiny.records(), mode="regular", labels="all"), strict=True):
         ids = ids_of(plain, record.messages[1]["content"], END_OF_TURN)
-        assert forest.input_ids.tolist() == ids
-        assert forest.shift_labels.tolist() == [*ids[1:], IGNORE]
+        assert found.ids.tolist() == ids
+        assert found.ids[found.labels + 1].tolist() == ids[1:]
 
 
-def test_the_labels_of_the_published_collator_leave_the_end_out(plain: Any) -> None:
-    (forest,) = make(plain, tiny.records()[2:], mode="regular", labels="reference")
+def test_the_labels_of_the_published_collator_leave_padding_out(plain: Any) -> None:
+    plain.pad_token = END_OF_TURN
+    (found,) = make(plain, tiny.records()[2:], mode="regular", labels="reference")
     ids = ids_of(plain, "Name a colour", PERCEPTION, "Red", END_OF_TURN)
-    assert forest.shift_labels.tolist() == [*ids[1:-1], IGNORE, IGNORE]
+    assert found.ids[found.labels + 1].tolist() == ids[1:-1]
 
 
 @pytest.mark.parametrize("labels", ["assistant", "all"])
 @pytest.mark.parametrize("count", [0, 2])
 def test_views_are_bare_contents(labels: str, count: int, plain: Any) -> None:
     predictors = ["<|predictor_1|>", "<|predictor_2|>"][:count]
-    for record, forest in zip(
-        tiny.records(), make(plain, tiny.records(), labels=labels, predictors=count), strict=True
-    ):
+    every = sequences(plain, tiny.records(), labels=labels, predictors=count)
+    for record, found in zip(tiny.records(), every, strict=True):
         question = record.messages[1]["content"]
-        assert segments(forest, "source") == [ids_of(plain, question, *predictors)]
-        assert segments(forest, "target") == [ids_of(plain, record.answer)]
-        source, target = (next(s for s in forest.segments if s.kind == kind) for kind in ("source", "target"))
-        assert source.parent == target.parent == -1
-        assert forest.pairs.tolist() == [[source.end - 1, target.end - 1]]
+        assert found["source"].ids.tolist() == ids_of(plain, question, *predictors)
+        assert found["target"].ids.tolist() == ids_of(plain, record.answer)
 
 
 @pytest.mark.parametrize("labels", ["assistant", "all"])
 def test_branched_views_hang_on_the_users_text(labels: str, plain: Any) -> None:
-    options = {"layout": "branched", "predictors": 2, "labels": labels}
-    for record, forest in zip(tiny.records(), make(plain, tiny.records(), **options), strict=True):
-        (branch,) = (s for s in forest.segments if s.kind == "source")
+    every = sequences(plain, tiny.records(), layout="branched", predictors=2, labels=labels)
+    for record, found in zip(tiny.records(), every, strict=True):
         question = ids_of(plain, record.messages[1]["content"])
-        assert branch.attachment == len(question)
-        assert forest.input_ids[: branch.attachment].tolist() == question
-        assert segments(forest, "source") == [ids_of(plain, "<|predictor_1|>", "<|predictor_2|>")]
-        assert segments(forest, "target") == [ids_of(plain, record.answer)]
+        assert found["main"].ids[: len(question)].tolist() == question
+        assert found["source"].ids.tolist() == question + ids_of(plain, "<|predictor_1|>", "<|predictor_2|>")
+        assert found["target"].ids.tolist() == ids_of(plain, record.answer)
 
 
 def test_views_begin_as_the_tokenizer_begins_texts(beginning: Any) -> None:
-    (forest,) = make(beginning, tiny.records()[2:], predictors=1)
-    assert segments(forest, "source") == [beginning("Name a colour<|predictor_1|>")["input_ids"]]
-    assert segments(forest, "target") == [beginning("Red")["input_ids"]]
-    assert segments(forest, "main") == [beginning("Name a colour<|perception|>Red<|eot_id|>")["input_ids"]]
+    (found,) = sequences(beginning, tiny.records()[2:], predictors=1)
+    assert found["source"].ids.tolist() == beginning("Name a colour<|predictor_1|>")["input_ids"]
+    assert found["target"].ids.tolist() == beginning("Red")["input_ids"]
+    assert found["main"].ids.tolist() == beginning("Name a colour<|perception|>Red<|eot_id|>")["input_ids"]
 
 
 def test_steps_of_the_answer(plain: Any) -> None:
-    (forest,) = make(plain, tiny.records()[1:2], mode="step-jepa", predictors=1)
-    (branch,) = (s for s in forest.segments if s.kind == "source")
-    assert forest.input_ids[: branch.attachment].tolist() == ids_of(plain, "And 1+1 then?", PERCEPTION, "It is two\n\n")
-    assert segments(forest, "target") == [ids_of(plain, "2.")]
+    (found,) = sequences(plain, tiny.records()[1:2], mode="step-jepa", predictors=1)
+    before = ids_of(plain, "And 1+1 then?", PERCEPTION, "It is two\n\n")
+    assert found["source"].ids.tolist() == before + ids_of(plain, "<|predictor_1|>")
+    assert found["target"].ids.tolist() == ids_of(plain, "2.")
 
 
 @pytest.mark.parametrize("labels", ["assistant", "all"])
 def test_inspection_shows_what_is_left_out(labels: str, plain: Any) -> None:
-    inspection = inspect_record(tiny.records(), 0, plain, JepaConfig(plain=True, labels=labels))  # type: ignore[arg-type]
-    system, user, assistant = inspection.record.messages
+    inspection = inspect_records(tiny.records(), 0, plain, JepaConfig(plain=True, labels=labels))  # type: ignore[arg-type]
+    system, user, assistant = inspection.records[0].messages
     assert (system.start, system.end, system.cut) == (None, None, False)
     assert (user.start, user.end) == (0, len(ids_of(plain, "What is 3+4+5?")))
     assert (assistant.start is None) == (labels == "all")
@@ -239,6 +243,5 @@ def test_all_tokens_may_be_too_many(plain: Any) -> None:
 def test_real_tokenizers(name: str, real_tokenizer: Callable[[str], Any]) -> None:
     tokenizer = copy.deepcopy(real_tokenizer(name))
     add_plain_tokens(tokenizer)
-    for record, forest in zip(tiny.records(), make(tokenizer, tiny.records(), mode="regular"), strict=True):
-        taught = ids_of(tokenizer, record.answer, END_OF_TURN)
-        assert forest.shift_labels[forest.shift_labels != IGNORE].tolist() == taught
+    for record, found in zip(tiny.records(), make(tokenizer, tiny.records(), mode="regular"), strict=True):
+        assert found.ids[found.labels + 1].tolist() == ids_of(tokenizer, record.answer, END_OF_TURN)

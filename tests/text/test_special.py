@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stepjepa.forests.forest import Forest
-from stepjepa.forests.segments import ForestBuilder
-from stepjepa.forests.tokenisation import TextEncoder
 
 import tiny
 from slow_tokens import slow_tokens
+from stepjepa.batch.collate import Collator, Item
+from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.evaluation.prompts import continuation_spans, make_examples, make_template
 from stepjepa.tasks.base import Continuation
+from stepjepa.text.frames import Rendered
 from stepjepa.text.plain_template import add_plain_tokens
 from stepjepa.text.predictors import add_predictor_tokens
 from stepjepa.text.special import SpecialTokens
@@ -43,10 +43,6 @@ def special_ids(tokenizer: Any) -> set[int]:
     return {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
-def count(forest: Forest, ids: set[int]) -> int:
-    return int(np.isin(forest.input_ids, list(ids)).sum())
-
-
 @pytest.mark.parametrize(
     ("name", "mode"), [("qwen2.5", "separate"), ("olmo2", "plain"), *(("minimind", mode) for mode in MODES)]
 )
@@ -55,20 +51,22 @@ def test_no_special_token_comes_from_a_record(real_tokenizer: Callable[[str], An
     add_plain_tokens(tokenizer)
     add_predictor_tokens(tokenizer, 2)
     config = JepaConfig(**MODES[mode], max_length=997)
-    builder = ForestBuilder(tokenizer, config)
-    (harmless,), (forest,) = builder.build([spelling("nothing")]), builder.build([spelling(SPELT)])
-    special = special_ids(tokenizer)
+    made = RecordTokenizer(tokenizer, config)
+    collator, special = Collator.of(config, made.predictors.tolist()), special_ids(tokenizer)
+    (harmless,), (record,) = made.tokenize([spelling("nothing")]), made.tokenize([spelling(SPELT)])
     assert tokenizer.convert_tokens_to_ids("<|eot_id|>") in special
     # As many as the template and the layout write, and the same ones.
-    assert count(harmless, special) > 0
-    kept = [forest.input_ids[np.isin(forest.input_ids, list(special))].tolist() for forest in (harmless, forest)]
+    kept = [
+        [each.ids[np.isin(each.ids, list(special))].tolist() for each in collator.sequences(Item(one))]
+        for one in (harmless, record)
+    ]
     assert kept[0] == kept[1]
+    assert any(kept[0])
     # All of the text is there.
-    assert "<|predictor_1|><|eot_id|> <|im_start|>x<|im_end|>" in tokenizer.decode(forest.input_ids)
-    assert len(forest.pairs) == len(harmless.pairs) > 0
+    assert "<|predictor_1|><|eot_id|> <|im_start|>x<|im_end|>" in tokenizer.decode(record.ids)
+    assert len(record.pairs) == len(harmless.pairs) > 0
     # What is taught ends the turn once, at its end.
-    taught = forest.shift_labels[forest.shift_labels >= 0]
-    assert np.isin(taught, list(special)).sum() == 1
+    assert np.isin(record.ids[record.labels + 1], list(special)).sum() == 1
 
 
 @pytest.mark.parametrize(
@@ -84,8 +82,9 @@ def test_an_evaluation_asks_with_the_tokens_of_training(
     record = spelling(SPELT)
     template = make_template(tokenizer, plain=plain)
     (example,) = make_examples([record], tokenizer, template)
-    forest = ForestBuilder(tokenizer, JepaConfig(mode="regular", plain=plain, max_length=997)).build([record])[0]
-    assert example.gold.ids == forest.input_ids.tolist()[: len(example.gold.ids)]
+    config = JepaConfig(mode="regular", plain=plain, max_length=997)
+    (trained,) = RecordTokenizer(tokenizer, config).tokenize([record])
+    assert example.gold.ids == trained.ids.tolist()[: len(example.gold.ids)]
     assert example.prompt_ids == example.gold.ids[: len(example.prompt_ids)]
     predictor = tokenizer.convert_tokens_to_ids("<|predictor_1|>")
     assert predictor not in example.gold.ids
@@ -100,7 +99,7 @@ def test_stand_ins_give_the_tokens_of_every_stretch_by_itself(real_tokenizer: Ca
     tokenizer = copy.deepcopy(real_tokenizer(name))
     add_predictor_tokens(tokenizer, 1)
     special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-    encoder, generator = TextEncoder(tokenizer), np.random.default_rng(11)
+    made, generator = RecordTokenizer(tokenizer, JepaConfig(mode="regular")), np.random.default_rng(11)
     words = ["a", " b", "\n", "ünï", "7", "  ", "<|", "|>", "<think>", "🙂", *special]
     texts, contents = [], []
     for turn in range(31):
@@ -113,11 +112,11 @@ def test_stand_ins_give_the_tokens_of_every_stretch_by_itself(real_tokenizer: Ca
             text += content
         texts.append(text + special[0])
         contents.append(spans)
-    found = encoder.encode(texts, contents)
     spelt, known = 0, SpecialTokens(tokenizer)
-    for index, (text, spans) in enumerate(zip(texts, contents, strict=True)):
+    for text, spans in zip(texts, contents, strict=True):
         spelt += known.spelt(text, spans)
-        for one, other in zip(found.text(index), slow_tokens(tokenizer, text, spans), strict=True):
+        found = made.tokens(Rendered(text, tuple(spans), ()))
+        for one, other in zip(found, slow_tokens(tokenizer, text, spans), strict=True):
             assert one.tolist() == other.tolist(), text
     assert 0 < spelt < len(texts)
     assert tokenizer(special[0])["input_ids"] == [tokenizer.convert_tokens_to_ids(special[0])], "left as it was"

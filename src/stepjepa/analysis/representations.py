@@ -18,7 +18,7 @@ from stepjepa.batch.dataset import BLOCK
 from stepjepa.batch.sequences import Readout, TokenizedRecord
 from stepjepa.batch.sequences import Sequence as Tokens
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.config import JepaConfig
+from stepjepa.config import JepaConfig, changes_text
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.models.encode import Encoded, check_layer, encode
@@ -96,7 +96,7 @@ def embed_views(
     from tqdm.auto import tqdm
 
     reading = reading or Reading(config.jepa_layer, "trained")
-    if not config.uses_views or config.layout == "inplace":
+    if not config.uses_views or changes_text(config.layout):
         raise ValueError(f"expected views in branched or separate layout, got {config.mode} {config.layout}")
     try:
         encoding, _ = set_up_attention(model, replace(config, encoding="auto", jepa_layer=-1))

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from stepjepa.analysis.representations import ViewEmbeddings, embed_views
-from stepjepa.config import JepaConfig
+from stepjepa.config import JepaConfig, changes_text
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.objectives.monitors import Window, share
@@ -85,7 +85,7 @@ def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
             # Runs of earlier versions do not know the later ones.
             kept += tuple(name for name in ("pair_distance", "pooling", "jepa_layer") if name in trained)
             chosen |= {name: trained[name] for name in kept}
-            if chosen["layout"] == "inplace":
+            if changes_text(chosen["layout"]):
                 # Read as branches: the same views without a row that is cut up between them.
                 chosen["layout"] = "branched"
     return JepaConfig(**chosen)

@@ -29,7 +29,7 @@ from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.sampler import Key
 from stepjepa.batch.sequences import Ids, Pair, TokenizedRecord, View
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
-from stepjepa.config import JepaConfig
+from stepjepa.config import JepaConfig, affecting
 from stepjepa.data.records import Record, as_records, parse_record, read_records
 from stepjepa.data.sources import FORMATS, read_rows
 from stepjepa.errors import UserError
@@ -52,15 +52,6 @@ LIMIT = 10 * 2**30
 """Bytes that a cache folder may take; what was not used for longest is removed first."""
 
 PREFIX = "prepared-"
-
-# Fields that say what is done with tokens. Any other field, a new one too, makes another entry of the cache.
-WITHOUT_EFFECT = frozenset(
-    (
-        *("jepa_layer", "predictor_head", "target_grad", "ema_decay", "jepa_loss_type", "infonce_temperature"),
-        *("lbd", "lbd_schedule", "lbd_warmup", "sigreg", "variance", "covariance", "stp", "gamma", "jepa_ratio"),
-        "encoding",
-    )
-)
 
 
 class TokenizedDataset(Dataset[Item | None]):
@@ -386,7 +377,7 @@ def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, c
         type(tokenizer).__name__,
         sorted((name, repr(value)) for name, value in tokenizer.special_tokens_map.items()),
         tokenizer.chat_template,
-        sorted((name, value) for name, value in config.to_dict().items() if name not in WITHOUT_EFFECT),
+        sorted(affecting(config, "sequences").items()),
     ]
     digest.update(repr(parts).encode())
     for record in records:

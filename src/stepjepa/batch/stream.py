@@ -8,6 +8,7 @@ no record is read twice in an epoch, and a resumed run reads past what was train
 from __future__ import annotations
 
 import os
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +21,7 @@ import datasets
 from accelerate.utils import gather_object
 from datasets.iterable_dataset import ExamplesIterable
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
@@ -427,6 +429,14 @@ class Tally:
         tokens = {name: self.totals[name] for name in ("all", "main")}
         return {"counts": {name: self.totals[name] for name in COUNTS}, "tokens": tokens, **left_out}
 
+    def say(self, what: str, stream: RecordStream) -> None:
+        """Print one line on what was met of the stream so far, and one on lines that were left out."""
+        found = self.found(stream)
+        # Above the bar, where there is one.
+        tqdm.write(f"data, {what}: {describe(found['counts'], found['tokens'])}", file=sys.stdout)
+        if stream.bad is not None and stream.bad.count:
+            tqdm.write(f"data, so far: {stream.bad.describe()}", file=sys.stdout)
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write it into a checkpoint."""
         share = self.share
@@ -460,28 +470,35 @@ class Tally:
 
 
 class StreamCallback(TrainerCallback):
-    """Does at the end of an epoch of the stream what the Trainer does at the end of its own.
+    """Does at the end of an epoch of the stream what the Trainer does at the end of its own, and says what it held.
 
     Args:
         tally: gives the run's tally, settled once a step.
         config: whether there should be pairs.
-        name: of the stream.
+        stream: that is trained on.
     """
 
-    def __init__(self, tally: Callable[[], Tally], config: JepaConfig, name: str) -> None:
+    def __init__(self, tally: Callable[[], Tally], config: JepaConfig, stream: RecordStream) -> None:
         self._tally = tally
         self._config = config
-        self._name = name
+        self._stream = stream
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuse an epoch without a pair, and ask for what is to be done at its end."""
         tally = self._tally()
         if not tally.share.ends_epoch:
             return
-        refuse_useless(tally.totals, self._config, self._name)
+        refuse_useless(tally.totals, self._config, self._stream.name)
+        if state.is_world_process_zero:
+            tally.say(f"epoch {tally.epochs} is over", self._stream)
         # The end of the run is the Trainer's own.
         if state.global_step < state.max_steps:
             control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
             control.should_save |= args.save_strategy == SaveStrategy.EPOCH
             due = args.eval_delay <= tally.epochs
             control.should_evaluate |= due and args.eval_strategy == IntervalStrategy.EPOCH
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Say what the whole run has met."""
+        if state.is_world_process_zero:
+            self._tally().say("all that was trained on", self._stream)

@@ -235,7 +235,7 @@ def _plain_states(subject: Subject, sequence: Tokens, layer: int) -> tuple[Tenso
 def check_lm_loss(subject: Subject) -> str:
     """The LM loss is the one that transformers computes on the main texts alone."""
     if LAYOUTS[subject.collator.layout].changes_text:
-        return "layout 'inplace' changes the main text by design"
+        return f"layout '{subject.collator.layout}' changes the main text by design"
     ours = float(jepa_loss(subject.model, subject.batch(), Objective([LMLoss()])).loss)
     total, count = 0.0, 0
     for record, *_ in subject.some:

@@ -11,7 +11,9 @@ from stepjepa.models.attention import enable_trees
 from stepjepa.models.encode import check_layer
 from stepjepa.models.flex import uses_flex
 from stepjepa.models.probe import choose_encoding
-from stepjepa.models.token_rows import adapter_ids, give_plain_tokens, give_predictors
+from stepjepa.models.token_rows import give_plain_tokens, give_predictors
+from stepjepa.text.plain_template import add_plain_tokens
+from stepjepa.text.predictors import predictor_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,7 +52,8 @@ def set_up(model: Any, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, s
         give_plain_tokens(base, tokenizer, seed)
     if config.uses_views:
         give_predictors(base, tokenizer, config.predictors, seed)
-    new = adapter_ids(tokenizer, plain=config.plain) if config.plain or config.uses_views else []
+    new = predictor_ids(tokenizer, config.predictors if config.uses_views else 0)
+    new += add_plain_tokens(tokenizer) if config.plain else []
     if hasattr(model, "peft_config") and new:
         train_rows(model, new)
     return set_up_attention(model, config)

@@ -191,7 +191,7 @@ class JepaTrainer(Trainer):
         self.meter = Meter(self.objective, self._total, self.accelerator.num_processes)
 
         if self.stream is not None:
-            self.add_callback(StreamCallback(lambda: self.tally, self.jepa, self.stream.name))
+            self.add_callback(StreamCallback(lambda: self.tally, self.jepa, self.stream))
 
     def _prepare(self, data: Data | Prepared | None, tokenizer: Any, what: str) -> Prepared | None:
         if data is None or isinstance(data, Prepared):
