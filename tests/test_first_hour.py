@@ -100,7 +100,7 @@ def test_every_command_in_its_order(
     assert kinds == [*["prepare"] * 4, "inspect", "verify", "evaluate", "sweep", "compare", "report"]
     said = capsys.readouterr().out
     assert "all checks passed" in said
-    assert said.count("PASS") == 8
+    assert said.count("PASS") == 9
     assert "2 arms, 6 runs, baseline regular; evaluation test: task boxed" in said
     assert (home / "first.html").stat().st_size > 0
     folders = {str(path.parent.relative_to(home)) for path in home.rglob("test.summary.json")}

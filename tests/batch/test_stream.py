@@ -298,9 +298,9 @@ def test_skipped_records_leave_their_places_empty(trained_tokenizer: Any) -> Non
 def test_the_end_of_an_epoch_is_an_end_of_an_epoch() -> None:
     tally = Tally()
     tally.totals.update(records=3, pairs=2)
-    callback = StreamCallback(lambda: tally, STEPS, "data.jsonl")
+    callback = StreamCallback(lambda: tally, STEPS, RecordStream([]))
     args = SimpleNamespace(logging_strategy="epoch", save_strategy="epoch", eval_strategy="epoch", eval_delay=0)
-    state = SimpleNamespace(global_step=1, max_steps=3)
+    state = SimpleNamespace(global_step=1, max_steps=3, is_world_process_zero=False)
     for ends in (False, True):
         tally.share = Share(ends_epoch=ends)
         control = SimpleNamespace(should_log=False, should_save=False, should_evaluate=False)

@@ -18,6 +18,7 @@ import yaml
 from document_blocks import LANGUAGES, ROOT, Block, blocks, documents
 from document_marks import NOT_RUN, why_not
 from document_world import World, make_shared
+from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.cli import normalise
 from stepjepa.commands import COMMANDS
 from stepjepa.parser import Parser, add_offline
@@ -34,10 +35,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def world(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    before, modules = dict(os.environ), set(sys.modules)
+    before, modules, layouts = dict(os.environ), set(sys.modules), dict(LAYOUTS)
     yield World(tmp_path, shared)
+    # Pages add layouts of their own, and name their own modules alike.
+    LAYOUTS.clear()
+    LAYOUTS.update(layouts)
     for name in set(sys.modules) - modules:
-        # Pages name their own modules alike.
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
     os.environ.clear()

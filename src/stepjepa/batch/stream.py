@@ -25,7 +25,8 @@ from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from stepjepa.batch.dataset import Item, Prepared, count_tokens, refuse_useless
+from stepjepa.batch.collate import Item
+from stepjepa.batch.dataset import Prepared, count_tokens, describe, refuse_useless
 from stepjepa.batch.sampler import draw
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
 from stepjepa.config import JepaConfig
