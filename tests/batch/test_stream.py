@@ -307,5 +307,5 @@ def test_the_end_of_an_epoch_is_an_end_of_an_epoch() -> None:
         callback.on_step_end(args, state, control)
         assert vars(control) == dict.fromkeys(vars(control), ends)
     tally.totals["pairs"] = 0
-    with pytest.raises(UserError, match=r"data\.jsonl: none of the 3 records has a pair"):
+    with pytest.raises(UserError, match=r"none of the 3 records has a pair"):
         callback.on_step_end(args, state, control)

@@ -484,6 +484,11 @@ class StreamCallback(TrainerCallback):
         self._config = config
         self._stream = stream
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Say what a resumed run reads past."""
+        if state.global_step and not args.ignore_data_skip and state.is_world_process_zero:
+            self._tally().say("trained on before the checkpoint and now read past", self._stream)
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuse an epoch without a pair, and ask for what is to be done at its end."""
         tally = self._tally()
