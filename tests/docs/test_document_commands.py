@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,6 +22,7 @@ from document_world import World, make_shared
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.cli import normalise
 from stepjepa.commands import COMMANDS
+from stepjepa.objectives.term import TERMS
 from stepjepa.parser import Parser, add_offline
 
 PAGES = [page for page in documents() if any(block.commands() or block.language for block in blocks(page))]
@@ -35,11 +37,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def world(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    before, modules, layouts = dict(os.environ), set(sys.modules), dict(LAYOUTS)
+    before, modules = dict(os.environ), set(sys.modules)
+    registered: list[tuple[dict[str, Any], dict[str, Any]]] = [(known, dict(known)) for known in (LAYOUTS, TERMS)]
     yield World(tmp_path, shared)
-    # Pages add layouts of their own, and name their own modules alike.
-    LAYOUTS.clear()
-    LAYOUTS.update(layouts)
+    # Pages add layouts and terms of their own, and name their own modules alike.
+    for known, those_before in registered:
+        known.clear()
+        known.update(those_before)
     for name in set(sys.modules) - modules:
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]

@@ -312,7 +312,7 @@ CASES: dict[str, list[str]] = {
     "lora": [*_STEPS, "--lora", "--lora_rank", "4"],
     "lora_separate": [*_SEPARATE, "--lora", "--lora_rank", "4"],
     "gradient_checkpointing": [*_STEPS, "--gradient_checkpointing"],
-    # Other models; the last two have layers that run forests as rows.
+    # Other models; the last two have layers that run as rows.
     "preset": [*_STEPS, "--model_name", "preset:tiny"],
     "qwen3": [*_STEPS, "--model_name", "qwen3"],
     "gpt2": [*_STEPS, "--model_name", "gpt2"],

@@ -42,7 +42,7 @@ def test_skipped_as_if_it_had_never_been(seed: int, tiny_tokenizer: Any, tmp_pat
     bad = sorted({(step - 1) * size + draw.randint(1, size) for step in spoiled for _ in range(draw.randint(1, 3))})
     kind, streamed = draw.choice(["loss", "gradient"]), draw.random() < 0.3
     jepa = {
-        "encoding": draw.choice(["rows", "forest"]),
+        "encoding": draw.choice(["rows", "tree"]),
         "jepa_loss_type": draw.choice(["cosine", "l2", "mse"]),
         "pairs": draw.choice(["first", "all"]),
         "lbd": draw.choice([0.1, 2.0]),

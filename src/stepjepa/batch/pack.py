@@ -1,7 +1,7 @@
 """Sequences of a micro-batch to rows of tokens in which every common beginning stands once: prefix trees in preorder.
 
 Sorted, each sequence adds only what comes behind its longest common prefix with the one before it. Laid out in that
-order the tokens of a row are a forest of prefix trees in preorder, and two integers a token say who sees whom (see
+order the tokens of a row are prefix trees in preorder, and two integers a token say who sees whom (see
 ``mask``): the tree of token k ends at ``end[k]``, and token q sees nothing before ``start[q]``.
 """
 

@@ -1,1 +1,1 @@
-"""Load or build a model, and run it on forests."""
+"""Load or build a model, and run it on trees of token sequences."""
