@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stepjepa.data.streams import RecordStream
 
 from harmful import made, same, trainer_of, weights
 from soak_figures import SEED, note
+from stepjepa.batch.stream import RecordStream
 from stepjepa.errors import UserError
 
 DRAWN = random.Random(SEED).sample(range(10**6), 40)
