@@ -3,7 +3,8 @@
 All arms of a suite load the same weights and train on the same token ids and labels with the same optimizer settings. A
 round runs every arm once, one after the other in one process, forwards and backwards in turn; examples per second are
 those of a whole epoch, the second one, and ratios are taken within a round. The first step is timed from raw records
-and a loaded model. Peak memory is that of a process of its own for each arm (``--memory``).
+and a loaded model; preparation, on all records of the file, ends when the trainer is made. Peak memory is that of a
+process of its own for each arm (``--memory``).
 
     python benchmarks/bench.py --rounds 5 --memory
     python benchmarks/bench.py --suite smollm2 --model FOLDER --records 96 --rounds 5
@@ -114,15 +115,20 @@ def train(arm: str, task: dict[str, Any]) -> dict[str, float]:
     return {"examples_per_second": len(records) / (second - first), "peak_mib": peak}
 
 
-def first_step(arm: str, task: dict[str, Any]) -> float:
-    """Seconds from raw records and a loaded model to the end of the first step."""
+def beginning(arm: str, task: dict[str, Any]) -> dict[str, float]:
+    """Seconds from raw records and a loaded model: to the end of the first step, and to a trainer of the whole file."""
     from stepjepa import read_records
 
+    task = {**task, "max_steps": 1, "raw": True}
     records = read_records(Path(task["folder"]) / "records.jsonl")
     start = time.perf_counter()
-    trainer = make_trainer(arm, {**task, "max_steps": 1, "raw": True, "start": start}, records)
+    trainer = make_trainer(arm, task, records)
     trainer.train()
-    return time.perf_counter() - start - trainer.load_seconds
+    first = time.perf_counter() - start - trainer.load_seconds
+    records = read_records(Path(task["folder"]) / "all.jsonl")
+    start = time.perf_counter()
+    trainer = make_trainer(arm, task, records)
+    return {"first_step": first, "preparation": time.perf_counter() - start - trainer.load_seconds}
 
 
 def make_trainer(arm: str, task: dict[str, Any], records: list[Any]) -> Any:
@@ -213,8 +219,10 @@ def bench(args: argparse.Namespace) -> Path:
     for suite in args.suite:
         with tempfile.TemporaryDirectory(prefix="stepjepa-bench-") as folder:
             print(f"{suite}: data and model", file=sys.stderr, flush=True)
-            records = read_records(DATA / SUITES.get(suite, SUITES["synth"]))[: args.records]
-            write_jsonl(Path(folder) / "records.jsonl", ({"messages": list(each.messages)} for each in records))
+            everything = read_records(DATA / SUITES.get(suite, SUITES["synth"]))
+            records = everything[: args.records]
+            for name, those in (("all", everything), ("records", records)):
+                write_jsonl(Path(folder) / f"{name}.jsonl", ({"messages": list(each.messages)} for each in those))
             texts = (message["content"] for record in records for message in record.messages)
             model, tokenizer = load_model(args.model, texts=texts)
             model.save_pretrained(Path(folder) / "model")
@@ -228,8 +236,10 @@ def bench(args: argparse.Namespace) -> Path:
                 told = ", ".join(f"{arm} {rounds[-1][arm]['examples_per_second']:.1f}" for arm in arms)
                 print(f"{suite} [{number + 1}/{args.rounds}] {told}", file=sys.stderr, flush=True)
             found: dict[str, Any] = {"rounds": rounds, "summary": summarise(rounds)}
-            starts = [child({**task, "run": "first", "round": number}) for number in range(min(3, args.rounds))]
-            found["first_step_over_trl"] = Spread.of([one["regular"] / one["trl padded"] for one in starts])._asdict()
+            starts = [child({**task, "run": "first", "round": number}) for number in range(args.rounds)]
+            for what in ("first_step", "preparation"):
+                ratios = [one["regular"][what] / one["trl padded"][what] for one in starts]
+                found[f"{what}_over_trl"] = Spread.of(ratios)._asdict()
             if args.memory:
                 found["peak_mib"] = {
                     arm: child({**task, "run": "train", "arms": [arm], "round": 0})[arm]["peak_mib"] for arm in arms
@@ -272,8 +282,9 @@ def table(suite: str, found: Mapping[str, Any]) -> str:
         over = figures["over_trl"]
         peak = f"{peaks[arm] / peaks[best]:.2f}" if peaks else "–"
         lines.append(f"| {arm} | {over['median']:.2f} | {over['low']:.2f}, {over['high']:.2f} | {peak} |")
-    first = found["first_step_over_trl"]
-    lines += ["", f"time to the first step over TRL's: {first['median']:.2f} [{first['low']:.2f}, {first['high']:.2f}]"]
+    for name, what in (("time to the first step", "first_step"), ("preparation of the whole file", "preparation")):
+        one = found[f"{what}_over_trl"]
+        lines += ["", f"{name} over TRL's: {one['median']:.2f} [{one['low']:.2f}, {one['high']:.2f}]"]
     return "\n".join(lines)
 
 
@@ -284,9 +295,9 @@ def main() -> int:
         if task["run"] == "first":
             # What is imported and made once a process is no part of it.
             for arm in ("trl padded", "regular"):
-                first_step(arm, task)
+                beginning(arm, task)
             order = ("trl padded", "regular")[:: 1 if task["round"] % 2 else -1]
-            result: Any = {arm: first_step(arm, task) for arm in order}
+            result: Any = {arm: beginning(arm, task) for arm in order}
         else:
             result = run_task(task)
         Path(task["result"]).write_text(json.dumps(result), encoding="utf-8")
