@@ -1,0 +1,90 @@
+"""What the site is made of: pages of the reference, formulas, links; pictures that are those of today's code."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from stepjepa.commands import COMMANDS
+from stepjepa.config import JepaConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+SITE = ROOT / "docs" / "site"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"site_{name}", SITE / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_page_is_in_the_navigation_and_every_entry_is_a_page() -> None:
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    named = {page for section in config["nav"] for pages in section.values() for page in pages}
+    there = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    made = {"index.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"}
+    made |= {f"reference/{name}.md" for name in ("cli", "config", "api")}
+    assert named == there | made
+
+
+def test_the_reference_has_every_command_every_flag_and_every_name() -> None:
+    import stepjepa
+
+    pages = load("reference").pages()
+    for name in COMMANDS:
+        assert f"## stepjepa {name}\n" in pages["cli.md"]
+    for name in ("train_file", "predictors", "sigreg", "resume_from_checkpoint", "num_samples", "redraw"):
+        assert f"| `--{name}`" in pages["cli.md"]
+    assert "| `--step_jepa` | each reasoning step predicts the next |" in pages["cli.md"]
+    assert "### stepjepa prepare nl-rx" in pages["cli.md"]
+    for name in set(stepjepa._HOME) - {"JepaConfig"}:
+        assert re.search(rf"^::: stepjepa\.[\w.]+\.{name}$", pages["api.md"], re.MULTILINE), name
+    assert "::: stepjepa.config.JepaConfig" in pages["config.md"]
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_loads_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    import subprocess
+
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for page in (tmp_path / "site").rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"<(?:script|img|iframe)[^>]+src=\"?(?:https?:)?//", text), page
+        assert not re.search(r"<link[^>]+rel=\"?(?:stylesheet|preconnect)[^>]+(?:https?:)?//", text), page
+    assert "<math" in (tmp_path / "site" / "mathematics.html").read_text(encoding="utf-8")
+
+
+def test_formulas_are_mathml_and_unknown_commands_are_refused() -> None:
+    pytest.importorskip("mkdocs")
+    hooks = load("hooks")
+    from markdown import Markdown
+
+    made = Markdown(extensions=[hooks.Formulas()]).convert("With $`x_i`$:\n\n```math\n\\frac{a}{b} \\tag{7}\n```\n")
+    assert made.count("<math") == 2
+    assert "<msub>" in made and "<mfrac>" in made and '<span class="number">(7)</span>' in made
+    with pytest.raises(ValueError, match="nonsense"):
+        hooks.mathml(r"\nonsense{x}", "inline")
+
+
+def test_pictures_are_those_of_the_code() -> None:
+    pictures = load("pictures")
+    kept = json.loads((pictures.FOLDER / "pictures.json").read_text(encoding="utf-8"))
+    found = pictures.inspections()
+    assert kept["layouts"] == {name: pictures.fingerprint(each) for name, each in found.items()}, "run 'make pictures'"
+    for name in (*found, "tree", "collapse"):
+        assert (pictures.FOLDER / f"{name}.png").is_file()
+    gaps = {name: each["matched"] - each["shuffled"] for name, each in kept["collapse"].items()}
+    assert gaps["cosine"] < 0.01 and gaps["infonce"] > 0.2
+    assert all(isinstance(config, JepaConfig) for config in pictures.LAYOUTS.values())
