@@ -329,13 +329,6 @@ class JepaConfig:
         """Whether records have pairs of views; if not, the main text is all that is run."""
         return self.mode != "regular"
 
-    @property
-    def compares_pairs(self) -> bool:
-        """Whether a term of the objective depends on which pairs share a batch."""
-        return self.uses_views and (
-            self.jepa_loss_type == "infonce" or self.sigreg > 0 or self.variance > 0 or self.covariance > 0
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """All fields, resolved, for the run folder."""
         return asdict(self)

@@ -19,8 +19,7 @@ from stepjepa.batch.sampler import Key, StepSampler
 from stepjepa.batch.sequences import Pair, TokenizedRecord, View
 from stepjepa.compute.equal_compute import EqualCompute, Plan, equal_compute, equal_steps
 from stepjepa.compute.flop_callback import FlopTracker
-from stepjepa.compute.flop_probe import Cost
-from stepjepa.compute.flops import FlopModel, Shape
+from stepjepa.compute.flops import Cost, FlopModel, Shape
 from stepjepa.config import JepaConfig
 from stepjepa.training.trainer import JepaTrainer
 

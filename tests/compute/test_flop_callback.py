@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ import tiny
 from stepjepa.batch.collate import Batch
 from stepjepa.compute.equal_compute import EqualCompute
 from stepjepa.compute.flop_callback import EqualComputeCallback, FlopTracker
-from stepjepa.compute.flop_probe import Cost
-from stepjepa.compute.flops import FlopModel
+from stepjepa.compute.flops import Cost, FlopModel
 from stepjepa.config import JepaConfig
 from stepjepa.training.trainer import JepaTrainer
 
@@ -103,20 +101,6 @@ def test_processes_are_added_up_and_one_of_them_speaks(capsys: pytest.CaptureFix
     assert calls == [[1400, 1400]]
     assert tracker.measured == [2800]
     assert not capsys.readouterr().out
-
-
-def test_an_upper_bound_is_called_one() -> None:
-    lines: list[str] = []
-    tracker = FlopTracker(replace(FLOPS, exact=False), PLAN, steps=1, say=lines.append)
-    work(tracker, 0, 4)
-    tracker.close()
-    assert "at most 5.6000e+02 analytical" in lines[0]
-
-
-def test_a_run_without_steps_says_nothing() -> None:
-    lines: list[str] = []
-    FlopTracker(FLOPS, PLAN, say=lines.append).close()
-    assert not lines
 
 
 def run(tokenizer: Any, folder: Path, equal: EqualCompute, **arguments: Any) -> tuple[list[int], list[int]]:

@@ -16,7 +16,7 @@ from transformers import TrainingArguments
 
 import tiny
 from stepjepa.compute.flops import measure
-from stepjepa.compute.live_memory import LiveMemory
+from stepjepa.compute.memory import LiveBytes
 from stepjepa.config import JepaConfig
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.checkpointing import enable_selective, refuse_full
@@ -82,9 +82,9 @@ def test_it_keeps_less_than_no_checkpointing_and_more_than_full(tiny_tokenizer: 
     kept = {}
     for way in WAYS:
         model = make("llama", way, **WIDE)
-        with LiveMemory(model) as memory:
+        with LiveBytes(model) as live:
             loss = loss_of(model, tiny_tokenizer)
-            kept[way] = memory.live
+            kept[way] = live.total
             loss.backward()
     assert kept["full"] < kept["selective"] < 0.8 * kept["none"]
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, TrainingArguments
 
 import tiny
 from stepjepa.cli import main
-from stepjepa.compute.memory import nbytes, quantized_bytes, quantized_layers
+from stepjepa.compute.memory import kept_bytes, quantized_layers
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
@@ -130,17 +130,10 @@ def test_the_size_of_quantized_weights_is_known_before(kind: str, base: Path, pl
     plain: Any = AutoModelForCausalLM.from_pretrained(base)
     plain.requires_grad_(False)
     model = quantized(base, kind, copy.deepcopy(plain_tokenizer))
-    # Without predictor rows, which the plain model has not.
-    found = nbytes(model.parameters()) - 2 * 2 * SHAPE["hidden_size"] * 4
     layers = [module for module in model.modules() if isinstance(module, bnb.nn.Linear4bit | bnb.nn.Linear8bitLt)]
     assert len(layers) == len(quantized_layers(plain)) == 7 * SHAPE["num_hidden_layers"]
-    for layer in layers:
-        if kind == "4bit":
-            state = layer.weight.quant_state
-            found += nbytes([state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code])
-        else:
-            found += nbytes([layer.weight.SCB if layer.weight.SCB is not None else layer.state.SCB])
-    assert quantized_bytes(plain, kind) == found
+    told = kept_bytes(plain, "sgd", quantized=kind)["weights"]
+    assert told == pytest.approx(sum(p.numel() * p.element_size() for p in model.parameters()), rel=0.05)
     total = sum(p.numel() for p in plain.parameters())
     assert parameter_counts(plain) == (0, total)
     assert parameter_counts(model)[1] == total + 2 * 2 * SHAPE["hidden_size"]

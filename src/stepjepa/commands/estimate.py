@@ -1,25 +1,28 @@
-"""``stepjepa estimate``: what a run would take on other devices than are here. Flags of ``train``, and the cluster."""
+"""``stepjepa estimate``: time and memory of a run on devices that are not here. Flags of ``train``, and the devices."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from stepjepa.commands import train
 from stepjepa.compute.devices import DEVICES
 from stepjepa.errors import UserError
+from stepjepa.terminal import lines_to_stderr
 
-SUMMARY = "tokens, FLOPs, memory, communication and time of a run, before there is a device for it"
+SUMMARY = "tokens, FLOPs, memory and time of a run, before there is a device for it"
+
+MFU = 0.35
 
 EPILOG = """\
-All flags of 'stepjepa train' are taken, --config, --fsdp, --deepspeed and the other fields of TrainingArguments among
-them (stepjepa train --help). No weights are read or made. Times come from rates that were measured (--measure,
---rates) or given (--device or --peak_tflops, with --mfu); without them everything else is still told."""
+All flags of 'stepjepa train' are taken, and its --dry_run is what is printed first. The time is FLOPs over processes
+times peak times MFU, the share of the peak that training reaches: yours to say, since it depends on model, kernels and
+network. Sending is not in it."""
 
 # What an estimate is, and what would make it something else.
 REFUSED = {"dry_run": "is what this command does anyway", "resume_from_checkpoint": "has nothing to resume here"}
-
-GIVEN = ("device", "peak_tflops", "mfu")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,16 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     # Nothing is written there.
     parser.set_defaults(output_dir="estimate")
-    group = parser.add_argument_group("cluster")
-    add = group.add_argument
+    add = parser.add_argument_group("devices").add_argument
     add("--gpus", type=int, default=1, metavar="N", help="processes, each with a device of its own (1)")
-    add("--device", choices=sorted(DEVICES), help="the vendor's figures: peak in bfloat16, memory, link")
-    add("--peak_tflops", type=float, metavar="T", help="TFLOP/s of matrix products, instead of a vendor's peak")
-    add("--mfu", type=float, metavar="S", help="share of that peak that training reaches: an assumption of yours")
-    add("--memory_gib", type=float, metavar="G", help="GiB of a device")
-    add("--interconnect", type=float, metavar="GB/S", help="GB/s that each process can send to the others")
-    add("--rates", metavar="FILE", help="rates that --measure wrote")
-    add("--measure", metavar="FILE", help="measure the rates of this machine (half a minute) and write them")
+    add("--device", choices=sorted(DEVICES), help="the data sheet's figures: peak in bfloat16, memory")
+    add("--peak_tflops", type=float, metavar="T", help="TFLOP/s of matrix products, instead of the data sheet's")
+    add("--mfu", type=float, default=MFU, metavar="S", help=f"share of that peak that training reaches ({MFU})")
+    add("--memory_gib", type=float, metavar="G", help="GiB of a device, instead of the data sheet's")
     add("--records", type=int, metavar="N", help="the data set has N records, and --train_file is a sample of it")
 
 
@@ -51,19 +50,63 @@ def run(args: argparse.Namespace) -> int:
     """Check the flags, then estimate."""
     config = train.check(args)
     check(args)
-    from stepjepa.training.cluster_estimate import print_estimate
+    from stepjepa.training.dry_run import GIB, dry_run
+    from stepjepa.training.inputs import read_data, training_arguments
 
-    print_estimate(args, config)
+    with lines_to_stderr(args.json):
+        records, eval_records, _ = read_data(args)
+        found = dry_run(
+            args,
+            config,
+            records,
+            eval_records,
+            lambda args: training_arguments(args, bool(eval_records)),
+            processes=args.gpus,
+            on_gpu=args.device is not None or args.peak_tflops is not None,
+        )
+        assert found is not None
+        found["time"], found["device"] = _time(args, found), _memory(args, found)
+        if found["time"] is not None:
+            hours = found["time"]["run_seconds"] / 3600
+            step = found["time"]["step_seconds"]
+            print(f"time       {step:.3g} s a step, {hours:.3g} h in all, at an MFU of {args.mfu}")
+        else:
+            print("time       not estimated: name a --device, or its --peak_tflops")
+        if found["device"] is not None:
+            words = "fits" if found["device"]["fits"] else "does NOT fit"
+            print(f"device     {found['device']['bytes'] / GIB:.1f} GiB: the memory above {words}")
+    if args.json:
+        print(json.dumps(found, indent=2))
     return 0
 
 
+def _time(args: argparse.Namespace, found: dict[str, Any]) -> dict[str, float] | None:
+    """Seconds by the FLOPs of a step; None where peak or FLOPs are not known."""
+    peak = args.peak_tflops * 1e12 if args.peak_tflops else DEVICES[args.device].peak if args.device else None
+    if peak is None or found["flops"]["step"] is None:
+        return None
+    step = found["flops"]["step"] / (peak * args.mfu * found["processes"])
+    return {"step_seconds": step, "run_seconds": step * found["steps"], "mfu": args.mfu, "peak": peak}
+
+
+def _memory(args: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any] | None:
+    """Whether a process fits into the memory of its device; None where that is not known."""
+    size = args.memory_gib * 2**30 if args.memory_gib else DEVICES[args.device].memory if args.device else None
+    return None if size is None else {"bytes": size, "fits": found["memory"]["peak"] <= size}
+
+
 def check(args: argparse.Namespace) -> None:
-    """Refuse flags of the cluster that contradict each other or do nothing.
+    """Refuse flags that contradict each other or are out of range.
 
     Raises:
         UserError: naming them.
     """
-    _check_numbers(args)
+    for name in ("gpus", "records", "peak_tflops", "memory_gib"):
+        value = getattr(args, name)
+        if value is not None and not value > 0:
+            raise UserError(f"--{name}: expected a positive number, got {value}")
+    if not 0 < args.mfu <= 1:
+        raise UserError(f"--mfu: expected a share above 0 and up to 1, got {args.mfu}")
     for name, reason in REFUSED.items():
         if getattr(args, name):
             raise UserError(f"--{name} {reason}; leave it out")
@@ -71,26 +114,3 @@ def check(args: argparse.Namespace) -> None:
         raise UserError("--records says how many --train_file stands for; with --data_file leave it out")
     if args.records is None and args.streaming:
         raise UserError("--streaming reads the beginning of the file alone; add --records N, how many it has")
-    measured = [f"--{name}" for name in ("rates", "measure") if getattr(args, name) is not None]
-    if len(measured) > 1:
-        raise UserError("--measure writes the file that --rates reads; leave one out")
-    given = [f"--{name}" for name in GIVEN if getattr(args, name) is not None]
-    if measured and given:
-        raise UserError(f"{measured[0]} says how fast the device is, and so does {given[0]}; leave one out")
-    if args.mfu is not None and args.device is None and args.peak_tflops is None:
-        raise UserError("--mfu is a share of a peak; add --device or --peak_tflops")
-    if args.interconnect is not None and args.gpus == 1:
-        raise UserError("--interconnect does nothing with one process; add --gpus or leave it out")
-
-
-def _check_numbers(args: argparse.Namespace) -> None:
-    for name in ("gpus", "records"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name}: expected 1 or more, got {value}")
-    for name in ("peak_tflops", "memory_gib", "interconnect"):
-        value = getattr(args, name)
-        if value is not None and not value > 0:
-            raise UserError(f"--{name}: expected a positive number, got {value}")
-    if args.mfu is not None and not 0 < args.mfu <= 1:
-        raise UserError(f"--mfu: expected a share above 0 and up to 1, got {args.mfu}")

@@ -108,8 +108,7 @@ class FlopTracker:
             self._say(f"FLOPs per step, mean of {count}: {self._figures(*(value / count for value in sums))}")
 
     def _figures(self, measured: float, derived: float, regular: float) -> str:
-        bound = "" if self._flops.exact else "at most "
-        return f"{measured:.4e} measured, {bound}{derived:.4e} analytical, {measured / regular:.3f} of regular"
+        return f"{measured:.4e} measured, {derived:.4e} analytical, {measured / regular:.3f} of regular"
 
     def _regular_cost(self, number: int) -> float:
         plan = self._plan.regular

@@ -1,11 +1,10 @@
-"""What a pass costs in FLOPs: derived from the model's modules, and counted by torch while it runs.
+"""What a pass costs in FLOPs: fitted to torch's own count of a few passes, and counted by torch while it runs.
 
-Both say the same thing, the multiplications and additions of matrix products (a product of ``[m, k]`` and ``[k, n]`` is
-``2 m k n``): projections, attention, LM head, and their backward passes. Attention is counted as a dense kernel runs
-it, every query of a row against every key, causal or windowed or not, which is torch's convention too; so are trees
-where FlexAttention skips blocks that nobody sees. Sequences concatenated for FlashAttention count each by itself. Not
-derived, as the thousandth part that they are: rotary angles, the loss, convolutions and scans of recurrent models; nor
-are the modules of a user's own terms, since only they know what goes through them.
+Counted are the multiplications and additions of matrix products (``[m, k]`` by ``[k, n]`` is ``2 m k n``): projections,
+attention, LM head, and their backward passes. Attention is counted as a dense kernel runs it, every query of a row
+against every key, which is torch's convention too; so are trees where FlexAttention skips blocks. Sequences that are
+concatenated for FlashAttention count each by itself. Not counted, as the thousandth part that they are: rotary angles,
+the loss, and the modules of a user's own terms, since only they know what goes through them.
 """
 
 from __future__ import annotations
@@ -13,14 +12,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stepjepa.batch.collate import Batch
-from stepjepa.compute.flop_probe import Cost, derive
+from stepjepa.compute.shapes import running
+from stepjepa.models.architecture import find_decoder
+from stepjepa.models.heads import find_heads
 
 
 class Shape(NamedTuple):
@@ -65,49 +70,81 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Cost:
+    """FLOPs of one direction of a pass.
+
+    Attributes:
+        token: for each token of the rows, padding included.
+        square: for each (query, key) of a row: attention.
+        label: for each labelled position: the head.
+        pair: for each pair: the predictor head.
+        fixed: once: PEFT builds the adapted weights of experts anew in every pass.
+    """
+
+    token: int = 0
+    square: int = 0
+    label: int = 0
+    pair: int = 0
+    fixed: int = 0
+
+    def __call__(self, shape: Shape) -> int:
+        """FLOPs of a micro-batch of this shape."""
+        products = shape.cells * self.token + shape.squares * self.square
+        return products + shape.labels * self.label + shape.pairs * self.pair + shape.passes * self.fixed
+
+
+@dataclass(frozen=True)
 class FlopModel:
     """FLOPs of a pass as a function of its shape.
 
     Attributes:
         forward: of the forward pass.
-        backward: of the backward pass, what gradient checkpointing runs again included.
+        backward: of the backward pass, what gradient checkpointing computes again included.
         token_rows: the share of ``backward.label`` that is due to trained token rows in a head that is otherwise
             frozen (PEFT, tied weights).
         ema: a micro-batch that has pairs also runs a second decoder forward.
-        exact: False if the number of active experts is unknown and all of them were counted.
     """
 
     forward: Cost
     backward: Cost
     token_rows: int = 0
     ema: bool = False
-    exact: bool = True
 
     @classmethod
     def of(
         cls, model: nn.Module, *, gradient_checkpointing: bool = False, reentrant: bool = False, ema: bool = False
     ) -> FlopModel:
-        """Derive the cost from a model as it will be trained.
-
-        The model runs a row of two tokens once, in evaluation mode and with nothing kept, to see which modules are
-        called, in which order, and how far down gradients are needed (frozen weights, adapters).
+        """Fit the cost to passes of three lengths, which are run on shapes alone where the architecture allows it.
 
         Args:
             model: a causal language model or a PEFT wrapper of one, its attention implementation already chosen; not
-                wrapped by DDP or FSDP.
+                wrapped by DDP or FSDP. It is left as it is.
             gradient_checkpointing: the blocks' forward is run again in the backward pass.
-            reentrant: by the older kind of checkpointing, which runs all of it again; the newer stops at the last
-                tensor that is needed.
+            reentrant: by the older kind of checkpointing.
             ema: the target comes from a copy of the decoder: one more forward without head and backward.
         """
-        costs = derive(model, gradient_checkpointing=gradient_checkpointing, reentrant=reentrant)
-        return cls(costs.forward, costs.backward, costs.token_rows, ema, costs.exact)
+        with _as_trained(model, gradient_checkpointing, reentrant):
+            try:
+                with running(model):
+                    costs = _fit(model)
+            except (RuntimeError, NotImplementedError, AssertionError):
+                # Experts, whose shapes depend on values.
+                costs = _fit(model)
+        head, head_backward, token_rows = _head(model)
+        pair, pair_backward = _predictor_head(model)
+        forward = replace(costs[0], label=head, pair=pair)
+        return cls(forward, replace(costs[1], label=head_backward, pair=pair_backward), token_rows, ema)
+
+    @classmethod
+    def unknown(cls) -> FlopModel:
+        """Of a model that can't be run: nothing costs anything."""
+        return cls(Cost(), Cost())
 
     def of_shape(self, shape: Shape, *, backward: bool = True) -> int:
         """FLOPs of a micro-batch of this shape, with the backward pass or without."""
-        total = _cost(self.forward, shape)
+        total = self.forward(shape)
         if backward:
-            total += _cost(self.backward, shape)
+            total += self.backward(shape)
         if self.ema and shape.pairs:
             total += shape.cells * self.forward.token + shape.squares * self.forward.square
         return total
@@ -123,18 +160,96 @@ class FlopModel:
             trains_rows: regular training has token rows of its own to train, as those of the form without a chat.
         """
         rows = 0 if trains_rows else self.token_rows
-        return replace(
-            self,
-            forward=replace(self.forward, pair=0),
-            backward=replace(self.backward, pair=0, label=self.backward.label - rows),
-            token_rows=self.token_rows - rows,
-            ema=False,
+        return FlopModel(
+            replace(self.forward, pair=0),
+            replace(self.backward, pair=0, label=self.backward.label - rows),
+            self.token_rows - rows,
         )
 
 
-def _cost(cost: Cost, shape: Shape) -> int:
-    products = shape.cells * cost.token + shape.squares * cost.square
-    return products + shape.labels * cost.label + shape.pairs * cost.pair + shape.passes * cost.fixed
+LENGTHS = (256, 512, 1280)
+"""Tokens of the passes that are counted: multiples of the chunks of recurrent layers."""
+
+
+def _fit(model: nn.Module) -> tuple[Cost, Cost]:
+    """FLOPs of the decoder for each token, each (query, key), and each pass: exact, since they are that polynomial."""
+    config: Any = find_decoder(model).config
+    positions = getattr(config, "max_position_embeddings", None) or LENGTHS[-1]
+    unit = min(LENGTHS[0], positions // 5)
+    lengths = [length // LENGTHS[0] * unit for length in LENGTHS]
+    counted = np.array([_count(model, length) for length in lengths], float)  # [3, 2]
+    terms = np.array([[length, length**2, 1] for length in lengths], float)
+    token, square, fixed = np.linalg.solve(terms, counted).round().astype(int).tolist()
+    forward, backward = (Cost(token=a, square=b, fixed=c) for a, b, c in zip(token, square, fixed, strict=True))
+    return forward, backward
+
+
+def _count(model: nn.Module, length: int) -> tuple[int, int]:
+    """FLOPs of the decoder, forward and backward, on one row."""
+    decoder, device = find_decoder(model), next(model.parameters()).device
+    ids = torch.zeros((1, length), dtype=torch.long, device="cpu" if device.type == "meta" else device)
+    with counting() as counter:
+        states = decoder(input_ids=ids, use_cache=False).last_hidden_state
+        forward = counter.get_total_flops()
+        if states.requires_grad:
+            states.sum().backward()
+    return forward, counter.get_total_flops() - forward
+
+
+@contextmanager
+def _as_trained(model: Any, gradient_checkpointing: bool, reentrant: bool) -> Iterator[None]:
+    """Put a model into the state of training inside the block; nothing stays of what is run there."""
+    base = model.get_base_model() if hasattr(model, "peft_config") else model
+    modes = [(module, module.training) for module in model.modules()]
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    attention = base.config._attn_implementation
+    # Not by the model's own method, which also hooks into the embeddings of adapters, and leaves that behind.
+    blocks: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    blocks = [block for block in blocks if gradient_checkpointing and not block.gradient_checkpointing]
+    try:
+        model.train()
+        for parameter, _ in gradients:
+            parameter.grad = None
+        if "flash" in str(attention):
+            # Torch does not see what its kernels compute.
+            base.config._attn_implementation_internal = "sdpa"
+        for block in blocks:
+            block.gradient_checkpointing = True
+            block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=reentrant)
+        with torch.random.fork_rng(), torch.enable_grad():
+            yield
+    finally:
+        for block in blocks:
+            block.gradient_checkpointing = False
+        base.config._attn_implementation_internal = attention
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        for module, mode in modes:
+            module.training = mode
+
+
+def _head(model: Any) -> tuple[int, int, int]:
+    """FLOPs of a position in the LM head: forward, backward, and those of the latter that train a few rows alone."""
+    head = model.get_output_embeddings()
+    vocabulary, width = model.get_input_embeddings().weight.shape
+    flops = 2 * vocabulary * width
+    trained = [each for each in (head or nn.Module()).parameters() if each.requires_grad and each.ndim > 1]
+    # PEFT writes trained rows into a copy of the weight, and autograd takes the gradient of all of it.
+    rows_only = bool(trained) and all(each.numel() < vocabulary * width for each in trained)
+    below = any(parameter.requires_grad for parameter in find_decoder(model).parameters())
+    return flops, flops * (below + bool(trained)), flops if rows_only else 0
+
+
+def _predictor_head(model: nn.Module) -> tuple[int, int]:
+    """Forward and backward FLOPs of a source embedding in the linear layers of the predictor head."""
+    heads = find_heads(model)
+    if heads is None or "predictor_head" not in heads:
+        return 0, 0
+    layers = [layer for layer in heads["predictor_head"].modules() if isinstance(layer, nn.Linear)]
+    sizes = {layer: 2 * layer.in_features * layer.out_features for layer in layers}
+    # The embedding that goes in always needs a gradient.
+    backward = sum(size * (1 + layer.weight.requires_grad) for layer, size in sizes.items())
+    return sum(sizes.values()), backward
 
 
 def _attention_forward(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:

@@ -1,294 +1,195 @@
-"""Bytes that training keeps beside activations: weights, gradients, optimizer states, and what sharding leaves of them.
+"""Bytes of one training process, each part by one formula, from shapes and dtypes alone.
 
-Sizes follow from shapes and dtypes alone, and are exact for what they name (tested against the tensors of real runs).
+With N weights, n of them trained, w bytes a weight, and s, g, z the number of processes that weights, gradients and
+optimizer states are sharded over (1 where they are not):
+
+- weights: ``N w / s``; quantized ones 0.516 (4 bits with their scales) or 1 byte each;
+- gradients: ``n w / g``, and as much again for the buckets of DDP;
+- optimizer states: ``n a b / z``, see :data:`OPTIMIZERS`;
+- averaged weights (``--target_grad ema``): ``n w``;
+- activations: what a forward pass of the largest micro-batch leaves for the backward pass, see :func:`activations`.
+
+Not in it: blocks that FSDP gathers while they are in use, temporary tensors of the backward pass, what kernels use
+inside, and what the allocator and the device's libraries hold.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from stepjepa.batch.collate import Batch
+from stepjepa.compute.shapes import empty_batch, running
+from stepjepa.models.lm_head import LMHead
+from stepjepa.objectives.objective import Objective, jepa_loss
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-GIB = 2**30
+QUANTIZED = {"4bit": 0.516, "8bit": 1.0}
+"""Bytes of a quantized weight."""
 
-
-Width = Callable[[Tensor], int]
-"""Bytes of each value of a tensor."""
-
-
-def nbytes(tensors: Iterable[Tensor], width: Width = Tensor.element_size) -> int:
-    """Bytes of some tensors, each counted once."""
-    return sum(tensor.numel() * width(tensor) for tensor in {id(t): t for t in tensors}.values())
-
-
-def trained(model: nn.Module) -> list[Tensor]:
-    """The parameters that have gradients."""
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
-# -- optimizer states --------------------------------------------------------------------------------------------------
-
-# bitsandbytes keeps tensors below this size in float32, and a scale for every so many values of the others.
-_SMALL, _BLOCK = 4096, 256
-
-_ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused")
-
-# Optimizers of bitsandbytes -> states for each value, and whether they have 8 bits.
-_BITSANDBYTES = {
-    "adamw_bnb_8bit": (2, True),
-    "adamw_8bit": (2, True),
-    "paged_adamw_8bit": (2, True),
-    "paged_adamw_32bit": (2, False),
-    "lion_8bit": (1, True),
-    "paged_lion_8bit": (1, True),
-    "lion_32bit": (1, False),
-    "paged_lion_32bit": (1, False),
+OPTIMIZERS: dict[str, tuple[int, int | None]] = {
+    "adamw_torch": (2, None),
+    "adamw_torch_fused": (2, None),
+    "sgd": (0, None),
+    "adagrad": (1, None),
+    "rmsprop": (1, None),
+    "adamw_8bit": (2, 1),
+    "adamw_bnb_8bit": (2, 1),
+    "paged_adamw_8bit": (2, 1),
+    "paged_adamw_32bit": (2, 4),
+    "lion_8bit": (1, 1),
+    "lion_32bit": (1, 4),
+    "paged_lion_8bit": (1, 1),
+    "paged_lion_32bit": (1, 4),
 }
-
-MASTER = 4
-"""Bytes of a weight in float32, which DeepSpeed keeps beside weights of 16 bits."""
-
-
-def optimizer_bytes(model: nn.Module, optim: str, width: Width = Tensor.element_size) -> int | None:
-    """Bytes of an optimizer's states once it has made a step.
-
-    Args:
-        model: gives the trained parameters, and which of them are embeddings.
-        optim: as ``TrainingArguments.optim``.
-        width: of the weights that it works on.
-
-    Returns:
-        None for an optimizer that is not known here.
-    """
-    parameters = trained(model)
-    if optim in _ADAM:
-        # Two averages in the weight's own dtype, and the number of steps.
-        return sum(2 * p.numel() * width(p) + 4 for p in parameters)
-    if optim == "sgd":
-        return 0
-    if optim in ("adagrad", "rmsprop"):
-        return sum(p.numel() * width(p) + 4 for p in parameters)
-    if optim == "adafactor":
-        return sum(_adafactor(p, max(4, width(p))) + 4 for p in parameters)
-    if optim in _BITSANDBYTES:
-        states, small = _BITSANDBYTES[optim]
-        # Trainer keeps the states of embeddings in 32 bits.
-        embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-        return sum(states * _eight_bit(p, small and id(p) not in embeddings) for p in parameters)
-    return None
-
-
-def _adafactor(parameter: Tensor, size: int) -> int:
-    """Factored over the last two dimensions, in float32 at least."""
-    if parameter.ndim < 2:
-        return parameter.numel() * size
-    *_, rows, columns = parameter.shape
-    return parameter.numel() // (rows * columns) * (rows + columns) * size
-
-
-def _eight_bit(parameter: Tensor, small: bool) -> int:
-    if not small or parameter.numel() < _SMALL:
-        return 4 * parameter.numel()
-    return parameter.numel() + 4 * math.ceil(parameter.numel() / _BLOCK)
-
-
-# -- quantized weights -------------------------------------------------------------------------------------------------
-
-# Values that share a scale, and scales that share one in turn (double quantization).
-_SCALED, _NESTED = 64, 256
-
-
-def quantized_bytes(model: nn.Module, kind: str, width: Width = Tensor.element_size) -> int:
-    """Bytes of all weights, those of linear layers (except the head and adapters) in 4 or 8 bits.
-
-    Args:
-        model: as ``shapes.empty_model`` builds it, not quantized.
-        kind: ``4bit`` (NF4, double quantization) or ``8bit``, see ``quantization.quantization_options``.
-        width: of the other weights.
-    """
-    weights = {id(layer.weight): layer.weight for layer in quantized_layers(model)}
-    rest = nbytes((p for p in model.parameters() if id(p) not in weights), width)
-    return rest + sum(_quantized(weight, kind) for weight in weights.values())
-
-
-def quantized_layers(model: nn.Module) -> list[nn.Linear]:
-    """The layers that bitsandbytes would quantize: frozen linear layers other than the head."""
-    head = model.get_output_embeddings()  # type: ignore[operator]  # a method of every PreTrainedModel
-    own = set() if head is None else {id(parameter) for parameter in head.parameters()}
-    return [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.Linear) and not module.weight.requires_grad and id(module.weight) not in own
-    ]
-
-
-def _quantized(weight: Tensor, kind: str) -> int:
-    if kind == "8bit":
-        return weight.numel() + 4 * weight.shape[0]  # a scale for each row
-    scales = math.ceil(weight.numel() / _SCALED)
-    # Two values a byte, a byte for each scale, scales of scales and their mean, and both tables of values.
-    return math.ceil(weight.numel() / 2) + scales + 4 * math.ceil(scales / _NESTED) + 4 + 4 * (16 + 256)
-
-
-# -- sharding ----------------------------------------------------------------------------------------------------------
+"""Optimizer -> values that it keeps for each trained weight, and the bytes of each (None: those of the weight)."""
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """Over how many processes each part is spread, by FSDP2 or DeepSpeed's ZeRO.
+    """Number of processes that each part is spread over, by FSDP or DeepSpeed's ZeRO.
 
     Attributes:
-        words: how it is called; empty for none.
-        weights: shares of the weights.
-        gradients: shares of the gradients.
-        states: shares of the optimizer states, and of a master copy.
-        upcasts: trained weights are kept in float32, whatever they were loaded as (FSDP under mixed precision).
-        halves: weights are kept in the 16 bits of mixed precision, with a master copy in float32 (DeepSpeed).
-        stays_whole: blocks that were brought together stay so until the backward pass.
-        offloads: states, and with FSDP weights and gradients, are in the host's memory.
+        name: empty for none.
+        weights: s.
+        gradients: g.
+        states: z.
+        master: trained weights are kept in float32 under mixed precision: by FSDP in their place, by DeepSpeed beside
+            those of 16 bits.
     """
 
-    words: str = ""
+    name: str = ""
     weights: int = 1
     gradients: int = 1
     states: int = 1
-    upcasts: bool = False
-    halves: bool = False
-    stays_whole: bool = False
-    offloads: bool = False
+    master: str = ""
+
+    @classmethod
+    def of(cls, args: TrainingArguments, deepspeed: dict[str, Any] | None, processes: int) -> Sharding:
+        """What the arguments ask for."""
+        mixed = args.bf16 or args.fp16
+        if deepspeed is not None:
+            stage = int(deepspeed.get("zero_optimization", {}).get("stage", 0))
+            weights, gradients, states = (processes if stage >= least else 1 for least in (3, 2, 1))
+            return cls(f"ZeRO-{stage}", weights, gradients, states, "beside" if mixed else "")
+        if args.fsdp:
+            return cls("FSDP", processes, processes, processes, "instead" if mixed else "")
+        return cls()
 
 
-def choose_sharding(args: TrainingArguments, deepspeed: dict[str, Any] | None, processes: int) -> Sharding:
-    """What the arguments ask for.
-
-    Args:
-        args: with ``fsdp`` and ``fsdp_config``.
-        deepspeed: DeepSpeed's configuration, if there is one.
-        processes: number of them.
-    """
-    mixed = args.bf16 or args.fp16
-    if deepspeed is not None:
-        zero = deepspeed.get("zero_optimization", {})
-        stage = int(zero.get("stage", 0))
-        weights, gradients, states = (processes if stage >= least else 1 for least in (3, 2, 1))
-        offloads = zero.get("offload_optimizer", {}).get("device", "none") != "none"
-        return Sharding(f"DeepSpeed ZeRO-{stage}", weights, gradients, states, halves=mixed, offloads=offloads)
-    if not args.fsdp:
-        return Sharding()
-    config = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
-    stays_whole = str(config.get("reshard_after_forward", True)).lower() == "false"
-    offloads = str(config.get("cpu_offload", False)).lower() == "true"
-    return Sharding("FSDP", processes, processes, processes, upcasts=mixed, stays_whole=stays_whole, offloads=offloads)
-
-
-# -- the whole ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Part:
-    """A line of the account.
-
-    Attributes:
-        name: of the part.
-        bytes: of one process.
-        words: what explains the number.
-    """
-
-    name: str
-    bytes: int
-    words: str = ""
-
-
-def account(
+def kept_bytes(
     model: nn.Module,
-    *,
     optim: str,
+    *,
     processes: int = 1,
     sharding: Sharding | None = None,
     quantized: str | None = None,
-    mixed: torch.dtype | None = None,
     ema: bool = False,
-    accumulates: bool = False,
-) -> list[Part]:
-    """All that one process keeps from step to step, and what it brings together or writes out to compute.
+) -> dict[str, int]:
+    """Bytes that a process keeps from step to step, by part.
 
     Args:
-        model: on the meta device or a real one, not sharded and not quantized.
-        optim: as ``TrainingArguments.optim``.
+        model: on the meta device or a real one, neither sharded nor quantized.
+        optim: as ``TrainingArguments.optim``; the states of one that is not in :data:`OPTIMIZERS` are left out.
         processes: number of them.
-        sharding: see :func:`choose_sharding`.
+        sharding: see :class:`Sharding`.
         quantized: ``4bit`` or ``8bit``, or None.
-        mixed: dtype of autocast, or None.
-        ema: the target is encoded with a copy of the trained weights.
-        accumulates: a step has several micro-batches.
+        ema: the target is encoded with averaged weights.
     """
-    sharding = sharding or Sharding()
+    shards = sharding or Sharding()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    packed = {id(layer.weight) for layer in quantized_layers(model)} if quantized else set()
 
-    def width(tensor: Tensor) -> int:
-        if sharding.upcasts and tensor.requires_grad:
-            return max(MASTER, tensor.element_size())
-        return mixed.itemsize if sharding.halves and mixed is not None else tensor.element_size()
+    def width(tensor: Tensor) -> float:
+        if id(tensor) in packed:
+            return QUANTIZED[str(quantized)]
+        if shards.master == "beside":
+            return 2
+        return max(4, tensor.element_size()) if shards.master and tensor.requires_grad else tensor.element_size()
 
-    parts: list[Part] = []
+    def size(tensors: Iterable[Tensor], shares: int) -> int:
+        return round(sum(tensor.numel() * width(tensor) for tensor in tensors) / shares)
 
-    def add(name: str, size: int, shares: int, words: str = "", *, offloaded: bool = False) -> None:
-        told = [words] if words else []
-        told += [f"1/{shares}"] if shares > 1 else []
-        told += ["in the host's memory"] if offloaded else []
-        parts.append(Part(name, 0 if offloaded else math.ceil(size / shares), ", ".join(told)))
-
-    everything = sharding.offloads and sharding.words == "FSDP"
-    weights = quantized_bytes(model, quantized, width) if quantized else nbytes(model.parameters(), width)
-    bits = sorted({8 * width(parameter) for parameter in model.parameters()})
-    words = f"{' and '.join(map(str, bits))} bits"
-    words = f"{quantized}, the others {words}" if quantized else words
-    add("weights", weights, sharding.weights, words, offloaded=everything)
-    if sharding.halves:
-        master = sum(MASTER * p.numel() for p in trained(model))
-        add("master weights", master, sharding.states, "32 bits", offloaded=sharding.offloads)
-    gradients = nbytes(trained(model), width)
-    add("gradients", gradients, sharding.gradients, offloaded=everything)
-    # DeepSpeed's optimizer works on the master weights.
-    states = optimizer_bytes(model, optim, (lambda _: MASTER) if sharding.halves else width)
-    if states is None:
-        parts.append(Part("optimizer states", 0, f"not known for {optim}, so left out"))
-    else:
-        add("optimizer states", states, sharding.states, optim, offloaded=sharding.offloads)
+    count = sum(parameter.numel() for parameter in trained)
+    parts = {"weights": size(model.parameters(), shards.weights), "gradients": size(trained, shards.gradients)}
+    if optim in OPTIMIZERS:
+        values, bytes_each = OPTIMIZERS[optim]
+        own = 4 * count if shards.master == "beside" else size(trained, 1)
+        states = values * (own if bytes_each is None else count * bytes_each)
+        parts["optimizer states"] = round((states + (own if shards.master == "beside" else 0)) / shards.states)
+    if processes > 1 and not shards.name:
+        parts["buckets of DDP"] = parts["gradients"]
     if ema:
-        add("averaged weights", gradients, 1, "target_grad ema")
-    if processes > 1 and not sharding.words:
-        add("buckets of DDP", gradients, 1, "a second copy of the gradients, to be summed up")
-    if sharding.weights > 1:
-        add("gathered blocks", _gathered(model, sharding, mixed), 1, "whole weights and gradients while in use")
-    if accumulates and sharding.words == "FSDP" and processes > 1:
-        # Trainer keeps FSDP from scattering them before the last micro-batch.
-        whole = nbytes(trained(model), lambda p: mixed.itemsize if mixed is not None else p.element_size())
-        add("whole gradients", whole, 1, "between micro-batches, see sync_each_batch of accelerate")
-    if quantized:
-        largest = max((layer.weight.numel() for layer in quantized_layers(model)), default=0)
-        add("largest matrix", largest * (mixed or torch.float32).itemsize, 1, "written out while in use")
+        parts["averaged weights"] = size(trained, 1)
     return parts
 
 
-def _gathered(model: nn.Module, sharding: Sharding, mixed: torch.dtype | None) -> int:
-    """Bytes of what is whole at a time: two blocks (the next one is fetched ahead) and what is outside of all blocks,
-    and the gradients of one block and of the latter."""
+def quantized_layers(model: nn.Module) -> list[nn.Linear]:
+    """The layers that bitsandbytes quantizes: frozen linear layers other than the head."""
+    head = model.get_output_embeddings()  # type: ignore[operator]  # a method of every PreTrainedModel
+    own = set() if head is None else {id(parameter) for parameter in head.parameters()}
+    linear = (module for module in model.modules() if isinstance(module, nn.Linear))
+    return [each for each in linear if not each.weight.requires_grad and id(each.weight) not in own]
 
-    def size(tensors: Iterable[Tensor], *, gradients: bool = False) -> int:
-        unique = {id(t): t for t in tensors if t.requires_grad or not gradients}.values()
-        return sum(t.numel() * (mixed.itemsize if mixed is not None else t.element_size()) for t in unique)
 
-    blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    inside = {id(p) for block in blocks for p in block.parameters()}
-    outside = [p for p in model.parameters() if id(p) not in inside]
-    largest = max(blocks, key=lambda block: size(block.parameters())) if blocks else nn.Module()
-    whole = size(model.parameters()) if sharding.stays_whole else size(outside) + 2 * size(largest.parameters())
-    return whole + size(outside, gradients=True) + size(largest.parameters(), gradients=True)
+class LiveBytes(TorchDispatchMode):
+    """Follows every tensor that an operation returns while it is entered, also of shapes alone.
+
+    Args:
+        model: its parameters and buffers are left out.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+        self._seen: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation and note what it returns."""
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, Tensor):
+                storage = value.untyped_storage()
+                if storage._cdata not in self._own:
+                    self._seen[storage._cdata] = weakref.ref(storage), storage.nbytes()
+        return result
+
+    @property
+    def total(self) -> int:
+        """Bytes that something still refers to."""
+        return sum(size for storage, size in self._seen.values() if storage() is not None)
+
+
+def activations(model: nn.Module, batch: Batch, objective: Objective, mixed: torch.dtype | None = None) -> int | None:
+    """Bytes that are kept between the forward and the backward pass of a micro-batch, found on shapes alone.
+
+    Args:
+        model: on the meta device or a real one, set up for the objective; gradient checkpointing switched on or off.
+        batch: of ``collate.Collator``.
+        objective: the terms.
+        mixed: dtype of autocast, or None.
+
+    Returns:
+        None for a model that decides by values what it computes (experts), which has no shapes alone.
+    """
+    autocast = torch.autocast("cpu", dtype=mixed) if mixed is not None else nullcontext()
+    try:
+        with running(model):
+            LMHead(model)  # tried out before the first pass, as the trainer does
+            with LiveBytes(model) as live, autocast:
+                losses = jepa_loss(model, empty_batch(batch), objective)
+            found = live.total
+            del losses
+        return found
+    except (RuntimeError, NotImplementedError, AssertionError):
+        return None

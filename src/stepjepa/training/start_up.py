@@ -184,16 +184,12 @@ def _step(trainer: JepaTrainer) -> list[Row]:
     if trainer.prepared is None:
         return [("each step", step)]
     cost = step_cost(trainer)
-    rows = [("each step", f"{step}, {cost.tokens:,.0f} tokens, {_flops(trainer, cost.flops)} FLOPs")]
+    rows = [("each step", f"{step}, {cost.tokens:,.0f} tokens, about {cost.flops:.2g} FLOPs")]
     if trainer.jepa.uses_views:
         tokens, flops = cost.tokens / cost.regular_tokens, cost.flops / cost.regular_flops
         over = f"{tokens:.2f} of the tokens and {flops:.2f} of the FLOPs of regular training on the same records"
         rows.append(("cost", over))
     return rows
-
-
-def _flops(trainer: JepaTrainer, flops: float) -> str:
-    return f"{'about' if trainer.flops.exact else 'at most'} {flops:.2g}"
 
 
 def _steps(trainer: JepaTrainer, equal: EqualCompute | None) -> str:

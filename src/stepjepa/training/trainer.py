@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import rotate_checkpoints, speed_metrics
 
-from stepjepa.batch.collate import Batch, Collator
+from stepjepa.batch.collate import Batch
 from stepjepa.batch.dataset import Data, Prepared, prepare
 from stepjepa.batch.sampler import StepSampler
 from stepjepa.batch.stream import (
@@ -40,12 +40,13 @@ from stepjepa.models.flex import refuse_flex_training
 from stepjepa.models.heads import attach_heads, load_heads, save_heads, split_state, without_heads
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import refuse_pickled
-from stepjepa.models.setup import base_model, packing, set_up
+from stepjepa.models.setup import base_model, set_up
 from stepjepa.objectives.gathering import gather_rows
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone
 from stepjepa.run_folder import PART, RUN_FILE, read_run, versions
-from stepjepa.text.predictors import all_predictor_ids, predictor_ids
+from stepjepa.text.predictors import all_predictor_ids
+from stepjepa.training.batches import make_collator, make_sampler
 from stepjepa.training.callbacks import CollapseCallback, ConsoleCallback, EpochCallback, MetricsCallback
 from stepjepa.training.card import CARD_FILE, is_somebodys_own, model_card, results_at, write_card
 from stepjepa.training.checks import check_positions, refuse_contradictions, refuse_lonely_pairs, refuse_sharding
@@ -146,7 +147,15 @@ class JepaTrainer(Trainer):
         to_prepare = None if self.stream is not None else train_dataset
         self.prepared = self._prepare(to_prepare, processing_class, "training data")
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
-        collator = self._collator(model, processing_class, args)
+        collator = make_collator(
+            model,
+            processing_class,
+            self.jepa,
+            self.objective,
+            encoding=self.encoding,
+            device=args.device.type,
+            processes=args.world_size,
+        )
         check_positions(collator, [self.prepared, self.prepared_eval])
         if train_dataset is not None:
             refuse_flex_training(base_model(model), args.device)
@@ -198,33 +207,13 @@ class JepaTrainer(Trainer):
             return data
         return prepare(data, tokenizer, self.jepa, what=what, cache_dir=False)
 
-    def _collator(self, model: Any, tokenizer: Any, args: TrainingArguments) -> Collator:
-        return Collator.of(
-            self.jepa,
-            predictor_ids(tokenizer, (self.jepa.predictors or 0) if self.jepa.uses_views else 0),
-            encoding=self.encoding,
-            prompt_labels="prompt_loss" in self.objective.terms,
-            **packing(model, self.jepa, args.device.type, args.world_size),
-            pad_id=tokenizer.pad_token_id or 0,
-        )
-
     # -- the order of records -----------------------------------------------------------------------------------------
 
     def _get_train_sampler(self, train_dataset: Any = None) -> StepSampler:
         """The one order in which records are trained on, for any accumulation and number of processes."""
         del train_dataset  # the Trainer passes its own, which is ours
         assert self.prepared is not None
-        per_micro_step = self._train_batch_size * self.args.world_size
-        return StepSampler(
-            self.prepared.dataset.lengths,
-            per_micro_step * self.args.gradient_accumulation_steps,
-            strategy=str(self.args.train_sampling_strategy),
-            multiple=per_micro_step,
-            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
-            jepa_ratio=self.jepa.jepa_ratio if self.jepa.uses_views else 1.0,
-            # What pairs are compared with must be drawn from all records, not from those of like length.
-            tight=not self.objective.compares_pairs,
-        )
+        return make_sampler(self.prepared, self.jepa, self.objective, self.args, self.args.world_size)
 
     def get_train_dataloader(self) -> Any:
         """As in Trainer; a stream gives each process its own share already, and is not split again."""

@@ -1,0 +1,56 @@
+"""The collator and the order of records of a run, for the trainer and for what is said of a run before it starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainingArguments
+
+from stepjepa.batch.collate import Collator
+from stepjepa.batch.dataset import Prepared
+from stepjepa.batch.sampler import StepSampler
+from stepjepa.config import JepaConfig
+from stepjepa.models.setup import packing
+from stepjepa.objectives.objective import Objective
+from stepjepa.text.predictors import predictor_ids
+
+
+def make_collator(
+    model: Any, tokenizer: Any, config: JepaConfig, objective: Objective, *, encoding: str, device: str, processes: int
+) -> Collator:
+    """The collator of a run.
+
+    Args:
+        model: set up for the objective.
+        tokenizer: with predictor tokens.
+        config: mode, layout, row length.
+        objective: the terms.
+        encoding: ``tree``, ``rows`` or ``concatenated``.
+        device: type of the device that trains.
+        processes: number of them.
+    """
+    return Collator.of(
+        config,
+        predictor_ids(tokenizer, (config.predictors or 0) if config.uses_views else 0),
+        encoding=encoding,
+        prompt_labels="prompt_loss" in objective.terms,
+        **packing(model, config, device, processes),
+        pad_id=tokenizer.pad_token_id or 0,
+    )
+
+
+def make_sampler(
+    prepared: Prepared, config: JepaConfig, objective: Objective, args: TrainingArguments, processes: int
+) -> StepSampler:
+    """The one order in which records are trained on, for any accumulation and number of processes."""
+    per_micro_step = args.train_batch_size * processes
+    return StepSampler(
+        prepared.dataset.lengths,
+        per_micro_step * args.gradient_accumulation_steps,
+        strategy=str(args.train_sampling_strategy),
+        multiple=per_micro_step,
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        jepa_ratio=config.jepa_ratio if config.uses_views else 1.0,
+        # What pairs are compared with must be drawn from all records, not from those of like length.
+        tight=not objective.compares_pairs,
+    )
