@@ -161,7 +161,7 @@ def test_scored_answers_are_not_taken_for_those_of_the_evaluation_that_they_repl
     assert not (files / "out.jsonl.meta.json").exists()
     given = ["--model_path", "some/model", "--test_file", str(files / "test.jsonl"), "--task", "generic"]
     assert main(["evaluate", *given, "--output_file", str(files / "out.jsonl")]) == 2
-    assert "is there already, without the out.jsonl.meta.json" in capsys.readouterr().err
+    assert "exists without the out.jsonl.meta.json" in capsys.readouterr().err
 
 
 def test_the_summary_of_other_lines_is_left_alone(files, capsys):
@@ -171,7 +171,7 @@ def test_the_summary_of_other_lines_is_left_alone(files, capsys):
     (files / "out.summary.json").write_text("{}", encoding="utf-8")
     assert score(files, said) == 2
     error = capsys.readouterr().err
-    assert "out.summary.json: is there already, of other lines than those of out.jsonl; move it elsewhere" in error
+    assert "out.summary.json: exists already and is not the summary of out.jsonl; move it," in error
     assert not (files / "out.jsonl").exists()
     assert (files / "out.summary.json").read_text(encoding="utf-8") == "{}"
     assert score(files, said, "--overwrite") == 0

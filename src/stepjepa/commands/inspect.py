@@ -27,7 +27,7 @@ from stepjepa.text.predictors import add_predictor_tokens
 if TYPE_CHECKING:
     from stepjepa.inspection.record import Inspection
 
-SUMMARY = "show what records become: sequences, the tree of their tokens, labels, readouts, attention"
+SUMMARY = "show what records become: sequences, the tree of their tokens, labels, readouts"
 
 PIPE_WIDTH = 120
 """Columns where standard output is no terminal and COLUMNS does not say how many."""

@@ -1,8 +1,7 @@
-"""Models and batches that have shapes and dtypes but no values: an 8B model in seconds, in no memory.
+"""Run models and batches that have shapes and dtypes but no values: an 8B model in seconds, in no memory.
 
-A model is built on torch's meta device from its configuration; no weights are read or drawn. To run it, its tensors are
-turned into torch's fake tensors, which claim to be on the CPU: so the same kernels are chosen, autocast works, and
-nothing is computed.
+Their tensors are turned into torch's fake tensors, which claim to be on the CPU: so the same kernels are chosen,
+autocast works, and nothing is computed.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,80 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AttentionMaskInterface
 
 from stepjepa.batch.collate import Batch
-from stepjepa.models.loading import LoraSettings, add_lora, load_tokenizer, new_config, reported, torch_dtype
-from stepjepa.models.presets import PREFIX
-from stepjepa.models.token_rows import adapter_ids, grow
-from stepjepa.text.plain_template import add_plain_tokens
-from stepjepa.text.predictors import add_predictor_tokens
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 # Shapes that follow from these depend on values: readouts that average, which cost little more than a single token, and
 # the positions that have a label of the prompt.
 _BY_VALUE = ("source_tokens", "source_pair", "target_tokens", "target_pair")
 _LABELS_BY_VALUE = ("prompt_row", "prompt_ids")
-
-
-def empty_model(
-    name: str,
-    *,
-    texts: Iterable[str] = (),
-    predictors: int = 0,
-    dtype: str = "float32",
-    chat_template: str | None = None,
-    attn_implementation: str | None = None,
-    trust_remote_code: bool = False,
-    pretrain: bool = False,
-    train_tokenizer: int | None = None,
-    plain: bool = False,
-    lora: LoraSettings | None = None,
-) -> tuple[Any, Any]:
-    """What ``model.load_model`` and ``model.add_lora`` give, on the meta device, with its real tokenizer.
-
-    Args:
-        name: see ``load_model``; of a folder or hub id only the configuration and the tokenizer are read.
-        texts: see there.
-        predictors: see there.
-        dtype: see there.
-        chat_template: see there.
-        attn_implementation: see there.
-        trust_remote_code: see there.
-        pretrain: see there.
-        train_tokenizer: see there.
-        plain: see there.
-        lora: of the adapter, if there is one.
-
-    Raises:
-        UserError: no such preset, folder or hub id, or no model can be built from its configuration.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    tokenizer: Any
-    if pretrain or name.startswith(PREFIX):
-        tokenizer, config = new_config(
-            name, texts, train_tokenizer, chat_template=chat_template, trust_remote_code=trust_remote_code, plain=plain
-        )
-    else:
-        tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
-        with reported(f"can't load a configuration from '{name}'"):
-            config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-        if plain:
-            add_plain_tokens(tokenizer)
-    if predictors:
-        add_predictor_tokens(tokenizer, predictors)
-    wanted = torch_dtype(dtype)
-    with reported(f"can't build a model from '{name}'"), torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(
-            config,
-            dtype=wanted if isinstance(wanted, torch.dtype) else config.dtype or torch.float32,
-            attn_implementation=attn_implementation,
-            trust_remote_code=trust_remote_code,
-        )
-        grow(model, len(tokenizer))
-        if lora is not None:
-            model = add_lora(model, lora, adapter_ids(tokenizer, plain=plain))
-    return model.train(), tokenizer
 
 
 @contextmanager

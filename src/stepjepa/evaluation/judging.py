@@ -1,4 +1,4 @@
-"""From what was said to scored lines: one sample or several, errors named, samples put to the vote."""
+"""From answers to scored lines: one sample or several, errors named, a majority of samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task
+from stepjepa.evaluation.summary import summarise
+from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task, TaskOptions
+from stepjepa.tasks.reference import ReferenceTask
+from stepjepa.tasks.registry import choose_task, keep
 
 RAN_ON = "ran on"
 
@@ -44,6 +47,53 @@ class Question:
     record: Record
     prompt: str | None = None
     likelihoods: Mapping[str, Likelihood] | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The records of a test file that are evaluated, and their task.
+
+    Attributes:
+        task: scores the answers.
+        headline: the score that decides what is an error.
+        records: by position in the test file.
+        left_out: how many records are not evaluated, by reason.
+    """
+
+    task: Task
+    headline: str
+    records: dict[int, Record]
+    left_out: dict[str, int]
+
+    def options(self, options: TaskOptions) -> dict[str, Any]:
+        """The options that make a difference to this task's scores."""
+        return {name: getattr(options, name) for name in self.task.takes if name != "workers"}
+
+    def summarise(self, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The part of a summary that follows from the lines."""
+        return {
+            "left_out": self.left_out,
+            "task": self.task.name,
+            "lenient": self.task.lenient,
+            **summarise(lines, self.headline),
+            "details": self.task.details(lines),
+        }
+
+
+def choose_records(settings: Any, records: Sequence[Record]) -> Asked:
+    """The task of a test file and the records that it can score.
+
+    Args:
+        settings: with ``task``, ``task_options``, ``scoring`` and ``startswith``.
+        records: of the test file.
+
+    Raises:
+        UserError: no record is left, or the task can't be made.
+    """
+    task = choose_task(settings.task, records, settings.task_options)
+    if settings.scoring == "reference":
+        task = ReferenceTask(task)
+    return Asked(task, task.beginning if settings.startswith else task.headline, *keep(task, records))
 
 
 def judge(

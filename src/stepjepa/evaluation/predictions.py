@@ -13,40 +13,37 @@ from tqdm import tqdm
 
 from stepjepa.data.records import read_records
 from stepjepa.errors import UserError
-from stepjepa.evaluation.judging import Answer, Question, judge
-from stepjepa.evaluation.output import meta_file, others_summary, summary_file
+from stepjepa.evaluation.judging import Answer, Question, choose_records, judge
+from stepjepa.evaluation.output import meta_file, other_summary, summary_file
 from stepjepa.evaluation.settings import SCORINGS, check_choice, check_output
-from stepjepa.evaluation.summary import summarise
 from stepjepa.files import fingerprint, read_jsonl, refuse_existing, write_json, write_jsonl
 from stepjepa.tasks.base import TaskOptions
-from stepjepa.tasks.reference import ReferenceTask
-from stepjepa.tasks.registry import AUTO, choose_task, keep
+from stepjepa.tasks.registry import AUTO
 
-# The kind of error of a record that has none.
 NO_PREDICTION = "no prediction"
 
-# Answers judged side by side between two movements of the progress bar.
+# Answers judged side by side between two updates of the progress bar.
 _CHUNK = 128
 
 
 @dataclass(frozen=True)
 class ScoreSettings:
-    """What is scored and how.
+    """Settings of :func:`score_predictions`.
 
     Attributes:
         test_file: JSON lines with ``messages``.
         predictions: JSON lines with ``index``, counted from 0 in the test file, and ``generated``, a text or a list
-            of samples; perhaps ``stopped``, whether the model ended its turn by itself.
-        output_file: where the lines go.
+            of samples; optionally ``stopped``, whether the model ended its turn.
+        output_file: the scored lines.
         task: see ``tasks.registry``.
         task_options: settings of the task.
         scoring: ``own`` or ``reference``.
-        startswith: answers count by how they begin.
+        startswith: count an answer by how it begins.
         missing: ``error``, or ``wrong`` to count records without a prediction as wrong.
-        overwrite: replace what is at ``output_file``.
+        overwrite: replace an existing output file.
 
     Raises:
-        UserError: a value is none of those it may have, or the output would replace something.
+        UserError: a value is none of those allowed, or the output would replace a file.
     """
 
     test_file: str | os.PathLike[str]
@@ -66,7 +63,7 @@ class ScoreSettings:
         check_output(self.output_file, self.predictions, "file of predictions")
         refuse_existing(self.output_file, self.overwrite)
         if summary_file(self.output_file).exists() and not self.overwrite:
-            raise others_summary(self.output_file)
+            raise other_summary(self.output_file)
 
 
 def score_predictions(settings: ScoreSettings) -> dict[str, Any]:
@@ -76,41 +73,33 @@ def score_predictions(settings: ScoreSettings) -> dict[str, Any]:
         UserError: a file is wrong, or the predictions don't fit the test file.
     """
     records = read_records(settings.test_file)
-    task = choose_task(settings.task, records, settings.task_options)
-    if settings.scoring == "reference":
-        task = ReferenceTask(task)
-    headline = task.beginning if settings.startswith else task.headline
-    kept, left_out = keep(task, records)
-    found = _read_answers(settings, len(records), kept)
+    asked = choose_records(settings, records)
+    found = _read_answers(settings, len(records), asked.records)
     nothing = [Answer("")] * max(map(len, found.values()), default=1)
-    answers = [found.get(index, nothing) for index in kept]
-    questions = [Question(index, record) for index, record in kept.items()]
+    questions = [Question(index, record) for index, record in asked.records.items()]
     lines: list[dict[str, Any]] = []
-    with tqdm(total=len(kept), desc="score", unit="ex", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
+    with tqdm(total=len(questions), desc="score", unit="ex", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
         try:
             for start in range(0, len(questions), _CHUNK):
-                part = slice(start, start + _CHUNK)
-                lines += judge(task, questions[part], answers[part], headline)
-                bar.update(len(questions[part]))
+                chunk = questions[start : start + _CHUNK]
+                answers = [found.get(question.index, nothing) for question in chunk]
+                lines += judge(asked.task, chunk, answers, asked.headline)
+                bar.update(len(chunk))
         finally:
-            task.close()
+            asked.task.close()
     lines = [line if line["index"] in found else _without_prediction(line) for line in lines]
     summary = {
         "predictions": str(settings.predictions),
         "test_file": str(settings.test_file),
         "test_fingerprint": fingerprint(settings.test_file),
-        "left_out": left_out,
-        "task": task.name,
-        "lenient": task.lenient,
-        **summarise(lines, headline),
-        "details": task.details(lines),
+        **asked.summarise(lines),
         "settings": {
-            "task_options": {name: getattr(settings.task_options, name) for name in task.takes if name != "workers"},
+            "task_options": asked.options(settings.task_options),
             "scoring": settings.scoring,
             "missing": settings.missing,
         },
     }
-    # What an evaluation left there belongs to other lines from now on.
+    # Those of an earlier evaluation belonged to other lines.
     for file in (summary_file(settings.output_file), meta_file(settings.output_file)):
         file.unlink(missing_ok=True)
     write_jsonl(settings.output_file, lines)

@@ -7,20 +7,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import IO, Any
 
 from stepjepa.data.records import bad_records, read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.batcher import Batcher
-from stepjepa.evaluation.output import Line, OutputFile, model_fingerprint
-from stepjepa.evaluation.prompts import Example, make_template
+from stepjepa.evaluation.judging import choose_records
+from stepjepa.evaluation.output import OutputFile, model_fingerprint
+from stepjepa.evaluation.prompts import make_template
 from stepjepa.evaluation.settings import EvaluationSettings
-from stepjepa.evaluation.summary import summarise
 from stepjepa.files import fingerprint
 from stepjepa.memory import is_out_of_memory
-from stepjepa.tasks.base import Task
-from stepjepa.tasks.registry import choose_task, keep, users_source
+from stepjepa.tasks.registry import users_source
 from stepjepa.text.system_prompts import training_system_prompt, with_system_prompt
 
 Loader = Callable[[], tuple[Any, Any]]
@@ -29,19 +28,19 @@ Loader = Callable[[], tuple[Any, Any]]
 class Evaluation:
     """One test file, one model, one output file.
 
-    The output file grows by one line per example as batches finish, the longest prompts first, so that memory problems
-    show at once. Started again with the same settings it goes on where it was stopped: the batches are those of an
-    uninterrupted run, so the answers are too. At the end the lines are put into the order of the test file.
+    The output file grows by a line per example as batches finish, the longest prompts first, so that memory problems
+    show at once. Started again with the same settings it resumes: the batches, and so the answers, are those of an
+    uninterrupted run. At the end the lines are sorted into the order of the test file.
 
     Args:
         settings: see :class:`~stepjepa.evaluation.settings.EvaluationSettings`.
 
     Attributes:
-        task: how answers are scored.
-        records: what is asked, by position in the test file.
-        bad: what was left out of the test file; None where that is an error.
-        left_out: how many records are not evaluated, by reason.
-        system_prompt: of training, put in the place of the test file's own, empty for none; None if those stay.
+        asked: the records that are evaluated and their task.
+        task: scores the answers.
+        records: by position in the test file, with the system prompt that is shown.
+        bad: the skipped lines of the test file; None where a bad line is an error.
+        system_prompt: the prompt of training, which replaces the test file's own; None where that stays.
         output: the file of lines.
 
     Raises:
@@ -52,23 +51,17 @@ class Evaluation:
         self.settings = settings
         self.bad = bad_records(settings.bad_records)
         records = read_records(settings.test_file, bad=self.bad)
-        self.task = choose_task(settings.task, records, settings.task_options)
-        source = users_source(self.task)
-        if settings.scoring == "reference":
-            from stepjepa.tasks.reference import ReferenceTask
-
-            self.task = ReferenceTask(self.task)
-        self.headline = self.task.beginning if settings.startswith else self.task.headline
-        self.records, self.left_out = keep(self.task, records[: settings.max_examples])
+        self.asked = choose_records(settings, records[: settings.max_examples])
+        self.task, self.records = self.asked.task, self.asked.records
         if self.bad is not None and self.bad.count:
-            self.left_out |= {"bad record": self.bad.count}
+            self.asked.left_out["bad record"] = self.bad.count
         self.system_prompt = None
         if not (settings.use_test_prompts or settings.plain):
             self.system_prompt = training_system_prompt(settings.model_path)
         if self.system_prompt is not None:
             shown = with_system_prompt(list(self.records.values()), self.system_prompt)
             self.records = dict(zip(self.records, shown, strict=True))
-        self._identity = self._make_identity(source)
+        self._identity = self._make_identity()
         self.output = OutputFile(
             settings.output_file, self.records.keys(), self._identity, overwrite=settings.overwrite
         )
@@ -78,33 +71,23 @@ class Evaluation:
         """How many examples have their line already."""
         return len(self.output.done)
 
-    def _make_identity(self, task_source: str | None) -> dict[str, Any]:
-        """What must be equal for lines to belong together."""
-        settings, sampling = self.settings, self.settings.sampling
-        sampled = sampling.temperature > 0
+    def _make_identity(self) -> dict[str, Any]:
+        """The settings that must be equal for lines to belong to one evaluation."""
+        settings, sampling = self.settings, asdict(self.settings.sampling)
+        # Greedy answers depend on neither.
+        drawn = {"seed": sampling.pop("seed"), "batch_size": settings.batch_size}
         return {
             "model": model_fingerprint(settings.model_path),
             "test_file": fingerprint(settings.test_file),
             "examples": len(self.records),
             "task": self.task.name,
-            "task_source": task_source,
-            # By how many processes the verdicts are reached makes no difference to them.
-            "task_options": {n: getattr(settings.task_options, n) for n in self.task.takes if n != "workers"},
-            "scoring": settings.scoring,
-            "headline": self.headline,
+            "task_source": users_source(self.task),
+            "task_options": self.asked.options(settings.task_options),
+            "headline": self.asked.headline,
             "prompt": {"system": self.system_prompt, "plain": settings.plain},
-            "max_new_tokens": sampling.max_new_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "num_samples": sampling.num_samples,
-            "engine": settings.engine,
-            "dtype": settings.dtype,
-            "quantization": settings.quantization,
-            "similarity": settings.similarity,
-            # Greedy answers depend on neither.
-            "seed": sampling.seed if sampled else None,
-            "batch_size": settings.batch_size if sampled else None,
+            **{name: getattr(settings, name) for name in ("scoring", "engine", "dtype", "quantization", "similarity")},
+            **sampling,
+            **(drawn if settings.sampling.temperature > 0 else dict.fromkeys(drawn)),
         }
 
     def run(self, load: Loader | None = None) -> dict[str, Any]:
@@ -127,7 +110,6 @@ class Evaluation:
         written = output.summary()
         if written is not None:
             return written
-        self._check_kept()
         kept = set(output.done)
         load = functools.cache(load or self._load)
         # Before generating, so that records without views, or a folder without a run, are noticed at once.
@@ -145,12 +127,8 @@ class Evaluation:
             "model_path": self.settings.model_path,
             "test_file": str(self.settings.test_file),
             "test_fingerprint": self._identity["test_file"],
-            "left_out": self.left_out,
-            "task": self.task.name,
-            "lenient": self.task.lenient,
-            **summarise(lines, self.headline),
+            **self.asked.summarise(lines),
             "similarity": self._similarity_summary(similarities["totals"], lines) if similarities else None,
-            "details": self.task.details(lines),
             "settings": self._identity,
             "generated_now": len(fresh),
             "seconds": seconds,
@@ -158,24 +136,6 @@ class Evaluation:
         }
         output.write_summary(summary)
         return summary
-
-    def _check_kept(self) -> None:
-        """Let the task read the lines that are there before hours of answers are added to them.
-
-        Raises:
-            UserError: one lacks, or has wrongly, what the task's own part of a line must hold.
-        """
-        kept = list(self.output.done.values())
-        if not kept or _can_detail(self.task, kept):
-            return
-        for line in kept:
-            if not _can_detail(self.task, [line]):
-                raise UserError(
-                    f"'truth', 'scores' or 'extracted' are not what the task {self.task.name} writes; take the line "
-                    "out to have it made again, or pass --overwrite",
-                    path=self.output.path,
-                    line=self.output.line_numbers[line["index"]],
-                )
 
     def _load(self) -> tuple[Any, Any]:
         from stepjepa.models.loading import load_for_inference
@@ -225,7 +185,13 @@ class Evaluation:
         engine, tokenizer = make_engine(settings, load)
         template = make_template(tokenizer, plain=settings.plain)
         batcher = Batcher(
-            self.task, self.records, engine, tokenizer, template, batch_size=settings.batch_size, headline=self.headline
+            self.task,
+            self.records,
+            engine,
+            tokenizer,
+            template,
+            batch_size=settings.batch_size,
+            headline=self.asked.headline,
         )
         examples = batcher.examples
         seconds, tokens = 0.0, 0
@@ -247,7 +213,7 @@ class Evaluation:
                     continue
                 began = time.perf_counter()
                 with self._memory():
-                    lines = self._answer(batcher, batch, number)
+                    lines = batcher.lines(batch, number)
                 seconds += time.perf_counter() - began
                 fresh = [line for line in lines if line["index"] in missing]
                 if stream is None:
@@ -262,27 +228,11 @@ class Evaluation:
 
     @contextmanager
     def _memory(self) -> Iterator[None]:
-        """Say what to do where the memory does not suffice."""
+        """Turn running out of memory into an error with the remedy."""
         try:
             yield
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            sampling = self.settings.sampling
-            flags = "--batch_size or --num_samples" if sampling.num_samples > 1 else "--batch_size"
-            kept = ", what is finished is kept" if self.finished and not sampling.temperature else ""
-            raise UserError(
-                f"out of memory with --batch_size {self.settings.batch_size}; lower {flags}{kept}"
-            ) from None
-
-    def _answer(self, batcher: Batcher, batch: Sequence[Example], number: int) -> list[dict[str, Any]]:
-        return batcher.lines(batch, number)
-
-
-def _can_detail(task: Task, lines: Sequence[Line]) -> bool:
-    """Whether a task can say more about these lines; what it reads in them is known to it alone."""
-    try:
-        task.details(lines)
-    except (LookupError, TypeError, AttributeError):
-        return False
-    return True
+            flags = "--batch_size or --num_samples" if self.settings.sampling.num_samples > 1 else "--batch_size"
+            raise UserError(f"out of memory with --batch_size {self.settings.batch_size}; lower {flags}") from None

@@ -1,4 +1,4 @@
-"""An inspection for people: sequences, the tree of their tokens, tables and attention, on a terminal of any width."""
+"""An inspection on a terminal of any width: sequences, the tree of their tokens, and tables."""
 
 from __future__ import annotations
 
@@ -6,38 +6,33 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stepjepa.inspection.palette import EDGE, READ, Look, visible_text
-from stepjepa.inspection.record import BranchInfo, Inspection, PartInfo, visible_matrix
+from stepjepa.inspection.palette import EDGE, READ, token_style, visible_text
+from stepjepa.inspection.record import BranchInfo, Inspection, PartInfo
 
 NARROW = 72
 """Columns below which tables say less."""
 NAMED = 3
 """Most sequences of a branch that are named one by one."""
 
-_HALVES = {(False, False): " ", (True, False): "▀", (False, True): "▄", (True, True): "█"}
-
 
 def show(inspection: Inspection, console: Console) -> None:
-    """Print everything: sequences, tree, the table of tokens, attention, counts.
+    """Print the sequences, the tree, the table of tokens and the counts.
 
     Args:
         inspection: from ``inspection.inspect_records``.
         console: where to.
     """
-    look = Look(console)
     narrow = console.width < NARROW
     console.print(Text(title(inspection), "bold"))
-    console.print(_sequences_table(inspection, look, narrow))
-    _print_tree(inspection, console, look)
-    console.print(_tokens_table(inspection, look, narrow))
-    _print_attention(inspection, console, look)
+    console.print(_sequences_table(inspection, narrow))
+    _print_tree(inspection, console)
+    console.print(_tokens_table(inspection, narrow))
     console.print(_records_table(inspection, narrow))
     console.print(_file_table(inspection, narrow))
     for note in inspection.file.notes:
@@ -73,17 +68,18 @@ def _table(heading: str, *columns: str, right: Sequence[str] = (), narrow: bool 
     return table
 
 
-def _sequences_table(inspection: Inspection, look: Look, narrow: bool) -> Table:
+def _sequences_table(inspection: Inspection, narrow: bool) -> Table:
     table = _table("sequences", "sequence", "tokens", "shared", "stand at", right=("tokens", "shared"), narrow=narrow)
     for each in inspection.sequences:
         places = ", ".join(ranged(*place) for place in each.places)
-        table.add_row(Text(f" {each.name} ", look.token(each.kind)), str(each.tokens), str(each.shared), places)
+        table.add_row(Text(f" {each.name} ", token_style(each.kind)), str(each.tokens), str(each.shared), places)
     return table
 
 
-def _print_tree(inspection: Inspection, console: Console, look: Look) -> None:
+def _print_tree(inspection: Inspection, console: Console) -> None:
     """The tokens as running text, a new line after every line end and for every branch, which is indented by depth."""
-    told = "every shade a token" if look.shaded else f"{EDGE} between tokens"
+    coloured = console.color_system is not None and not console.no_color
+    told = "every shade a token" if coloured else f"{EDGE} between tokens"
     console.print(Text("tree: what several sequences begin with stands once", "bold"))
     console.print(Text(f"(· blank, ⏎ line end; {told}; {READ} read here)\n"))
     rows = max(branch.row for branch in inspection.branches)
@@ -98,14 +94,14 @@ def _print_tree(inspection: Inspection, console: Console, look: Look) -> None:
         line, used = Text(indent), len(indent)
         for number, token in enumerate(inspection.tokens[branch.start : branch.end]):
             mark = READ if token.readouts else ""
-            edge = "" if look.shaded or token.place + 1 == branch.end else EDGE
+            edge = "" if coloured or token.place + 1 == branch.end else EDGE
             shown = visible_text(token.text)
             width = cell_len(f"{shown}{mark}{edge}")
             if used > len(indent) and used + width > console.width:
                 console.print(line, no_wrap=True, crop=False)
                 line, used = Text(indent), len(indent)
-            line.append(shown, look.token(branch.kind, number, read=bool(mark)))
-            line.append(f"{mark}{edge}", look.token(branch.kind, number))
+            line.append(shown, token_style(branch.kind, number, read=bool(mark)))
+            line.append(f"{mark}{edge}", token_style(branch.kind, number))
             used += width
             if token.text.endswith("\n"):
                 console.print(line, no_wrap=True, crop=False)
@@ -115,7 +111,7 @@ def _print_tree(inspection: Inspection, console: Console, look: Look) -> None:
     console.print()
 
 
-def _tokens_table(inspection: Inspection, look: Look, narrow: bool) -> Table:
+def _tokens_table(inspection: Inspection, narrow: bool) -> Table:
     columns = ["place", "token", "position", "must predict", "read here"]
     if not narrow:
         columns = ["place", "token", "id", "position", "must predict", "sees from", "seen before", "read here"]
@@ -126,7 +122,7 @@ def _tokens_table(inspection: Inspection, look: Look, narrow: bool) -> Table:
         labels = Counter(map(visible_text, token.label_texts))
         row: dict[str, str | Text] = {
             "place": str(token.place),
-            "token": Text(visible_text(token.text), look.token(kind, read=bool(token.readouts))),
+            "token": Text(visible_text(token.text), token_style(kind, read=bool(token.readouts))),
             "id": str(token.id),
             "position": str(token.position),
             "must predict": Text(", ".join(each if n == 1 else f"{each} ×{n}" for each, n in labels.items()) or "–"),
@@ -136,31 +132,6 @@ def _tokens_table(inspection: Inspection, look: Look, narrow: bool) -> Table:
         }
         table.add_row(*(row[column] for column in columns))
     return table
-
-
-def _print_attention(inspection: Inspection, console: Console, look: Look) -> None:
-    """The attention matrix, two queries a line, if the terminal is wide enough; edges where branches begin."""
-    console.print(Text(f"attention (down: who looks, across: what it sees, {EDGE} where a branch begins)", "bold"))
-    size = len(inspection.tokens)
-    kinds = [inspection.branches[token.branch].kind for token in inspection.tokens]
-    edges = {branch.start for branch in inspection.branches[1:]}
-    marks = {token.place: f" {READ} {', '.join(token.readouts)}" for token in inspection.tokens if token.readouts}
-    gutter = max(len(branch.kind) for branch in inspection.branches) + 6
-    width = gutter + size + len(edges) + max(map(len, marks.values()), default=0)
-    if width > console.width:
-        console.print(Text(f"  not drawn: it needs {width} columns; draw a picture with --png FILE\n"))
-        return
-    visible = np.pad(visible_matrix(inspection), ((0, size % 2), (0, 0)))
-    for top in range(0, size, 2):
-        both = range(top, min(top + 2, size))
-        begun = [inspection.branches[inspection.tokens[place].branch].kind for place in both if place in {0, *edges}]
-        line = Text(f"{top:>4} {begun[-1] if begun else '':<{gutter - 5}}")
-        for key in range(size):
-            line.append(EDGE if key in edges else "")
-            line.append(_HALVES[bool(visible[top, key]), bool(visible[top + 1, key])], look.key(kinds[key]))
-        line.append("".join(marks.get(place, "") for place in both))
-        console.print(line, no_wrap=True, crop=False)
-    console.print()
 
 
 def _part(part: PartInfo) -> str:

@@ -88,7 +88,8 @@ def _load_users(address: str) -> type[Task]:
 
 def users_source(task: Task) -> str | None:
     """The fingerprint of the file that a user's task is written in; None for a task of this package."""
-    module = type(task).__module__
+    # The published rules stand around the task that they score with.
+    module = type(getattr(task, "task", task)).__module__
     if module.startswith("stepjepa."):
         return None
     file = getattr(sys.modules[module], "__file__", None)

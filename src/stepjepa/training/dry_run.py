@@ -26,16 +26,19 @@ from stepjepa.batch.dataset import prepare
 from stepjepa.compute.equal_compute import Plan, equal_compute
 from stepjepa.compute.flops import FlopModel, Shape
 from stepjepa.compute.memory import Sharding, activations, kept_bytes
-from stepjepa.compute.shapes import empty_model
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.models.checkpointing import enable_selective, refuse_full
 from stepjepa.models.heads import attach_heads
-from stepjepa.models.loading import LoraSettings
+from stepjepa.models.loading import LoraSettings, add_lora, load_tokenizer, new_config, reported, torch_dtype
+from stepjepa.models.presets import PREFIX
 from stepjepa.models.setup import base_model, set_up_attention
+from stepjepa.models.token_rows import adapter_ids, grow
 from stepjepa.objectives.objective import Objective
 from stepjepa.run_folder import is_main_process
+from stepjepa.text.plain_template import add_plain_tokens
+from stepjepa.text.predictors import add_predictor_tokens
 from stepjepa.training.batches import make_collator, make_sampler
 from stepjepa.training.checks import check_positions, refuse_contradictions, refuse_lonely_pairs, refuse_sharding
 
@@ -290,23 +293,44 @@ def describe(found: dict[str, Any]) -> list[str]:
 
 
 def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence[Record]) -> tuple[Any, Any]:
+    """What ``load_model`` and ``add_lora`` give, on the meta device, with its real tokenizer."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    name, trust, tokenizer = args.model_name, args.trust_remote_code, None
+    if args.pretrain or name.startswith(PREFIX):
+        texts = (message["content"] for record in records for message in record.messages)
+        tokenizer, found = new_config(
+            name,
+            texts,
+            args.train_tokenizer,
+            chat_template=args.chat_template,
+            trust_remote_code=trust,
+            plain=config.plain,
+        )
+    else:
+        tokenizer = load_tokenizer(name, chat_template=args.chat_template, trust_remote_code=trust)
+        with reported(f"can't load a configuration from '{name}'"):
+            found = AutoConfig.from_pretrained(name, trust_remote_code=trust)
+        if config.plain:
+            add_plain_tokens(tokenizer)
+    if config.uses_views and config.predictors:
+        add_predictor_tokens(tokenizer, config.predictors)
+    dtype = torch_dtype(args.dtype)
     try:
         lora = LoraSettings(args.lora_rank, args.lora_alpha, args.lora_dropout) if args.lora else None
     except ValueError as error:
         raise UserError(f"--{error}") from None
-    return empty_model(
-        args.model_name,
-        texts=(message["content"] for record in records for message in record.messages),
-        predictors=config.predictors or 0 if config.uses_views else 0,
-        dtype=args.dtype,
-        chat_template=args.chat_template,
-        attn_implementation=args.attn_implementation,
-        trust_remote_code=args.trust_remote_code,
-        pretrain=args.pretrain,
-        train_tokenizer=args.train_tokenizer,
-        plain=config.plain,
-        lora=lora,
-    )
+    with reported(f"can't build a model from '{name}'"), torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(
+            found,
+            dtype=dtype if isinstance(dtype, torch.dtype) else found.dtype or torch.float32,
+            attn_implementation=args.attn_implementation,
+            trust_remote_code=trust,
+        )
+        grow(model, len(tokenizer))
+        if lora is not None:
+            model = add_lora(model, lora, adapter_ids(tokenizer, plain=config.plain))
+    return model.train(), tokenizer
 
 
 def _describe_model(model: Any) -> str:

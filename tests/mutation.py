@@ -1,0 +1,134 @@
+"""Mutations: does the suite notice a changed line? Not part of ``make test``; hours for all 200.
+
+Draws executable lines of the folders that hold the arithmetic by a fixed seed, changes one thing in each (a comparison,
+an operator, a constant, a condition, a returned value), and runs the tests that mirror the file. A mutation that no
+test notices is a survivor; all survivors are listed.
+
+    python tests/mutation.py --count 200 --output mutations.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "stepjepa"
+FOLDERS = ("batch", "objectives", "training", "tasks", "experiments")
+
+COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
+COMPARISONS |= {ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In}
+OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult}
+OPERATORS |= {ast.Mod: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr}
+
+
+class Mutation(NamedTuple):
+    """One changed line.
+
+    Attributes:
+        path: of the file.
+        line: counted from 1.
+        change: the line before and after.
+        text: the whole file with the change.
+    """
+
+    path: Path
+    line: int
+    change: str
+    text: str
+
+
+def changes(node: ast.AST) -> Iterator[Callable[[], None]]:
+    """The ways in which a node can be changed in place."""
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
+        yield lambda: node.ops.__setitem__(0, COMPARISONS[type(node.ops[0])]())
+    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        yield lambda: setattr(node, "op", OPERATORS[type(node.op)]())
+    elif isinstance(node, ast.BoolOp):
+        yield lambda: setattr(node, "op", ast.And() if isinstance(node.op, ast.Or) else ast.Or())
+    elif isinstance(node, ast.If | ast.IfExp | ast.While):
+        yield lambda: setattr(node, "test", ast.UnaryOp(ast.Not(), node.test))
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        yield lambda: setattr(node, "value", not node.value if isinstance(node.value, bool) else node.value + 1)
+    elif isinstance(node, ast.Return) and node.value is not None and not isinstance(node.value, ast.Constant):
+        yield lambda: setattr(node, "value", ast.Constant(None))
+
+
+def changeable(path: Path) -> dict[int, list[int]]:
+    """For each line of a file the places, in the order of ``ast.walk``, of nodes that can be changed."""
+    found: dict[int, list[int]] = {}
+    for place, node in enumerate(ast.walk(ast.parse(path.read_text(encoding="utf-8")))):
+        if any(True for _ in changes(node)):
+            found.setdefault(node.lineno, []).append(place)  # type: ignore[attr-defined]
+    return found
+
+
+def mutate(path: Path, line: int, place: int) -> Mutation:
+    """A file with the node at a place changed."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    before = ast.unparse(tree)
+    next(changes(list(ast.walk(tree))[place]))()
+    after = ast.unparse(ast.fix_missing_locations(tree))
+    old, new = next(pair for pair in zip(before.splitlines(), after.splitlines(), strict=False) if pair[0] != pair[1])
+    return Mutation(path, line, f"{old.strip()} -> {new.strip()}", after)
+
+
+def draw(count: int, seed: int) -> list[Mutation]:
+    """Mutations of lines drawn over all files, one a line."""
+    files = [path for folder in FOLDERS for path in sorted((SOURCE / folder).rglob("*.py"))]
+    lines = [(path, line, places) for path in files for line, places in sorted(changeable(path).items())]
+    generator = random.Random(seed)
+    chosen = generator.sample(lines, min(count, len(lines)))
+    return [mutate(path, line, generator.choice(places)) for path, line, places in chosen]
+
+
+def noticed(mutation: Mutation, workers: int) -> bool:
+    """Whether the tests of the file's folder, or then the rest of the suite, fail."""
+    original = mutation.path.read_text(encoding="utf-8")
+    folder = ROOT / "tests" / mutation.path.relative_to(SOURCE).parts[0]
+    near = [str(folder)] if folder.is_dir() else []
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", str(workers), "--dist", "loadfile", "-m", "not slow"]
+    try:
+        mutation.path.write_text(mutation.text, encoding="utf-8")
+        for tests in (near, ["tests/invariants", "tests/commands", "tests/examples"]):
+            done = subprocess.run([*command, *tests], cwd=ROOT, capture_output=True, check=False, timeout=900)
+            if done.returncode:
+                return True
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        mutation.path.write_text(original, encoding="utf-8")
+    return False
+
+
+def main() -> int:
+    """Run drawn mutations; the share that is noticed, and the survivors."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--count", type=int, default=200, help="mutations drawn (200)")
+    options.add_argument("--seed", type=int, default=42, help="of the draw (42)")
+    options.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="of pytest (all cores)")
+    options.add_argument("--output", type=Path, required=True, help="JSON file of all verdicts")
+    args = options.parse_args()
+    drawn = draw(args.count, args.seed)
+    results: list[dict[str, str | int | bool]] = []
+    for number, mutation in enumerate(drawn, start=1):
+        where = f"{mutation.path.relative_to(ROOT)}:{mutation.line}"
+        found = noticed(mutation, args.workers)
+        results.append({"where": where, "change": mutation.change, "noticed": found})
+        args.output.write_text(json.dumps(results, indent=1), encoding="utf-8")
+        print(f"[{number}/{len(drawn)}] {'noticed ' if found else 'SURVIVED'} {where}  {mutation.change}", flush=True)
+    share = sum(bool(result["noticed"]) for result in results) / len(results)
+    print(f"{share:.1%} of {len(results)} noticed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
