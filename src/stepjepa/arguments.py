@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepjepa.config import CHOICES, DEFAULTS, NEEDS_VIEWS, SETTINGS, TYPES, JepaConfig, layouts_of
+from stepjepa.config import CHOICES, DEFAULTS, NEEDS_VIEWS, SETTINGS, TYPES, JepaConfig
 from stepjepa.errors import UserError, shown
 from stepjepa.files import existing_file, read_text, read_yaml
 
@@ -72,7 +72,7 @@ def add_settings(group: argparse._ArgumentGroup, names: Iterable[str]) -> None:
     """Flags of fields of :class:`JepaConfig`, as their metadata describes them."""
     for name in names:
         about, kind, default = SETTINGS[name], TYPES[name], DEFAULTS[name]
-        choices = layouts_of(*CHOICES["mode"]) if name == "layout" else CHOICES.get(name)
+        choices = CHOICES.get(name)
         if kind is bool:
             add_switch(group, f"--{name}", help=about["help"] + (" (on)" if default else ""), default=default)
             continue

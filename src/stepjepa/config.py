@@ -82,7 +82,8 @@ class JepaConfig:
     )
     layout: str | None = setting(
         None,
-        "which sequences views become; LLM-JEPA: separate or branched; Step-JEPA: branched or inplace (the first)",
+        "which sequences views become; LLM-JEPA: separate or branched; Step-JEPA: branched or inplace (the first); or "
+        "module:function of your own",
         "sequences",
         views=True,
     )
@@ -271,6 +272,10 @@ class JepaConfig:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}: expected one of {', '.join(choices)}, got '{getattr(self, name)}'")
+        if self.layout is not None and ":" in self.layout:
+            from stepjepa.batch.layouts import load_layout
+
+            load_layout(self.layout)
         known = layouts_of(self.mode)
         if self.layout is None:
             self.layout = known[0]

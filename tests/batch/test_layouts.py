@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import tiny
 from stepjepa.batch.layouts import LAYOUTS, Layout, Reading, layout, without_views
 from stepjepa.batch.sequences import Pair, Readout, Sequence, TokenizedRecord, View, main_sequence
+from stepjepa.cli import main
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
+from stepjepa.files import write_jsonl
 
 # The main text: template 0 1 2, question 3 to 6, template 7, steps 8 9 10 | 11 12 | 13 14, end of turn 15.
 TEXT = np.arange(16, dtype=np.int32)
@@ -289,3 +294,22 @@ def test_the_configuration_takes_the_layouts_of_its_mode() -> None:
             else:
                 with pytest.raises(ValueError, match="layout"):
                     JepaConfig(mode=mode, layout=name)
+
+
+def test_a_users_layout_is_named_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("main_only", "own_layout:main_only"):
+        monkeypatch.setitem(LAYOUTS, name, LAYOUTS["separate"])  # taken out again in the end
+        del LAYOUTS[name]
+    data = tmp_path / "data.jsonl"
+    write_jsonl(data, [{"messages": record.messages} for record in tiny.records()])
+    flags = ["train", "--train_file", str(data), "--model_name", "preset:tiny", "--output_dir", str(tmp_path / "run")]
+    assert main([*flags, "--layout", "own_layout:main_only", "--dry_run", "--json"]) == 0
+    step = json.loads(capsys.readouterr().out)["step"]
+    # Both views are beginnings of the main sequence.
+    assert step["tokens"] * step["text_share"] <= step["plain_tokens"]
+    assert main([*flags, "--layout", "own_layout:not_registered"]) == 2
+    assert "put @stepjepa.layout(...) above the function" in capsys.readouterr().err
+    assert main([*flags, "--layout", "own_layout:nothing"]) == 2
+    assert "--layout: can't load 'own_layout:nothing'" in capsys.readouterr().err

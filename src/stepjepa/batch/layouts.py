@@ -6,13 +6,14 @@ To add one: write ``(record, predictors, reading) -> list[Sequence]``, and put `
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from stepjepa.batch.sequences import Ids, Readout, Sequence, TokenizedRecord, View, main_sequence
 from stepjepa.errors import UserError
+from stepjepa.own_code import load
 
 
 class Reading(NamedTuple):
@@ -70,6 +71,19 @@ def layout(
         return place
 
     return register
+
+
+def load_layout(address: str) -> None:
+    """Register a layout of the user's own (``--layout module:function``) by its address.
+
+    Raises:
+        UserError: there is no such function, or it is not registered.
+    """
+    place = load("--layout", address)
+    found = next((each for each in LAYOUTS.values() if each.place is place), None)
+    if found is None:
+        raise UserError(f"--layout: '{address}' is no layout; put @stepjepa.layout(...) above the function")
+    LAYOUTS[address] = replace(found, name=address)
 
 
 def without_views(record: TokenizedRecord) -> list[Sequence]:
