@@ -33,8 +33,8 @@ from stepjepa.parser import Parser
 from stepjepa.run_folder import read_run
 from stepjepa.text.predictors import all_predictor_ids
 from stepjepa.training.activations import activations_of
+from stepjepa.training.data import training_arguments
 from stepjepa.training.estimate import Estimate, _set_up, estimate
-from stepjepa.training.inputs import training_arguments
 from stepjepa.training.trainer import JepaTrainer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -15,10 +15,11 @@ from stepjepa.compute.memory import GIB
 from stepjepa.compute.rates import Rates
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
+from stepjepa.training.data import read_data
 from stepjepa.training.dry_run import foretell
 from stepjepa.training.estimate import Estimate, Preparation
 from stepjepa.training.estimate_table import as_dict, describe
-from stepjepa.training.inputs import read_data, training_arguments
+from stepjepa.training.settings import training_arguments
 
 SAMPLES = 6
 """Micro-batches that are run on shapes for their time."""
