@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zipfile
 from collections.abc import Collection
 from pathlib import Path
@@ -29,6 +30,19 @@ def checkpoints(folder: Path) -> list[Path]:
     """The folders ``checkpoint-N`` of a run, whole or not, the newest first."""
     numbered = [path for path in folder.glob(f"{_PREFIX}*") if path.name[len(_PREFIX) :].isdigit()]
     return sorted(numbered, key=lambda path: -int(path.name[len(_PREFIX) :]))
+
+
+def move_into_place(part: Path, final: Path) -> None:
+    """Rename a finished checkpoint, in the place of a damaged or an older one if there is one.
+
+    Args:
+        part: where it was written.
+        final: where it belongs.
+    """
+    if final.exists():
+        final.replace(part.with_name(f"{part.name}.replaced"))
+    part.replace(final)
+    shutil.rmtree(part.parent)
 
 
 def checkpoint_fault(path: Path, needed: Collection[str] = (), *, weights_only: bool = False) -> str | None:

@@ -57,8 +57,6 @@ def test_stopped_on_one_line_and_resumed(
     run = read_run(folder)
     assert run["status"] == "failed"
     assert run["error"].startswith("step 3: LM loss is nan")
-    (kept,) = (folder / "nonfinite").glob("*.json")
-    assert len(json.loads(kept.read_text())["records"]) == 3
     # Without what went wrong it goes on, and with --on_nonfinite skip if it goes wrong again.
     with monkeypatch.context() as patch:
         spoil(patch, 2)

@@ -63,7 +63,7 @@ def test_skipped_as_if_it_had_never_been(seed: int, tiny_tokenizer: Any, tmp_pat
         tiny_tokenizer, tmp_path / "skip", source, kind, jepa=jepa, on_nonfinite="skip", max_steps=steps, **arguments
     )
     skipping.train()
-    assert skipping.skipped == len(spoiled)
+    assert skipping.guard.skipped == len(spoiled)
     rest = [record for record in made(size * steps, []) if (record.line - 1) // size + 1 not in spoiled]
     without = trainer_of(
         tiny_tokenizer, tmp_path / "rest", rest, kind, jepa=jepa, max_steps=steps - len(spoiled), **arguments

@@ -18,7 +18,7 @@ from stepjepa.batch.stream import STREAM_FILE, Tally
 from stepjepa.cli import main
 from stepjepa.errors import UserError
 from stepjepa.files import write_json
-from stepjepa.training.saving import naming_damage
+from stepjepa.training.failures import naming_damage
 
 WEIGHTS = "model.safetensors"
 

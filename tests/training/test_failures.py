@@ -78,7 +78,7 @@ def test_of_a_trainer_that_cannot_be_made(
     assert not any((tmp_path / "new").iterdir())
 
 
-@pytest.mark.parametrize("error", [KeyError("step"), RuntimeError("a bug"), AssertionError()], ids=repr)
+@pytest.mark.parametrize("error", [KeyError("step"), AssertionError()], ids=repr)
 def test_after_some_steps_the_record_says_so(
     error: Exception,
     made: Path,
@@ -117,7 +117,7 @@ def test_after_the_last_step_as_well(
     assert read_run(tmp_path / "new")["status"] == "failed"
 
 
-@pytest.mark.parametrize("error", [None, KeyError("x"), OSError(5, "Input/output error")], ids=repr)
+@pytest.mark.parametrize("error", [None, OSError(5, "Input/output error")], ids=repr)
 def test_a_resume_without_a_step_leaves_the_results(
     error: Exception | None,
     made: Path,
@@ -137,69 +137,14 @@ def test_a_resume_without_a_step_leaves_the_results(
     assert "results" in json.loads(before)
 
 
-def test_a_resume_that_fails_after_a_step_says_so(
-    made: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fail_in_pass(monkeypatch, 2, KeyError("x"))
-    assert train(made, run, "--max_steps", "4", "--resume_from_checkpoint", "last") == 2
-    assert "failed after step 3 (KeyError: x); checkpoint-2 is whole" in capsys.readouterr().err
-    assert read_run(run)["status"] == "failed"
-
-
-def test_where_it_was_is_shown_to_those_who_ask(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("DEBUG", "stepjepa.training.failures")
-    fail_in_pass(monkeypatch, 2, KeyError("x"))
-    assert train(made, tmp_path / "new", "--debug", "2") == 2
-    (entry,) = [entry for entry in caplog.records if entry.name == "stepjepa.training.failures"]
-    assert entry.levelname == "DEBUG"
-    assert entry.exc_info is not None
-    assert isinstance(entry.exc_info[1], KeyError)
-
-
-@pytest.mark.parametrize("line", ["{}", "null", "5", '{"step": "a"}', '{"step": true}', '{"step', "\udcff"])
-def test_a_line_of_logs_without_a_step_is_left_out(
-    line: str, made: Path, run: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lines_of_logs_without_a_step_are_skipped(made: Path, run: Path, caplog: pytest.LogCaptureFixture) -> None:
     metrics = run / METRICS_FILE
     with metrics.open("ab") as stream:
-        stream.write(f"{line}\n{line}\n".encode(errors="surrogateescape"))
+        for line in ("{}", "null", "5", '{"step": "a"}', '{"step": true}', '{"step', "\udcff"):
+            stream.write(f"{line}\n".encode(errors="surrogateescape"))
     write_json(run / RUN_FILE, {**read_run(run), "status": "running"})
     assert train(made, run, "--max_steps", "3", "--resume_from_checkpoint", "last") == 0
     assert read_run(run)["results"]["steps"] == 3
     assert all(isinstance(json.loads(kept)["step"], int) for kept in metrics.read_text().splitlines())
-    said = [entry.getMessage() for entry in caplog.records if "left out" in entry.getMessage()]
-    assert said == [f"{metrics}: 2 lines left out that a kill cut short or that names no step"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--regular"], "evaluations log lm_loss, loss, runtime, samples_per_second; answer_SCORE needs --eval_gen"),
-        (["--step_jepa"], "evaluations log lm_loss, jepa_loss, loss, runtime, samples_per_second, matched_similarity"),
-    ],
-)
-def test_a_metric_that_no_evaluation_logs_is_refused_at_once(
-    flags: list[str], words: str, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = ["--train_file", made / "data.jsonl", "--eval_file", made / "data.jsonl", "--model_name", made / "base"]
-    best = ["--load_best_model_at_end", "--save_strategy", "epoch", "--metric_for_best_model", "lossy", *flags]
-    given = ["train", *names, *best, "--output_dir", tmp_path / "new", "--use_cpu", "--report_to", "none"]
-    assert main(list(map(str, given))) == 2
-    told = capsys.readouterr().err.strip().splitlines()[-1]
-    assert told.startswith(f"stepjepa train: error: --metric_for_best_model lossy is unknown; {words}")
-    assert not any((tmp_path / "new").iterdir())
-
-
-def test_every_metric_of_an_evaluation_can_choose_the_best(made: Path, tmp_path: Path) -> None:
-    """What is refused at the start is not what the evaluation knows."""
-    folder = tmp_path / "whole"
-    names = ["--train_file", made / "data.jsonl", "--eval_file", made / "data.jsonl", "--model_name", made / "base"]
-    flags = ["--step_jepa", "--sigreg", "0.1", "--stp", "0.1", "--max_steps", "1", "--use_cpu", "--report_to", "none"]
-    assert main(list(map(str, ["train", *names, *flags, "--output_dir", folder]))) == 0
-    logged = [name for name in read_run(folder)["results"] if name.startswith("eval_")]
-    assert {"eval_stp_loss", "eval_sigreg_loss", "eval_retrieval_top1"} <= set(logged)
-    for name in logged:
-        best = ["--metric_for_best_model", name, "--dry_run"]
-        assert main(list(map(str, ["train", *names, *flags, *best, "--output_dir", tmp_path / name]))) == 0, name
+    said = [entry.getMessage() for entry in caplog.records if "skipped" in entry.getMessage()]
+    assert said == [f"{metrics}: 7 lines skipped that a kill cut short or that names no step"]

@@ -182,7 +182,7 @@ import os, signal, sys
 from types import SimpleNamespace
 import torch
 from stepjepa.signals import OneRequest, Stopped
-from stepjepa.training.stopping import StopCallback
+from stepjepa.training.callbacks import StopCallback
 rank = int(sys.argv[1])
 torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
 

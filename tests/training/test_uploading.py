@@ -18,7 +18,6 @@ from stepjepa.cli import main
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
-from stepjepa.training import hub as uploads
 from stepjepa.training.trainer import JepaTrainer
 
 # The hub's library sends large files in an old way of its HTTP client.
@@ -92,7 +91,7 @@ def test_an_upload_that_fails_costs_the_run_nothing(
 
 
 def test_what_can_not_be_is_refused_before_training(hub: FakeHub, tiny_tokenizer: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected end or every_save, got checkpoint"):
+    with pytest.raises(ValueError, match=r"expected end or every_save, .* got checkpoint"):
         trainer(tmp_path / "run", tiny_tokenizer, hub_strategy="checkpoint")
     hub.refuse = "create"
     with pytest.raises(UserError, match=r"can't make the repository 'me/mine' on the hub: 403 .*; set HF_TOKEN"):
@@ -166,18 +165,3 @@ def test_flags_that_can_not_be(
     assert main([*line, *flags]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-def test_strategies_that_upload_more_than_a_model_are_refused(
-    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(command(tmp_path, "--model_name", "preset:tiny", "--hub_strategy", "all_checkpoints")) == 2
-    assert "--hub_strategy all_checkpoints: only models are uploaded" in capsys.readouterr().err
-
-
-def test_what_went_wrong_is_one_line() -> None:
-    with pytest.raises(UserError) as found, uploads.told("can't"):
-        raise RuntimeError("Error while uploading 'x'") from ConnectionRefusedError(111, "refused")
-    assert str(found.value) == "can't: [Errno 111] refused; is there a connection?"
-    with pytest.raises(UserError, match=r"^can't: odd \\x1b name$"), uploads.told("can't"):
-        raise ValueError("odd \x1b name\nand more")

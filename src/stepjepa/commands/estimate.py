@@ -50,8 +50,9 @@ def run(args: argparse.Namespace) -> int:
     """Check the flags, then estimate."""
     config = train.check(args)
     check(args)
+    from stepjepa.training.data import read_data
     from stepjepa.training.dry_run import GIB, dry_run
-    from stepjepa.training.inputs import read_data, training_arguments
+    from stepjepa.training.settings import training_arguments
 
     with lines_to_stderr(args.json):
         records, eval_records, _ = read_data(args)

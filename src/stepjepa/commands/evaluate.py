@@ -102,7 +102,7 @@ def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from stepjepa.evaluation.run import Evaluation
     from stepjepa.evaluation.settings import EvaluationSettings, Sampling
     from stepjepa.evaluation.summary import format_summary
-    from stepjepa.training.card import renew_card
+    from stepjepa.training.card import write_card
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("every process would write the same file; start one process, without torchrun")
@@ -158,7 +158,7 @@ def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
     print(f"written: {evaluation.output.path}, {evaluation.output.summary_file}")
     folder = evaluation.output.path.parent
     if (folder / RUN_FILE).is_file():
-        renew_card(folder)
+        write_card(folder)
         shown = shlex.quote(str(folder))
         page = shlex.quote(str(folder / "report.html"))
         print(

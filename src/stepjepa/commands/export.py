@@ -54,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
     if args.output_dir is not None:
         _export(args, name)
     else:
-        from stepjepa.training.card import renew_card
+        from stepjepa.training.card import write_card
 
-        renew_card(folder, name)
+        write_card(folder, name=name)
     if name is not None:
         _upload(args, folder, name)
     return 0
@@ -92,7 +92,7 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
     from stepjepa.models.stripping import strip_rows, strip_tokenizer
     from stepjepa.run_folder import open_run_folder, run_of, save_new, write_run
     from stepjepa.text.predictors import all_predictor_ids
-    from stepjepa.training.card import model_card, results_of, summaries, write_card
+    from stepjepa.training.card import write_card
 
     folder, _ = open_run_folder(args.output_dir, None)
     run = run_of(args.model_path)
@@ -110,14 +110,7 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
             strip_tokenizer(
                 part, tokenizer, lambda path: load_tokenizer(path, trust_remote_code=args.trust_remote_code)
             )
-        card = model_card(
-            run or {"model": str(args.model_path)},
-            name or folder.absolute().name,
-            results=results_of(args.model_path),
-            scores=summaries(args.model_path),
-            predictors=count > 0 and stripped is None,
-        )
-        write_card(part, card)
+        write_card(Path(part), name=name or folder.absolute().name, source=args.model_path)
         if run is not None:
             # How the model was trained is how it wants to be asked.
             more = {} if stripped is None else {"stripped_predictors": count}

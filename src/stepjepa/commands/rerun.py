@@ -154,8 +154,7 @@ def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
         UserError: a file is missing.
     """
     from stepjepa.evaluation.output import model_fingerprint
-    from stepjepa.training.inputs import identify_stream
-    from stepjepa.training.provenance import machine
+    from stepjepa.training.provenance import identify_stream, machine
 
     found = []
     for part, before in old["data"].items():

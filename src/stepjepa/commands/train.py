@@ -283,7 +283,7 @@ def _check_model(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check what can be checked cheaply, then train."""
     config = check(args)
-    from stepjepa.training.group import naming_lost_processes
+    from stepjepa.training.processes import naming_lost_processes
     from stepjepa.training.run import train
 
     try:
@@ -305,14 +305,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _close(args: argparse.Namespace, record: dict[str, Any]) -> None:
     """Say what came of the run, where it is, and what to do next."""
-    from stepjepa.training.closing import closing_json, closing_rows, next_command
+    from stepjepa.training.console import finished_json, last_lines, next_command
 
     if args.json:
-        print_json(record if args.dry_run else closing_json(args, record))
+        print_json(record if args.dry_run else finished_json(args, record))
         return
     if args.dry_run:
         return
-    print_rows(closing_rows(Path(args.output_dir), record))
+    print_rows(last_lines(Path(args.output_dir), record))
     # On a line of its own, so that it can be copied from a terminal of any width.
     print(f"next: {shlex.join(next_command(args))}", flush=True)
 

@@ -148,7 +148,7 @@ def _places(run: Run, named: str) -> Iterator[Path]:
 def _same(path: Path, expected: dict[str, Any]) -> bool:
     if "sha256" in expected:
         return fingerprint(path) == expected["sha256"]
-    from stepjepa.training.inputs import identify_stream
+    from stepjepa.training.provenance import identify_stream
 
     return all(expected.get(name) == value for name, value in identify_stream(str(path)).items() if name != "file")
 

@@ -1,145 +1,22 @@
-"""What a training run writes while it goes: a console line, ``metrics.jsonl``, a warning on collapse."""
+"""What a training run does beside its steps: ``metrics.jsonl``, a warning on collapse, epochs, requests to stop."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tqdm.auto import tqdm
+import torch
 from transformers import TrainerCallback
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from stepjepa.files import atomic_write
 from stepjepa.objectives.monitors import COLLAPSE_PAIRS, COLLAPSE_RANK, COLLAPSE_SIMILARITY, REMEDIES
-from stepjepa.objectives.term import TERMS
 from stepjepa.run_folder import METRICS_FILE
-from stepjepa.terminal import duration
-
-if TYPE_CHECKING:
-    from transformers import Trainer
+from stepjepa.signals import OneRequest, Stopped
 
 logger = logging.getLogger(__name__)
-
-
-def console_line(logs: dict[str, float]) -> str | None:
-    """One line for people out of a line of logs; None for logs that are not losses."""
-    prefix = "eval_" if "eval_lm_loss" in logs else ""
-    if f"{prefix}lm_loss" not in logs:
-        return None
-    parts = [f"{term.words}: {logs[prefix + name]:.4f}" for name, term in TERMS.items() if prefix + name in logs]
-    parts.append(f"Total: {logs[f'{prefix}loss']:.4f}")
-    if f"{prefix}matched_similarity" in logs:
-        shuffled = logs.get(f"{prefix}shuffled_similarity")
-        other = "–" if shuffled is None else f"{shuffled:.3f}"
-        parts.append(f"cos matched/shuffled: {logs[f'{prefix}matched_similarity']:.3f}/{other}")
-    if f"{prefix}source_rank" in logs:
-        parts.append(f"rank: {logs[f'{prefix}source_rank']:.1f}/{logs[f'{prefix}target_rank']:.1f}")
-    parts += [
-        f"{name.removeprefix('eval_answer_')}: {value:.3f}"
-        for name, value in logs.items()
-        if name.startswith("eval_answer_")
-    ]
-    if "tokens_per_second" in logs:
-        parts.append(f"{logs['tokens_per_second']:,.0f} tok/s")
-    if "pairs_per_second" in logs:
-        parts.append(f"{logs['pairs_per_second']:,.1f} pairs/s")
-    return ("eval  " if prefix else "") + ", ".join(parts)
-
-
-MEASURED = 4
-"""Steps behind the first one by which the time of a run is told; the first pays for what is made once."""
-
-
-class ConsoleCallback(TrainerCallback):
-    """A line of losses for every line of logs; on a terminal a bar with rate and time left, else that in the lines.
-
-    Once the first steps are measured, a line tells how long the run will take, evaluations left out.
-
-    Args:
-        bars: draw a bar, on standard error.
-        clock: seconds since some moment.
-    """
-
-    @classmethod
-    def install(cls, trainer: Trainer) -> None:
-        """Take the place of the callback that prints logs."""
-        for standard in (ProgressCallback, PrinterCallback):
-            trainer.remove_callback(standard)
-        trainer.add_callback(cls(bars=not trainer.args.disable_tqdm))
-
-    def __init__(self, bars: bool, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._bars = bars
-        self._clock = clock
-        self._bar: tqdm[Any] | None = None
-        self._first = 0
-        self._seconds = 0.0
-        self._begun = 0.0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start the bar."""
-        self._first, self._seconds, self._begun = state.global_step, 0.0, self._clock()
-        if self._bars and state.is_world_process_zero:
-            self._bar = tqdm(
-                total=state.max_steps, initial=state.global_step, desc="train", unit="step", dynamic_ncols=True
-            )
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Advance the bar; tell the time of the run once it is known."""
-        done, now = state.global_step - self._first, self._clock()
-        if done > 1:
-            self._seconds += now - self._begun
-        self._begun = now
-        if not state.is_world_process_zero:
-            return
-        if self._bar is not None:
-            self._bar.update(state.global_step - self._bar.n)
-        left = self._left(state)
-        if done == 1 + MEASURED and left is not None:
-            steps = state.max_steps - state.global_step
-            rest = "" if args.eval_strategy == "no" else ", and evaluations"
-            self._write(
-                f"time: about {duration(left)} for the {steps:,} steps left, {duration(left / steps)} each{rest}"
-            )
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave the time since the last step out of that of the next."""
-        self._begun = self._clock()
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The same."""
-        self._begun = self._clock()
-
-    def _left(self, state: Any) -> float | None:
-        """Seconds that the steps to come will take; None while that is not known, and at the end."""
-        measured = state.global_step - self._first - 1
-        steps = state.max_steps - state.global_step
-        return self._seconds / measured * steps if measured >= 1 and steps > 0 else None
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Close the bar."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Print the line."""
-        line = console_line(logs or {})
-        if line is None or not state.is_world_process_zero:
-            return
-        left = None if self._bar is not None or "loss" not in (logs or {}) else self._left(state)
-        self._write(f"step {state.global_step}/{state.max_steps}  {line}{f', {duration(left)} left' if left else ''}")
-
-    def _write(self, line: str) -> None:
-        # Above the bar, where there is one.
-        if self._bar is not None:
-            self._bar.write(line)
-        else:
-            print(line, flush=True)
 
 
 def _step_of(line: bytes) -> int | None:
@@ -156,20 +33,15 @@ class MetricsCallback(TrainerCallback):
     """Appends every line of logs to ``metrics.jsonl`` in the run folder."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """On a resume drop what was logged after the checkpoint: those steps are run again."""
+        """Of a resumed run, drop what was logged after the checkpoint: those steps are run again."""
         path = Path(args.output_dir) / METRICS_FILE
         if not state.is_world_process_zero or not path.exists():
             return
-        kept, dropped = [], 0
-        for line in path.read_bytes().splitlines():
-            step = _step_of(line)
-            if step is None:
-                dropped += 1
-            elif step <= state.global_step:
-                kept.append(line.decode() + "\n")
-        if dropped:
+        steps = [(_step_of(line), line) for line in path.read_bytes().splitlines()]
+        if dropped := sum(step is None for step, _ in steps):
             count = "1 line" if dropped == 1 else f"{dropped:,} lines"
-            logger.warning("%s: %s left out that a kill cut short or that names no step", path, count)
+            logger.warning("%s: %s skipped that a kill cut short or that names no step", path, count)
+        kept = [line.decode() + "\n" for step, line in steps if step is not None and step <= state.global_step]
         # What the end of a run logs stands at its last step, too, but the checkpoint does not know of it.
         if state.global_step:
             kept = kept[: len(state.log_history)]
@@ -214,10 +86,8 @@ class CollapseCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         """Look at the similarity of shuffled pairs, and at the ranks."""
-        if self._warned or not state.is_world_process_zero:
-            return
         found = collapse(logs or {})
-        if found is not None:
+        if found is not None and not self._warned and state.is_world_process_zero:
             self._warned = True
             logger.warning("step %d: %s; %s", state.global_step, found, REMEDIES)
 
@@ -234,3 +104,47 @@ class EpochCallback(TrainerCallback):
                 return
             sampler = getattr(inner, "batch_sampler", None)
             inner = sampler if sampler is not None else getattr(inner, "sampler", None)
+
+
+class StopCallback(TrainerCallback):
+    """Has a checkpoint saved at the end of the step in which a signal came, and ends training when it is there.
+
+    All processes do so at the same step, whichever of them was sent the signal. A step that ends an epoch is ended with
+    what the epoch's end brings, evaluation among it, and an evaluation is ended too, so that nothing is missing from a
+    run that is resumed later.
+
+    Args:
+        request: entered while training is.
+        processes: how many train together.
+        device: of this one.
+
+    Raises:
+        Stopped: out of ``Trainer.train``, after the checkpoint was written.
+    """
+
+    def __init__(self, request: OneRequest, processes: int = 1, device: torch.device | None = None) -> None:
+        self._request, self._processes, self._device = request, processes, device
+        self._number = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask all processes for a request, unless the epoch ends here as well."""
+        if not float(state.epoch).is_integer():
+            self.on_epoch_end(args, state, control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask all processes for a request."""
+        if not self._number:
+            self._number = self._request.first
+            if self._processes > 1:
+                numbers = torch.tensor(self._number, device=self._device)
+                torch.distributed.all_reduce(numbers, torch.distributed.ReduceOp.MAX)
+                self._number = int(numbers.item())
+        control.should_save |= bool(self._number)
+
+    # An evaluation may take long.
+    on_evaluate = on_epoch_end
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave."""
+        if self._number:
+            raise Stopped(self._number)

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import cast
 
 from transformers import TrainingArguments
+from transformers.trainer_utils import HubStrategy
 
 from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.dataset import Prepared
@@ -32,7 +33,11 @@ WITHOUT_EFFECT = (
 
 
 def refuse_contradictions(args: TrainingArguments) -> None:
-    """Options of Trainer that would be ignored or wrong here."""
+    """Refuse options of Trainer that would be ignored or wrong here.
+
+    Raises:
+        ValueError: there is one.
+    """
     if args.label_smoothing_factor:
         raise ValueError(f"label_smoothing_factor: expected 0 with this objective, got {args.label_smoothing_factor}")
     if str(args.train_sampling_strategy) not in STRATEGIES:
@@ -43,6 +48,10 @@ def refuse_contradictions(args: TrainingArguments) -> None:
         raise ValueError("auto_find_batch_size: expected False, since it would change the records of a step")
     if getattr(args.accelerator_config, "split_batches", False):
         raise ValueError("accelerator_config: expected split_batches false: it would change the records of a step")
+    if args.push_to_hub and args.hub_strategy not in (HubStrategy.END, HubStrategy.EVERY_SAVE):
+        raise ValueError(
+            f"hub_strategy: expected end or every_save, since only models are uploaded, got {args.hub_strategy.value}"
+        )
     defaults = {field.name: field.default for field in fields(TrainingArguments)}
     for name in WITHOUT_EFFECT:
         default = [] if name == "include_for_metrics" else defaults.get(name)
@@ -51,7 +60,11 @@ def refuse_contradictions(args: TrainingArguments) -> None:
 
 
 def refuse_lonely_pairs(objective: Objective, config: JepaConfig, args: TrainingArguments) -> None:
-    """Terms that compare the pairs of a micro-batch say nothing where there is only one."""
+    """Refuse terms that compare the pairs of a micro-batch where there is only one.
+
+    Raises:
+        ValueError: it is so.
+    """
     if objective.compares_pairs and config.pairs == "first" and args.train_batch_size * args.world_size == 1:
         raise ValueError(
             "infonce, sigreg, variance and covariance compare the pairs of a micro-batch, and a batch size of 1 has "
@@ -60,7 +73,11 @@ def refuse_lonely_pairs(objective: Objective, config: JepaConfig, args: Training
 
 
 def refuse_sharding(config: JepaConfig, answer_scores: object | None) -> None:
-    """What can't be done where each process holds a part of the weights."""
+    """Refuse what can't be done where each process holds a part of the weights.
+
+    Raises:
+        ValueError: it is asked for.
+    """
     if answer_scores is not None:
         raise ValueError("answer_scores: expected None, since sharded weights can't generate; evaluate afterwards")
     if config.target_grad == "ema":

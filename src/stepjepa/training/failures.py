@@ -1,43 +1,37 @@
-"""What becomes of a run that fails: its record says so or stays as it was, and its user is told on one line."""
+"""A run that fails, or a checkpoint that can't be loaded: one line for the user, and a run folder that says so."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from transformers import Trainer, TrainerCallback
+import torch
+from peft import get_peft_model_state_dict
+from safetensors import SafetensorError, safe_open
+from transformers import Trainer
 
 from stepjepa.disk import DISK_ERRORS
 from stepjepa.errors import UserError
 from stepjepa.run_folder import last_checkpoint, put_back, write_run
-from stepjepa.training.group import is_lost
+from stepjepa.training.processes import is_lost
 
 logger = logging.getLogger(__name__)
 
-# Raised on purpose, with words for whoever started the run; of others the kind says more than the words.
-_WITH_WORDS = (ValueError, RuntimeError, ImportError)
-
-
-class _LaunchCallback(TrainerCallback):
-    """Notes where a launch begins.
-
-    Attributes:
-        first: the step that it goes on from; None until training begins.
-    """
-
-    def __init__(self) -> None:
-        self.first: int | None = None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note it."""
-        self.first = state.global_step
+# What PyTorch, safetensors, transformers and pickle raise where a file holds something else than it should.
+_DAMAGE = (
+    *(ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError, EOFError, RuntimeError),
+    *(pickle.UnpicklingError, zipfile.BadZipFile, SafetensorError),
+)
 
 
 @contextmanager
-def noting_failures(trainer: Trainer, folder: Path, record: dict[str, Any], before: str | None) -> Iterator[None]:
+def recording_failures(trainer: Trainer, folder: Path, record: dict[str, Any], before: str | None) -> Iterator[None]:
     """Note in ``run.json`` that a run failed; put back what it held where this launch took no step.
 
     Args:
@@ -50,70 +44,115 @@ def noting_failures(trainer: Trainer, folder: Path, record: dict[str, Any], befo
         UserError: in the place of whatever is raised inside, but for requests to stop, errors of the system that are no
             full disk, and what says that another process is gone.
     """
-    launch = _LaunchCallback()
-    trainer.add_callback(launch)
-
-    def trained() -> bool:
-        return launch.first is not None and trainer.state.global_step > launch.first
-
-    def note(error: Exception) -> None:
-        if before is not None and not trained():
-            # What came of the run so far is still what came of it.
-            put_back(folder, before)
-        else:
-            write_run(folder, {**record, "status": "failed", "error": str(error)})
-
     try:
         yield
-    except OSError as error:
-        with suppress(OSError):
-            note(error)
-        raise _disk_error(error, folder) from None
     except Exception as error:  # of whatever kind: the record must not say for ever that the run goes on
-        if is_lost(error):
-            note(error)
+        first = getattr(trainer, "_initial_global_step", None)
+        trained = first is not None and trainer.state.global_step > first
+        environment = isinstance(error, OSError) or is_lost(error)
+        with suppress(OSError):
+            if trained or (environment and before is None):
+                write_run(folder, {**record, "status": "failed", "error": str(error)})
+            else:
+                if before is None:
+                    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+                put_back(folder, before)
+        if isinstance(error, UserError) or is_lost(error):
             raise
-        if not trained():
-            # A stream's first record that is wrong; an optimizer or a schedule that can't be made; a checkpoint of
-            # another model.
-            put_back(folder, before)
-            raise error if isinstance(error, UserError) else cannot_start(error, "training can't start: ") from None
-        note(error)
-        raise error if isinstance(error, UserError) else _failed(error, folder, trainer.state.global_step) from None
+        if isinstance(error, OSError):
+            raise _disk_error(error, folder) from None
+        if not trained:
+            # A stream's first record that is wrong; an optimizer that can't be made; a checkpoint of another model.
+            raise cannot_start(error, "training can't start: ") from None
+        logger.debug("training failed", exc_info=error)
+        failed = f"the run failed after step {trainer.state.global_step} ({_named(error)})"
+        raise UserError(f"{failed}; {_way_back(folder)}; --debug 2 shows where it was") from None
 
 
 def cannot_start(error: Exception, beginning: str = "") -> UserError:
     """What to tell of an error before the first step."""
     logger.debug("training can't start", exc_info=error)
-    if isinstance(error, _WITH_WORDS) and str(error):
+    # Raised on purpose, with words for whoever started the run; of others the kind says more than the words.
+    if isinstance(error, ValueError | RuntimeError | ImportError) and str(error):
         return UserError(f"{beginning}{error}")
     return UserError(f"{beginning}{_named(error)}; change the flag that it is about, or --debug 2 shows where it was")
 
 
-def _failed(error: Exception, folder: Path, step: int) -> UserError:
-    """What to tell of an error after some steps."""
-    logger.debug("training failed", exc_info=error)
-    last = last_checkpoint(folder)
-    way = "no checkpoint was saved before"
-    if last is not None:
-        way = f"{last.name} is whole: go on with --resume_from_checkpoint last"
-    return UserError(f"the run failed after step {step} ({_named(error)}); {way}; --debug 2 shows where it was")
-
-
 def _named(error: Exception) -> str:
     # That of a KeyError is in quotes.
-    words = error.args[0] if isinstance(error, KeyError) and error.args else error
-    return f"{type(error).__name__}: {words}" if str(error) else type(error).__name__
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    return f"{type(error).__name__}: {text}" if str(error) else type(error).__name__
 
 
-def _disk_error(error: OSError, folder: Path) -> OSError | UserError:
+def _way_back(folder: Path, condition: str = "") -> str:
+    last = last_checkpoint(folder)
+    if last is None:
+        return "no checkpoint was saved before"
+    return f"{last.name} is whole: {condition}go on with --resume_from_checkpoint last"
+
+
+def _disk_error(error: OSError, folder: Path) -> OSError:
     """What to tell of a disk that can't be written to while training."""
     if error.errno not in DISK_ERRORS:
         return error
-    last = last_checkpoint(folder)
-    way = (
-        "no checkpoint was saved before"
-        if last is None
-        else f"{last.name} is whole: once it can be written to, go on with --resume_from_checkpoint last"
-    )
-    return UserError(f"{error.strerror}; {way}", path=error.filename or folder)
+    way = _way_back(folder, "once it can be written to, ")
+    told: Any = UserError(f"{error.strerror}; {way}", path=error.filename or folder)
+    return told
+
+
+@contextmanager
+def naming_damage(checkpoint: str | None, loading: Callable[[], bool]) -> Iterator[None]:
+    """Say of what can't be loaded which checkpoint it is in.
+
+    Whether a checkpoint is whole, ``checkpoints.checkpoint_fault`` has looked at; here are files that are whole and
+    hold something else: those of another model, or with other names.
+
+    Args:
+        checkpoint: that is loaded inside; None for none, where errors stay as they are.
+        loading: whether it still is.
+
+    Raises:
+        UserError: in the place of whatever is raised inside while it is loaded, but for a full memory and disks that
+            can't be read.
+    """
+    try:
+        yield
+    except _DAMAGE as error:
+        if checkpoint is None or not loading() or isinstance(error, UserError | torch.OutOfMemoryError):
+            raise
+        told = str(error).strip().partition("\n")[0].strip().rstrip(".:")
+        raise UserError(
+            f"can't be resumed ({type(error).__name__}: {told}); move it elsewhere, and resume the one before it with "
+            "--resume_from_checkpoint last",
+            path=checkpoint,
+        ) from error
+
+
+def refuse_other_weights(model: Any, load_result: Any) -> None:
+    """Refuse what transformers only warns of: what is missing would go on from where the model began.
+
+    Raises:
+        ValueError: a weight that no other is tied to is missing, or there is one that the model has not.
+    """
+    tensors = model.state_dict(keep_vars=True)
+    missing = set(load_result.missing_keys) - set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    loaded = {id(tensor) for name, tensor in tensors.items() if name not in missing}
+    lost = sorted(name for name in missing if name in tensors and id(tensors[name]) not in loaded)
+    if lost or load_result.unexpected_keys:
+        what = f"{lost[0]} is missing" if lost else f"{sorted(load_result.unexpected_keys)[0]} is unknown"
+        raise ValueError(f"its weights are those of another model: {what}")
+
+
+def refuse_other_adapter(model: Any, checkpoint: Path) -> None:
+    """Refuse an adapter's weights that lack some of the model's, of which PEFT only warns.
+
+    Raises:
+        ValueError: one is missing.
+    """
+    file = checkpoint / "adapter_model.safetensors"
+    if not hasattr(model, "peft_config") or not file.is_file():
+        return
+    with safe_open(file, "pt") as weights:
+        lost = sorted(set(get_peft_model_state_dict(model, save_embedding_layers=False)) - set(weights.keys()))
+    if lost:
+        raise ValueError(f"its weights are those of another adapter: {lost[0]} is missing")

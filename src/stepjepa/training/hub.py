@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import disable_progress_bars
@@ -16,9 +16,6 @@ from stepjepa.errors import UserError, one_line
 from stepjepa.files import read_json_object
 from stepjepa.offline import STAYS_OFFLINE
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
 UPLOADED = (
     *("README.md", "config.json", "generation_config.json", "adapter_config.json", "*.py"),
     *("model*.safetensors", "model*.safetensors.index.json", "adapter_model*.safetensors"),
@@ -26,12 +23,7 @@ UPLOADED = (
     *("vocab.json", "vocab.txt", "*.model", "chat_template.jinja", "additional_chat_templates/*.jinja"),
 )
 """What is uploaded of a folder. The rest of a run folder names files of this machine (``run.json``,
-``training_args.bin``), holds test data (evaluations), or serves to go on with a run (optimizer states)."""
-
-_UNAUTHORISED = (401, 403)
-
-# How errors of the library that speaks HTTP end, whichever it is.
-_NO_CONNECTION = ("ConnectError", "ConnectionError", "Timeout", "TimeoutError")
+``training_args.bin``), holds test data (evaluations), or serves to resume the run (optimizer states)."""
 
 
 def refuse_offline() -> None:
@@ -47,7 +39,7 @@ def refuse_offline() -> None:
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
+def naming_hub_errors(what: str) -> Iterator[None]:
     """Turn what the hub's library raises into one line that names the remedy.
 
     Args:
@@ -58,19 +50,11 @@ def told(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except UserError:
-        raise
     except Exception as raised:  # a broken connection, a strange answer, a wrong name: each has an error of its own
         error = raised.__cause__ if isinstance(raised, RuntimeError) and raised.__cause__ else raised
-        response = getattr(error, "response", None)
-        status = getattr(response, "status_code", None)
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        reason = one_line(getattr(error, "server_message", None) or first)
-        remedy = ""
-        if status in _UNAUTHORISED:
-            remedy = "; set HF_TOKEN in the environment to a token that may write there"
-        elif status is None and (isinstance(error, ConnectionError) or type(error).__name__.endswith(_NO_CONNECTION)):
-            remedy = "; is there a connection?"
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        reason = one_line(getattr(error, "server_message", None) or str(error).strip().partition("\n")[0])
+        remedy = "; set HF_TOKEN in the environment to a token that may write there" if status in (401, 403) else ""
         number = "" if status is None or str(status) in reason else f"{status} "
         raise UserError(f"{what}: {number}{reason.rstrip(' .')}{remedy}") from None
 
@@ -90,20 +74,13 @@ def create_repository(name: str, *, private: bool | None = None, token: str | No
         UserError: the hub refuses, or can't be reached.
     """
     refuse_offline()
-    with told(f"can't make the repository '{name}' on the hub"):
+    with naming_hub_errors(f"can't make the repository '{name}' on the hub"):
         made: str = HfApi().create_repo(name, token=token, private=private, exist_ok=True).repo_id
     return made
 
 
 def refuse_lone_adapter(folder: str | os.PathLike[str]) -> None:
-    """Refuse to upload an adapter that nobody else could load.
-
-    Args:
-        folder: of an adapter, or of anything else, which passes.
-
-    Raises:
-        UserError: its base model is a folder of this machine.
-    """
+    """Refuse to upload an adapter whose base model is a folder of this machine, so that nobody else could load it."""
     described = Path(folder) / "adapter_config.json"
     if described.is_file():
         adapter = read_json_object(described, "file of an adapter", "restore it, or train again")
@@ -128,7 +105,7 @@ def upload(
     revision: str | None = None,
     token: str | None = None,
 ) -> str:
-    """Upload a model folder, in one commit unless it is large; wait for it.
+    """Upload a model folder and wait for it.
 
     Args:
         folder: of a whole model or an adapter; see :data:`UPLOADED`.
@@ -148,7 +125,7 @@ def upload(
     api = HfApi()
     if not sys.stderr.isatty():
         disable_progress_bars()
-    with told(f"can't upload to '{name}'"):
+    with naming_hub_errors(f"can't upload to '{name}'"):
         api.upload_folder(
             repo_id=name,
             folder_path=Path(folder),
@@ -158,10 +135,3 @@ def upload(
             revision=revision,
         )
     return f"{api.endpoint}/{name}"
-
-
-def upload_later(
-    folder: str | os.PathLike[str], name: str, *, message: str, revision: str | None = None, token: str | None = None
-) -> Future[Any]:
-    """As :func:`upload`, in the background; the folder must stay as it is until that is done."""
-    return HfApi().run_as_future(upload, folder, name, message=message, revision=revision, token=token)

@@ -1,50 +1,47 @@
-"""Losses and gradients that are not finite: what is said of them, and what is kept of the batch to look at."""
+"""No optimizer step on a loss or a gradient that is not finite: the run stops, or the step is skipped."""
 
 from __future__ import annotations
 
+import json
+import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from safetensors.torch import save
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers import TrainerCallback
 
 from stepjepa.batch.collate import Batch, Members
-from stepjepa.files import atomic_write, write_json
+from stepjepa.errors import UserError
+from stepjepa.files import write_json
+from stepjepa.objectives.objective import Losses
 from stepjepa.objectives.term import TERMS
+from stepjepa.run_folder import last_checkpoint
+
+if TYPE_CHECKING:
+    from stepjepa.training.trainer import JepaTrainer
+
+logger = logging.getLogger(__name__)
 
 OnNonfinite = Literal["stop", "skip"]
 """What becomes of a step whose loss or gradient is not finite: the run stops, or the step is not taken."""
 
-ON_NONFINITE = ("stop", "skip")
-
 MOST_IN_A_ROW = 10
-"""Steps in a row that may be left out; after them something else is wrong than a batch."""
+"""Steps in a row that may be skipped; after them something else is wrong than a batch."""
 
 MOST_OVERFLOWS = 30
-"""Steps in a row that the scaler of fp16 may leave out: as many times its scale can be halved, from 2^24 to below 1."""
-
-MOST_KEPT = 16
-"""Batches that are kept in a run folder: a run that leaves out many must not fill a disk."""
-
-FOLDER = "nonfinite"
-"""Where they are kept."""
+"""Steps in a row that the scaler of fp16 may skip: as many times its scale can be halved, from 2^24 to below 1."""
 
 COUNT_FILE = "nonfinite.json"
-"""In a checkpoint: how many steps had been left out."""
+"""In a checkpoint: how many steps had been skipped."""
 
-GRADIENT = "gradient"
-"""Stands for a part where all losses are finite and it is not known which of them has the gradient that is not."""
-
-# Records that a message names; the kept batch has them all.
+# Records that a message names.
 _NAMED = 8
-
-_ENDS = (".safetensors", ".json")
 
 
 @dataclass
@@ -53,12 +50,10 @@ class MicroBatch:
 
     Attributes:
         batch: as collated.
-        counts: what its terms are divided by; see ``Objective.means``.
         parts: the means of its terms, on their device; empty until they are there.
     """
 
     batch: Batch
-    counts: Mapping[str, float] | None = None
     parts: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -73,119 +68,151 @@ class MicroBatch:
         return sum(each["input_ids"].numel() for each in self.batch.passes)
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A micro-batch with something in it that is not finite.
+class NonfiniteGuard(TrainerCallback):
+    """Looks at the norm of the gradient before every optimizer step, and decides on the step, on all processes alike.
+
+    Args:
+        trainer: whose steps are guarded.
+        on_nonfinite: see ``OnNonfinite``.
 
     Attributes:
-        process: on which it was.
-        number: of the micro-batch in its step, from 0.
-        lines: of its records.
-        values: parts whose loss is not finite, or whose gradient is not, to the value of the loss.
-        by_gradient: the losses are finite.
+        on_nonfinite: as given.
+        skipped: steps skipped so far.
+        step_taken: the last step was taken.
+        micros: of the step that is being computed.
+
+    Raises:
+        ValueError: there is no such setting, or the optimizer can't be kept from its step.
     """
 
-    process: int
-    number: int
-    lines: tuple[int, ...]
-    values: dict[str, float]
-    by_gradient: bool = False
+    def __init__(self, trainer: JepaTrainer, on_nonfinite: OnNonfinite) -> None:
+        if on_nonfinite not in ("stop", "skip"):
+            raise ValueError(f"on_nonfinite: expected stop or skip, got '{on_nonfinite}'")
+        if on_nonfinite == "skip" and trainer.is_deepspeed_enabled:
+            raise ValueError("on_nonfinite 'skip' can't keep DeepSpeed from a step; use 'stop', or train without it")
+        self._trainer = trainer
+        self.on_nonfinite = on_nonfinite
+        self.micros: list[MicroBatch] = []
+        self.skipped = self._in_a_row = self._overflows = 0
+        self.step_taken = True
+        # The Trainer's own look at every loss waits for the device in every micro-batch, and hides what it finds.
+        trainer.args.logging_nan_inf_filter = False
+
+    def begin_step(self) -> None:
+        """Forget the micro-batches of the last step."""
+        self.micros.clear()
+        self.step_taken = True
+
+    def watch(self, losses: Losses) -> Tensor:
+        """The loss of a micro-batch; where it is not finite, none of its gradients are.
+
+        Gradients may be finite although the loss is not. Those of all processes are added up, so that each of them
+        learns of it without a message, and no device is waited for.
+        """
+        if self.micros:
+            self.micros[-1].parts = {name: part.detach() for name, part in losses.parts.items()}
+        return losses.loss * torch.where(torch.isfinite(losses.loss.detach()), 1.0, math.nan)
+
+    def save(self, folder: Path) -> None:
+        """Write the count into a checkpoint folder."""
+        if self.skipped:
+            write_json(folder / COUNT_FILE, {"skipped": self.skipped})
+
+    def load(self, folder: Path) -> None:
+        """Read it back."""
+        if (folder / COUNT_FILE).is_file():
+            self.skipped = int(json.loads((folder / COUNT_FILE).read_text(encoding="utf-8"))["skipped"])
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop the run or skip the step where the norm of the gradient, the same on every process, is not finite."""
+        trainer = self._trainer
+        if math.isfinite(_gradient_norm(trainer)):
+            self._in_a_row = self._overflows = 0
+            return
+        mine = [(each.members.lines, _not_finite(each)) for each in self.micros]
+        found = self._of_all_processes(mine)
+        wrong = {name: value for _, values in found for name, value in values.items()}
+        scaler = getattr(trainer.accelerator, "scaler", None)
+        if scaler is not None and not wrong:
+            # Of fp16: the scale was too large, and the scaler skips the step and makes it smaller.
+            self._overflows += 1
+            if self._overflows < MOST_OVERFLOWS:
+                return
+        what = " and ".join(f"{_label(name)} is {value}" for name, value in wrong.items())
+        lines = [line for members, values in found if values or not wrong for line in members]
+        message = f"{what or 'the gradient is not finite (the losses are)'}, with {name_records(trainer.source, lines)}"
+        broken = next(iter(self._of_all_processes(_broken_weights(trainer.model))), None)
+        self._in_a_row += 1
+        too_many = self._in_a_row > MOST_IN_A_ROW or self._overflows >= MOST_OVERFLOWS
+        if self.on_nonfinite == "stop" or broken is not None or too_many:
+            trainer.model_wrapped.zero_grad()
+            remedy = self._remedy(broken, too_many)
+            raise UserError(f"step {state.global_step + 1}: {message}; {remedy}; {self.way_back()}")
+        self.skipped += 1
+        self.step_taken = False
+        trainer.meter.leave_out()
+        if scaler is None:
+            # Optimizers pass over what has no gradient: neither weights nor averages nor weight decay.
+            trainer.model_wrapped.zero_grad(set_to_none=True)
+        if trainer.is_world_process_zero():
+            logger.warning("step %d is skipped, the %d. so far: %s", state.global_step + 1, self.skipped, message)
+
+    def _remedy(self, broken: str | None, too_many: bool) -> str:
+        if self._overflows >= MOST_OVERFLOWS:
+            return f"{self._overflows} times in a row at ever smaller scales of fp16; use --bf16 true"
+        if broken is not None:
+            return (
+                f"the weights are not finite, either ({broken}), so it is no fault of these records; begin again with "
+                "a lower --learning_rate, or check the model that the run began with"
+            )
+        if too_many:
+            return f"{MOST_IN_A_ROW} steps in a row were skipped before; begin again with a lower --learning_rate"
+        return "pass --on_nonfinite skip, or begin again without these records or with a lower --learning_rate"
+
+    def way_back(self) -> str:
+        """From where the run can be resumed, for people."""
+        last = last_checkpoint(Path(str(self._trainer.args.output_dir)))
+        if last is None:
+            return "there is no checkpoint yet; begin again in another --output_dir"
+        return f"{last.name} is as it was, and --resume_from_checkpoint last goes on with it"
+
+    def _of_all_processes(self, mine: list[Any]) -> list[Any]:
+        found: list[Any] = gather_object(mine) if self._trainer.accelerator.num_processes > 1 else mine
+        return found
 
 
-def in_losses(process: int, micros: Sequence[MicroBatch]) -> list[Finding]:
-    """The micro-batches with a loss that is not finite. Waits for the device."""
-    found = []
-    for number, micro in enumerate(micros):
-        values = {name: float(part) for name, part in micro.parts.items() if not math.isfinite(float(part))}
-        if values:
-            found.append(Finding(process, number, micro.members.lines, values))
-    return found
+def _gradient_norm(trainer: JepaTrainer) -> float:
+    """Norm of all gradients. Waits for the device."""
+    if trainer.is_deepspeed_enabled:
+        # Its step was taken inside the backward pass.
+        return float(trainer.model_wrapped.get_global_grad_norm() or 0.0)
+    gradients = [parameter.grad for parameter in trainer.model.parameters() if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
-def broken_weight(model: nn.Module) -> str | None:
-    """A parameter that is itself not finite, where there is one: no batch is to blame then."""
+def _not_finite(micro: MicroBatch) -> dict[str, float]:
+    """The parts of a micro-batch's loss that are not finite. Waits for the device."""
+    values = {name: float(part) for name, part in micro.parts.items()}
+    return {name: value for name, value in values.items() if not math.isfinite(value)}
+
+
+def _broken_weights(model: nn.Module) -> list[str]:
+    """The first parameter that is itself not finite, if there is one: no batch is to blame then."""
     for name, parameter in model.named_parameters():
-        # Of a weight that is shared out, the part that is here.
+        # Of a weight that is sharded, the part that is here.
         here = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         if not bool(torch.isfinite(here).all()):
-            return name
-    return None
+            return [name]
+    return []
+
+
+def _label(name: str) -> str:
+    return TERMS[name].words if name in TERMS else name
 
 
 def name_records(source: str, lines: Iterable[int]) -> str:
     """Records as ``file:line``, the first of them."""
-    lines = list(lines)
+    lines = list(dict.fromkeys(lines))
     named = [f"{source}:{line}" for line in lines[:_NAMED]]
     return ", ".join(named) + (f" and {len(lines) - _NAMED} more" if len(lines) > _NAMED else "")
-
-
-def describe(findings: Sequence[Finding], source: str) -> str:
-    """What is not finite, and in which records, for people.
-
-    Args:
-        findings: of all processes; at least one.
-        source: what the records' file is called.
-    """
-    found = {name for each in findings for name in each.values}
-    # Terms that were not registered come last, by their names.
-    names = [name for name in (*TERMS, *sorted(found - TERMS.keys())) if name in found]
-    values = [next(each.values[name] for each in findings if name in each.values) for name in names]
-    if all(each.by_gradient for each in findings):
-        of = [_words(name) for name in names if name != GRADIENT]
-        what = "the gradient" + (f" of {' and '.join(of)}" if of else "") + " is not finite (the loss is)"
-    else:
-        what = " and ".join(f"{_words(name)} is {value}" for name, value in zip(names, values, strict=True))
-    lines = dict.fromkeys(line for each in findings for line in each.lines)
-    return f"{what}, with {name_records(source, lines)}"
-
-
-def _words(name: str) -> str:
-    return TERMS[name].words if name in TERMS else name
-
-
-def keep(
-    folder: Path, step: int, finding: Finding, micro: MicroBatch, *, source: str, about: dict[str, Any]
-) -> Path | None:
-    """Write a micro-batch into the run folder, beside those that are there.
-
-    Args:
-        folder: of the run.
-        step: that was being computed, from 1.
-        finding: what is wrong.
-        micro: with what.
-        source: what the records' file is called.
-        about: what else is to be known of it.
-
-    Returns:
-        The file of its tensors, named as in ``collate.Batch``; a JSON file of the same name says the rest. None where
-        ``MOST_KEPT`` are there already.
-
-    Raises:
-        OSError: it can't be written.
-    """
-    place = folder / FOLDER
-    if place.is_dir() and len(list(place.glob("*.safetensors"))) >= MOST_KEPT:
-        return None
-    name = f"step-{step}-process-{finding.process}-batch-{finding.number}"
-    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    # A run that was stopped and resumed comes to the same step again.
-    free = next(each for each in names if not any((place / (each + end)).exists() for end in _ENDS))
-    tensors = {
-        name: value.detach().cpu().contiguous() for name, value in micro.batch.items() if isinstance(value, Tensor)
-    }
-    members = micro.members
-    description = {
-        "step": step,
-        "process": finding.process,
-        "batch": finding.number,
-        # JSON has no word for them.
-        "not_finite": {name: str(value) for name, value in finding.values.items()},
-        "by_gradient": finding.by_gradient,
-        "file": source,
-        "records": [{"line": a, "tokens": b} for a, b in zip(members.lines, members.lengths, strict=True)],
-        **about,
-    }
-    write_json(place / f"{free}.json", description)
-    with atomic_write(place / f"{free}.safetensors", "wb") as stream:
-        stream.write(save(tensors))
-    return place / f"{free}.safetensors"

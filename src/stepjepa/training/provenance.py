@@ -1,8 +1,9 @@
-"""What a run folder says of where it comes from: ``stepjepa rerun`` repeats it and notices what has changed."""
+"""What ``run.json`` says of where a run comes from: ``stepjepa rerun`` repeats it and notices what has changed."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import torch
 
 from stepjepa.arguments import without_flags
+from stepjepa.data.records import BadRecords, Record
 from stepjepa.evaluation.output import model_fingerprint
+from stepjepa.files import fingerprint
 
 OF_ONE_START = {"config": True, "resume_from_checkpoint": True, "output_dir": True, "json": True, "offline": False}
 """Flags that say where and how a run was started, not what it is; and whether they have a value."""
@@ -38,6 +41,22 @@ def provenance(args: argparse.Namespace, model: Any) -> dict[str, Any]:
         "model_fingerprint": model_fingerprint(name) if folder else getattr(model.config, "_commit_hash", None),
         "machine": machine(use_cpu=bool(args.training.get("use_cpu"))),
     }
+
+
+def identify_file(path: str, records: list[Record], bad: BadRecords | None) -> dict[str, Any]:
+    """What tells a file of records apart, and what was skipped in it."""
+    skipped = {"bad_records": bad.to_dict()} if bad is not None and bad.count else {}
+    return {"file": Path(path).name, "records": len(records), "sha256": fingerprint(path), **skipped}
+
+
+def identify_stream(path: str) -> dict[str, Any]:
+    """What tells a streamed file apart: its name, its size in bytes and a hash of its first MiB.
+
+    A file that is too large to be held is too large to be read once more.
+    """
+    with open(path, "rb") as stream:
+        digest = hashlib.sha256(stream.read(2**20)).hexdigest()
+    return {"file": Path(path).name, "bytes": Path(path).stat().st_size, "sha256_of_first_mib": digest}
 
 
 def machine(*, use_cpu: bool = False) -> dict[str, Any]:

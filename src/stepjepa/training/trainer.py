@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub import HfApi
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
-from transformers.trainer_utils import rotate_checkpoints, speed_metrics
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_utils import HubStrategy, rotate_checkpoints, speed_metrics
 
 from stepjepa.batch.collate import Batch
 from stepjepa.batch.dataset import Data, Prepared, prepare
@@ -28,6 +32,7 @@ from stepjepa.batch.stream import (
     refuse_for_stream,
     stream_loader,
 )
+from stepjepa.checkpoints import move_into_place
 from stepjepa.compute.equal_compute import Plan
 from stepjepa.compute.flop_callback import FlopTracker
 from stepjepa.compute.flops import FlopModel
@@ -44,29 +49,23 @@ from stepjepa.models.setup import base_model, set_up
 from stepjepa.objectives.gathering import gather_rows
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone
-from stepjepa.run_folder import PART, RUN_FILE, read_run, versions
-from stepjepa.text.predictors import all_predictor_ids
+from stepjepa.run_folder import PART, run_of, versions
 from stepjepa.training.batches import make_collator, make_sampler
-from stepjepa.training.callbacks import CollapseCallback, ConsoleCallback, EpochCallback, MetricsCallback
-from stepjepa.training.card import CARD_FILE, is_somebodys_own, model_card, results_at, write_card
+from stepjepa.training.callbacks import CollapseCallback, EpochCallback, MetricsCallback
+from stepjepa.training.card import CARD_FILE, write_card
 from stepjepa.training.checks import check_positions, refuse_contradictions, refuse_lonely_pairs, refuse_sharding
-from stepjepa.training.guard import NonfiniteGuard
+from stepjepa.training.console import ConsoleCallback
+from stepjepa.training.failures import naming_damage, refuse_other_adapter, refuse_other_weights
 from stepjepa.training.held_out import measure
+from stepjepa.training.hub import create_repository, refuse_local_base, upload
 from stepjepa.training.meter import Meter
-from stepjepa.training.nonfinite import MicroBatch, OnNonfinite
+from stepjepa.training.nonfinite import MicroBatch, NonfiniteGuard, OnNonfinite
 from stepjepa.training.out_of_memory import describe, naming_the_batch, remedies
-from stepjepa.training.saving import (
-    give_name,
-    naming_damage,
-    refuse_other_adapter,
-    refuse_other_shapes,
-    refuse_other_weights,
-)
-from stepjepa.training.tensorboard import RunTensorBoard
-from stepjepa.training.uploading import Uploads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+
+logger = logging.getLogger(__name__)
 
 
 class JepaTrainer(Trainer):
@@ -90,8 +89,8 @@ class JepaTrainer(Trainer):
             so that ``metric_for_best_model="answer_exact"`` keeps the checkpoint that answers best.
         track_flop: measure the FLOPs of the first steps and print them beside the derived ones.
         on_nonfinite: ``stop`` ends the run with a ``UserError`` before a step whose loss or gradient is not finite;
-            ``skip`` leaves such steps out, up to ``nonfinite.MOST_IN_A_ROW`` in a row, counted in the logs as
-            ``nonfinite_steps``. Both name the records and keep the batch in the run folder.
+            ``skip`` skips such steps, up to ``nonfinite.MOST_IN_A_ROW`` in a row, counted in the logs as
+            ``nonfinite_steps``. Both name the records.
 
     Attributes:
         prepared: the training records as tokens, with counts.
@@ -172,8 +171,9 @@ class JepaTrainer(Trainer):
         )
         # Versions that do not know loss_is_scaled_for_ga take the same from this.
         self.model_accepts_loss_kwargs = True
-        ConsoleCallback.install(self)
-        RunTensorBoard.install(self, self.jepa.to_dict())
+        for printing in (ProgressCallback, PrinterCallback):
+            self.remove_callback(printing)
+        self.add_callback(ConsoleCallback(bars=not args.disable_tqdm))
         if self.args.n_gpu > 1:
             raise ValueError(
                 f"expected one device per process, got {self.args.n_gpu} under DataParallel, which can't carry "
@@ -242,7 +242,7 @@ class JepaTrainer(Trainer):
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """As in Trainer; a loss that is not finite is kept out of the sum that the Trainer logs."""
         self._loading = False
-        self.guard.micros.append(MicroBatch(inputs, num_items_in_batch))
+        self.guard.micros.append(MicroBatch(inputs))
         if self.tracker is None:
             loss = super().training_step(model, inputs, num_items_in_batch)
         else:
@@ -258,7 +258,7 @@ class JepaTrainer(Trainer):
         losses = jepa_loss(model, inputs, self.objective, counts, self.context(counts))
         self.meter.add(inputs, losses, counts)
         # DDP and FSDP average the gradients of the processes, and the counts are already those of all of them.
-        loss = self.guard.spoil(losses.loss, losses.parts) * self.accelerator.num_processes
+        loss = self.guard.watch(losses) * self.accelerator.num_processes
         return (loss, losses) if return_outputs else loss
 
     def context(self, counts: dict[str, float] | None = None, *, training: bool = True) -> Context:
@@ -336,7 +336,7 @@ class JepaTrainer(Trainer):
                 checkpoint has been touched.
         """
         self._loading = True
-        self.guard.load(Path(resume_from_checkpoint) if isinstance(resume_from_checkpoint, str) else None)
+        self.guard.skipped = 0
         checkpoint = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
         if self.stream is not None:
             self.tally = Tally()
@@ -357,8 +357,8 @@ class JepaTrainer(Trainer):
         super()._run_epoch(*args, **kwargs)
 
     def _describe_memory(self) -> str:
-        micro = self.guard.micros[-1] if self.guard.micros else None
-        said = describe(f"step {self.state.global_step + 1}", micro, self.source)
+        last = self.guard.micros[-1] if self.guard.micros else None
+        said = describe(f"step {self.state.global_step + 1}", last, self.source)
         return f"{said}; {remedies(self.args, selective=self.selective)}; {self.guard.way_back()}"
 
     @property
@@ -457,6 +457,8 @@ class JepaTrainer(Trainer):
     _part: Path | None = None
     # A checkpoint is still being loaded.
     _loading: bool = False
+    # An upload of a checkpoint.
+    push_in_progress: Future[str] | None = None
 
     def _get_output_dir(self, trial: Any) -> str:
         """Private, since no other hook tells the Trainer to write a checkpoint elsewhere."""
@@ -479,12 +481,10 @@ class JepaTrainer(Trainer):
         try:
             with naming_disk_errors(final):
                 super()._save_checkpoint(model, trial)
-                if self.args.should_save:
-                    self._save_beside(part)
                 if self.state.best_model_checkpoint == str(part):
                     self.state.best_model_checkpoint = str(final)
-                    if self.args.should_save:
-                        self.state.save_to_json(str(part / "trainer_state.json"))
+                if self.args.should_save:
+                    self._save_beside(part)
         except BaseException:
             shutil.rmtree(part.parent, ignore_errors=True)
             raise
@@ -492,8 +492,9 @@ class JepaTrainer(Trainer):
             self._part = None
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            give_name(part, final)
-            self.uploads.upload_checkpoint(final)
+            move_into_place(part, final)
+            # The upload before is over by now or waited for: what it reads may be deleted next.
+            self._push_checkpoint(final)
             rotate_checkpoints(
                 output_dir=str(run),
                 save_total_limit=self.args.save_total_limit,
@@ -502,25 +503,26 @@ class JepaTrainer(Trainer):
             )
         self.accelerator.wait_for_everyone()
         if self.args.local_process_index == 0 and part.is_dir():
-            # Of a machine that shares no disk with the first: what its own processes go on from.
-            give_name(part, final)
+            # Of a machine that shares no disk with the first: what its own processes resume from.
+            move_into_place(part, final)
 
     def _save_beside(self, folder: Path) -> None:
         """What only training needs, beside the model and the optimizer in a checkpoint."""
+        self.state.save_to_json(str(folder / "trainer_state.json"))
+        self.guard.save(folder)
         if self.ema is not None and not self.args.save_only_model:
             self.ema.save(folder)
-        self.guard.save(folder)
         if self.stream is not None:
             self.tally.save(folder)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """As in Trainer, with the heads of terms in files of their own, and a model card.
+        """As in Trainer, with the heads of terms in files of their own.
 
         Private, since ``save_model`` collects the state of sharded weights, heads among them, and hands it over here.
         """
         rest, own = (None, {}) if state_dict is None else split_state(state_dict)
-        card = Path(output_dir or str(self.args.output_dir)) / CARD_FILE
-        theirs = is_somebodys_own(card)
+        folder = Path(output_dir or str(self.args.output_dir))
+        had_card = (folder / CARD_FILE).is_file()
         # Trainer pickles its arguments beside the model, and a token is nothing to be kept there.
         token, self.args.hub_token = self.args.hub_token, None
         try:
@@ -529,27 +531,13 @@ class JepaTrainer(Trainer):
         finally:
             self.args.hub_token = token
         # Trainer calls this on every process, and saves on one.
-        if heads is not None and self.args.should_save:
-            save_heads(own or heads.state_dict(), output_dir or str(self.args.output_dir))
-        if self.args.should_save and not theirs:
+        if not self.args.should_save:
+            return
+        if heads is not None:
+            save_heads(own or heads.state_dict(), folder)
+        if not had_card:
             # A draft that PEFT leaves beside an adapter.
-            card.unlink(missing_ok=True)
-            write_card(card.parent, self._card())
-
-    def _card(self) -> Any:
-        """The model card, from ``run.json`` where there is one."""
-        folder, model = Path(self.args.output_dir), self.accelerator.unwrap_model(self.model)
-        if (folder / RUN_FILE).is_file():
-            run = read_run(folder)
-        else:
-            run = {"model": base_model(model).config._name_or_path, "jepa": self.jepa.to_dict(), "versions": versions()}
-        return model_card(
-            run,
-            str(self.hub_model_id or folder.absolute().name),
-            results=results_at(self.state.log_history, self.state.global_step),
-            adapter=hasattr(model, "peft_config"),
-            predictors=bool(all_predictor_ids(self.processing_class)),
-        )
+            (folder / CARD_FILE).unlink(missing_ok=True)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Private, since the heads are no part of the model that the Trainer loads."""
@@ -579,7 +567,7 @@ class JepaTrainer(Trainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        refuse_other_shapes(self.optimizer)
+        self.guard.load(Path(checkpoint))
         if self.ema is not None:
             self.ema.load(checkpoint)
         if self.stream is not None:
@@ -590,49 +578,70 @@ class JepaTrainer(Trainer):
 
     # -- uploads ------------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def uploads(self) -> Uploads:
-        """What is uploaded to a hub. The Trainer makes the repository before this class has finished its own start."""
-        return Uploads(self)
-
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """As in Trainer; see ``Uploads.create``."""
-        self.uploads.create(token, private)
+        """As in Trainer, with errors that name the remedy; an adapter on a base of this machine alone is refused."""
+        if hasattr(self.model, "peft_config"):
+            refuse_local_base(base_model(self.model).config._name_or_path)
+        name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
+        private = self.args.hub_private_repo if private is None else private
+        if self.is_world_process_zero():
+            self.hub_model_id = create_repository(name, private=private, token=token or self.args.hub_token)
 
-    def push_to_hub(
-        self,
-        commit_message: str = "End of training",
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-        private: bool | None = None,
-    ) -> Any:
-        """Save model, tokenizer and card into ``output_dir`` and upload them.
+    def push_to_hub(self, commit_message: str = "End of training", **options: Any) -> str | None:
+        """Save model, tokenizer and card into ``output_dir`` and upload them, and nothing else of that folder.
 
         Args:
             commit_message: of the commit.
-            blocking: wait until it is done.
-            token: instead of HF_TOKEN or the saved login.
-            revision: branch; ``args.hub_revision`` if None.
-            private: of a repository that is made now.
+            options: ``token``, ``revision`` and ``private`` as in Trainer. It is always waited for.
 
         Returns:
-            The address of the repository, or a future of it; None on all processes but the first.
+            The address of the repository; None on all processes but the first.
 
         Raises:
             UserError: the hub refuses, or can't be reached; what was saved stays.
         """
         if self.hub_model_id is None:
-            self.init_hf_repo(token=token, private=private)
+            self.init_hf_repo(options.get("token"), options.get("private"))
         self.save_model(_internal_call=True)
         if not self.is_world_process_zero():
             return None
-        folder = Path(self.args.output_dir)
-        return self.uploads.push(folder, commit_message, blocking=blocking, token=token, revision=revision)
+        self._finish_current_push()
+        write_card(Path(self.args.output_dir), run=self._run_of_card())
+        return self._upload(self.args.output_dir, commit_message, **options)
+
+    def _upload(self, folder: Any, message: str, **options: Any) -> str:
+        token, revision = options.get("token"), options.get("revision")
+        return upload(
+            folder,
+            str(self.hub_model_id),
+            message=message,
+            revision=revision or self.args.hub_revision,
+            token=token or self.args.hub_token,
+        )
+
+    def _run_of_card(self) -> dict[str, Any]:
+        """What a model card says of this run, where there is no ``run.json``."""
+        return run_of(self.args.output_dir) or {
+            "model": base_model(self.model).config._name_or_path,
+            "jepa": self.jepa.to_dict(),
+            "training": self.args.to_dict(),
+            "versions": versions(),
+        }
+
+    def _push_checkpoint(self, folder: Path) -> None:
+        """Upload a checkpoint in the background."""
+        if not self.args.push_to_hub or self.args.hub_strategy == HubStrategy.END or not self.is_world_process_zero():
+            return
+        self._finish_current_push()
+        write_card(folder, name=self.hub_model_id, run=self._run_of_card())
+        message = f"Training in progress, step {self.state.global_step}"
+        self.push_in_progress = HfApi().run_as_future(self._upload, folder, message)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Nothing: the checkpoint has not its name yet, see ``_save_checkpoint``."""
 
     def _finish_current_push(self) -> None:
-        """Wait for what is being uploaded."""
-        self.uploads.finish()
+        """Wait for an upload; one that failed is told, and training goes on."""
+        push, self.push_in_progress = self.push_in_progress, None
+        if push is not None and (error := push.exception()) is not None:
+            logger.warning("%s; training goes on", error)

@@ -16,9 +16,6 @@ import torch
 from stepjepa.errors import UserError
 from stepjepa.run_folder import last_checkpoint
 
-# Seconds. A thread that wants to run Python has its turn within milliseconds, on a busy machine within tenths.
-_SETTLE = 0.4
-
 # How the errors begin that gloo has for a process that is gone or does not answer; they are plain RuntimeErrors.
 _GLOO = ("gloo/transport", "[gloo]", "Gloo ")
 
@@ -56,14 +53,14 @@ def leave_group() -> None:
 
 
 def settle() -> None:
-    """Give gloo's threads the time to let go of what they have sent or waited for, before the group may be let go of.
+    """Give gloo's threads 0.4 seconds to let go of their tensors, before the group may be let go of.
 
-    They need the interpreter for it, as tensors are Python's, too. The model that is wrapped for several processes
-    holds the group, and who drops the last of both waits for these threads without giving the interpreter away: then
-    both wait for each other for ever (torch 2.13: 6 of 40 launches of ``tests/leaving.py`` without this).
+    They need the interpreter for it. The model that is wrapped for several processes holds the group, and who drops the
+    last of both waits for these threads without giving the interpreter away: then both wait for each other for ever
+    (torch 2.13: 6 of 40 launches of two processes that train for three steps and leave).
     """
     if torch.distributed.is_initialized():
-        time.sleep(_SETTLE)
+        time.sleep(0.4)
 
 
 def refuse_disagreement(parts: Mapping[str, Any]) -> None:
@@ -79,33 +76,31 @@ def refuse_disagreement(parts: Mapping[str, Any]) -> None:
     """
     if not torch.distributed.is_initialized():
         return
-    told: list[dict[str, str]] = [{}] * torch.distributed.get_world_size()
-    mine = {name: json.dumps(value, sort_keys=True, default=str) for name, value in parts.items()}
-    torch.distributed.all_gather_object(told, mine)
+    given: list[dict[str, Any]] = [{}] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(given, json.loads(json.dumps(parts, default=str)))
     for name in parts:
-        for rank, other in enumerate(told):
-            if other[name] != told[0][name]:
-                first, second = _difference(json.loads(told[0][name]), json.loads(other[name]))
+        for rank, other in enumerate(given):
+            if other[name] != given[0][name]:
+                first, second = _difference(given[0][name], other[name])
                 raise UserError(
                     f"processes 0 and {rank} were given different {name} ({first} and {second}); start all with the "
                     "same command, files and checkpoints"
                 )
 
 
-def _difference(one: Any, other: Any) -> tuple[str, str]:
-    """Where two values differ, as short as it can be said."""
+def _difference(one: Any, other: Any, name: str = "") -> tuple[str, str]:
+    """Where two values differ, by the name of the innermost key."""
     if isinstance(one, dict) and isinstance(other, dict):
         key = next(key for key in {**one, **other} if one.get(key) != other.get(key))
-        first, second = _difference(one.get(key), other.get(key))
-        return (first, second) if isinstance(one.get(key), dict) else (f"{key} {first}", second)
-    return tuple(text if len(text) <= 24 else f"{text[:16]}..." for text in (str(one), str(other)))  # type: ignore[return-value]
+        return _difference(one.get(key), other.get(key), f"{key} ")
+    return f"{name}{str(one)[:24]}", str(other)[:24]
 
 
 def is_lost(error: BaseException) -> bool:
     """Whether an error says that another process is gone or does not answer."""
     if isinstance(error, torch.distributed.DistError):
         return True
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in _GLOO)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _GLOO)
 
 
 @contextlib.contextmanager

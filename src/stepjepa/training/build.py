@@ -1,0 +1,172 @@
+"""From the flags of ``stepjepa train`` to a trainer: load the model, prepare the data, score answers if asked for."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import TrainingArguments
+
+from stepjepa.batch.dataset import CacheDir, prepare
+from stepjepa.batch.stream import RecordStream
+from stepjepa.config import JepaConfig
+from stepjepa.data.records import Record
+from stepjepa.errors import UserError
+from stepjepa.evaluation.in_training import AnswerScores, spread
+from stepjepa.models.checkpointing import enable_selective, refuse_full
+from stepjepa.models.loading import LoraSettings, add_lora, load_model
+from stepjepa.models.quantization import compute_dtype, quantization_options
+from stepjepa.models.token_rows import adapter_ids
+from stepjepa.run_folder import is_main_process
+from stepjepa.tasks.base import TaskOptions
+from stepjepa.tasks.registry import choose_task, keep
+from stepjepa.text.predictors import all_predictor_ids
+from stepjepa.text.system_prompts import MOST_PROMPTS, common_system_prompt, count_system_prompts, with_system_prompt
+from stepjepa.training.data import open_stream
+from stepjepa.training.failures import cannot_start
+from stepjepa.training.settings import training_arguments
+from stepjepa.training.trainer import JepaTrainer
+
+
+@dataclass
+class Built:
+    """A trainer, and what the first screen says of how it was made.
+
+    Attributes:
+        trainer: ready to train.
+        lora: settings of the adapter, if there is one.
+        stream: of streamed records.
+        answers: of answers during training.
+    """
+
+    trainer: JepaTrainer
+    lora: LoraSettings | None
+    stream: str | None = None
+    answers: str | None = None
+
+
+def build_trainer(
+    args: argparse.Namespace, config: JepaConfig, train_records: list[Record], eval_records: list[Record]
+) -> Built:
+    """Make the trainer of a run.
+
+    Args:
+        args: of ``commands.train``.
+        config: made of them.
+        train_records: of a stream the first ones.
+        eval_records: held out.
+
+    Raises:
+        UserError: whatever keeps the run from its first step.
+    """
+    training = training_arguments(args, bool(eval_records))
+    try:
+        lora = LoraSettings(args.lora_rank, args.lora_alpha, args.lora_dropout) if args.lora else None
+    except ValueError as error:
+        raise UserError(f"--{error}") from None
+    model: Any
+    model, tokenizer = load_model(
+        args.model_name,
+        texts=(message["content"] for record in train_records for message in record.messages),
+        predictors=(config.predictors or 0) if config.uses_views else 0,
+        seed=args.finetune_seed,
+        dtype=args.dtype,
+        pretrain=args.pretrain,
+        train_tokenizer=args.train_tokenizer,
+        plain=config.plain,
+        chat_template=args.chat_template,
+        attn_implementation=args.attn_implementation,
+        trust_remote_code=args.trust_remote_code,
+        quantization=_quantization(args, training),
+    )
+    cache: CacheDir = False if args.no_cache else args.cache_dir
+    stream = open_stream(args) if args.streaming else None
+    data = stream or prepare(train_records, tokenizer, config, cache_dir=cache, say=say)
+    held_out = None
+    if eval_records:
+        held_out = prepare(eval_records, tokenizer, config, what="evaluation data", cache_dir=cache, say=say)
+    if lora is not None:
+        model = add_lora(model, lora, adapter_ids(tokenizer, plain=config.plain))
+    # Generation must never produce a token that only training knows.
+    model.generation_config.suppress_tokens = all_predictor_ids(tokenizer) or None
+    scores = answers = None
+    if args.eval_generate is not None:
+        scores, answers = _answer_scores(args, eval_records, prompts_of(train_records), model, tokenizer)
+    try:
+        if args.selective_checkpointing:
+            refuse_full(training)
+            enable_selective(model)
+        trainer = JepaTrainer(
+            model,
+            training,
+            config,
+            train_dataset=data,
+            eval_dataset=held_out,
+            processing_class=tokenizer,
+            answer_scores=scores,
+            track_flop=args.track_flop,
+            on_nonfinite=args.on_nonfinite,
+        )
+        trainer.selective = args.selective_checkpointing
+    except (UserError, OSError):
+        raise
+    except Exception as error:  # of whatever kind: no step is taken yet, and one line says what is wrong
+        raise cannot_start(error) from None
+    streamed = None if stream is None else _describe_stream(stream, args, len(train_records))
+    return Built(trainer, lora, streamed, answers)
+
+
+def prompts_of(records: list[Record]) -> list[str | None]:
+    """The different system prompts of some records, the most frequent first; None stands for having none."""
+    return [prompt for prompt, _ in count_system_prompts(records).most_common(MOST_PROMPTS)]
+
+
+def say(line: str) -> None:
+    """Print a line, from the first process alone."""
+    if is_main_process():
+        print(line, flush=True)
+
+
+def _describe_stream(stream: RecordStream, args: argparse.Namespace, looked_at: int) -> str:
+    size = stream.shuffle_buffer_size
+    order = f"shuffled in a buffer of {size:,} records" if size else "in the order of the file"
+    made = args.model_name.startswith("preset:") or args.train_tokenizer is not None
+    trained = f"; the tokenizer was trained on the first {looked_at:,} records" if made else ""
+    return f"streamed, {order}{trained}"
+
+
+def _answer_scores(
+    args: argparse.Namespace, records: list[Record], prompts: list[str | None], model: Any, tokenizer: Any
+) -> tuple[AnswerScores, str]:
+    """What answers and scores during training, checked on the model as it is before; and what to say of it."""
+    options = TaskOptions(spider_path=args.spider_path, missing_databases=args.missing_databases)
+    try:
+        task = choose_task(args.eval_task, records, options)
+        kept, _ = keep(task, records)
+        asked = spread(list(kept.values()), args.eval_generate)
+        # As 'stepjepa evaluate' will ask the trained model.
+        prompt = common_system_prompt(prompts)
+        scores = AnswerScores(
+            asked if prompt is None else with_system_prompt(asked, prompt),
+            task,
+            tokenizer,
+            max_new_tokens=args.eval_max_new_tokens,
+            batch_size=args.batch_size,
+            plain=args.plain,
+        )
+        scores.check(model)
+    except UserError as error:
+        # Worded for that command, whose flags have other names here.
+        raise UserError(re.sub(r"--(task|max_new_tokens)\b", r"--eval_\1", str(error))) from None
+    return scores, f"to {len(asked):,} records at every evaluation, task {task.name}"
+
+
+def _quantization(args: argparse.Namespace, training: TrainingArguments) -> dict[str, Any] | None:
+    """What loads the frozen weights in 4 or 8 bits, if they are to be."""
+    kind = "4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None
+    if kind is None:
+        return None
+    compute = compute_dtype(args.dtype, bf16=training.bf16, fp16=training.fp16)
+    return quantization_options(kind, compute, training.device)

@@ -1,0 +1,374 @@
+"""What a training run prints: the first screen, a line of losses or a bar while it goes, and what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from transformers.trainer_callback import ProgressCallback
+
+from stepjepa.checkpoints import checkpoints
+from stepjepa.compute.equal_compute import EqualCompute
+from stepjepa.models.quantization import parameter_counts
+from stepjepa.models.setup import base_model
+from stepjepa.objectives.term import TERMS
+from stepjepa.run_folder import METRICS_FILE, RUN_FILE
+from stepjepa.terminal import duration
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+    from stepjepa.batch.dataset import Prepared
+    from stepjepa.config import JepaConfig
+    from stepjepa.training.trainer import JepaTrainer
+
+SAMPLED = 512
+"""Records whose cost is worked out before a run starts: enough for two digits, and a fraction of a second."""
+
+MEASURED = 4
+"""Steps behind the first one after which the time of a run is told; the first pays for what is made once."""
+
+Row = tuple[str, str]
+
+
+class Cost(NamedTuple):
+    """What a step costs on the average; regular training is that of the same records with the same sharing.
+
+    Attributes:
+        tokens: that are computed, padding not counted.
+        regular_tokens: in regular training.
+        flops: padding counted.
+        regular_flops: in regular training.
+    """
+
+    tokens: float
+    regular_tokens: float
+    flops: float
+    regular_flops: float
+
+
+def step_cost(trainer: JepaTrainer) -> Cost:
+    """What a step of a run costs on the average, loss dropout included.
+
+    Every k-th step is collated, so that ``SAMPLED`` records or a few steps are.
+
+    Args:
+        trainer: with prepared records.
+    """
+    plan = trainer.plan
+    ratio = trainer.jepa.jepa_ratio if trainer.jepa.uses_views else 1.0
+    # Which steps drop their views is drawn: a sample of them would say less than both kinds, weighted.
+    steps = [([key._replace(with_views=True) for key in keys], keys) for keys in plan.regular.keys(0)]
+    stride = max(1, len(steps) * plan.records_per_step // max(SAMPLED, 4 * plan.records_per_step))
+    tokens, regular_tokens, flops, regular_flops, records = 0.0, 0, 0.0, 0, 0
+    for both in steps[::stride]:
+        whole, regular = ([plan.collate(batch) for batch in plan.micro_batches(keys)] for keys in both)
+        without = sum(batch["members"].tokens for batch in regular)
+        tokens += ratio * sum(batch["members"].tokens for batch in whole) + (1 - ratio) * without
+        regular_tokens += without
+        flops += ratio * sum(map(plan.flops.of_batch, whole)) + (1 - ratio) * sum(map(plan.flops.of_batch, regular))
+        regular_flops += sum(map(plan.regular.flops.of_batch, regular))
+        records += sum(key.record >= 0 for key in both[1])
+    scale = min(plan.records_per_step, len(plan.records)) / records
+    return Cost(*(total * scale for total in (tokens, regular_tokens, flops, regular_flops)))
+
+
+def run_length(trainer: JepaTrainer) -> tuple[int, int | None]:
+    """Steps of a run and of an epoch, as the Trainer will work them out; None for the epoch of a stream."""
+    if trainer.prepared is None:
+        return trainer.args.max_steps, None
+    epoch = math.ceil(len(trainer.prepared.dataset) / _records_per_step(trainer.args))
+    given = trainer.args.max_steps
+    return (given if given > 0 else math.ceil(trainer.args.num_train_epochs * epoch)), epoch
+
+
+def _records_per_step(args: TrainingArguments) -> int:
+    records: int = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    return records
+
+
+# -- the first screen --------------------------------------------------------------------------------------------------
+
+
+def first_screen(
+    args: argparse.Namespace,
+    trainer: JepaTrainer,
+    *,
+    stream: str | None = None,
+    answers: str | None = None,
+    prompts: str | None = None,
+    equal: EqualCompute | None = None,
+    checkpoint: str | None = None,
+) -> list[Row]:
+    """The rows to print before the first step.
+
+    Args:
+        args: of ``commands.train``.
+        trainer: ready to train.
+        stream: what there is to say of streamed records.
+        answers: what there is to say of answers during training.
+        prompts: what there is to say of system prompts.
+        equal: of a run that is as long as its compute allows.
+        checkpoint: that the run is resumed from.
+    """
+    config, prepared = trainer.jepa, trainer.prepared
+    rows: list[tuple[str, str | None]] = [
+        ("model", _model(args, trainer)),
+        ("mode", _mode(config)),
+        ("loss", _loss(config)),
+        ("encoding", f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None),
+        ("data", stream if prepared is None else f"{Path(prepared.source).name}: {_counts(prepared, config)}"),
+        ("prompts", prompts),
+        ("held out", _counts(trainer.prepared_eval, config) if trainer.prepared_eval is not None else None),
+        ("answers", answers),
+        *_step(trainer),
+        ("steps", _steps(trainer, equal)),
+        ("output", args.output_dir + ("" if checkpoint is None else f", going on from {Path(checkpoint).name}")),
+    ]
+    return [(name, text) for name, text in rows if text is not None]
+
+
+def _model(args: argparse.Namespace, trainer: JepaTrainer) -> str:
+    trainable, total = parameter_counts(trainer.model)
+    trained = "all trained" if trainable == total else f"{trainable:,} of them ({trainable / total:.2%}) trained"
+    if args.lora:
+        trained += f", LoRA of rank {args.lora_rank}"
+    weights = "4 bits" if args.load_in_4bit else "8 bits" if args.load_in_8bit else args.dtype
+    mixed = " with bf16" if trainer.args.bf16 else " with fp16" if trainer.args.fp16 else ""
+    world = trainer.args.world_size
+    where = f"{trainer.args.device.type}{f', {world} processes' if world > 1 else ''}"
+    kind = type(base_model(trainer.model)).__name__
+    return f"{args.model_name} ({kind}), {total:,} parameters, {trained}; {weights}{mixed} on {where}"
+
+
+def _mode(config: JepaConfig) -> str:
+    if not config.uses_views:
+        return f"{config.mode}: plain fine-tuning, no views"
+    parts = [
+        f"{config.mode}, layout {config.layout}",
+        f"K = {config.predictors}",
+        f"{'the first pair' if config.pairs == 'first' else 'all pairs'} of a record",
+        "predictors in front" if config.front_pred else "",
+        "target predicts source" if config.reverse_pred else "",
+        f"pair distance {config.pair_distance}" if config.pair_distance != 1 else "",
+        f"{config.pooling} pooling" if config.pooling != "last" else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _loss(config: JepaConfig) -> str:
+    parts = [f"{config.gamma:g} LM"]
+    if config.uses_views:
+        schedule = "" if config.lbd_schedule == "constant" else f" ({config.lbd_schedule})"
+        parts.append(f"{config.lbd:g} {config.jepa_loss_type}{schedule}")
+    others = {name: getattr(config, name) for name in ("sigreg", "variance", "covariance", "stp")}
+    text = " + ".join([*parts, *(f"{weight:g} {name}" for name, weight in others.items() if weight)])
+    if config.uses_views and config.jepa_ratio < 1:
+        text += f"; views in {config.jepa_ratio:.0%} of the steps"
+    if config.target_grad != "on":
+        text += f"; target {'stopped' if config.target_grad == 'stop' else 'of averaged weights'}"
+    return text
+
+
+def _counts(prepared: Prepared, config: JepaConfig) -> str:
+    """Counts that people look for, zero or not, and the others where they are not."""
+    shown = ("records", "pairs", "without a pair", "over length") if config.uses_views else ("records", "over length")
+    return ", ".join(f"{n:,} {name}" for name, n in prepared.counts.items() if n or name in shown)
+
+
+def _step(trainer: JepaTrainer) -> list[Row]:
+    args = trainer.args
+    sizes = [f"{args.train_batch_size} a batch"]
+    if args.gradient_accumulation_steps > 1:
+        sizes.append(f"{args.gradient_accumulation_steps} accumulated")
+    if args.world_size > 1:
+        sizes.append(f"{args.world_size} processes")
+    step = f"{_records_per_step(args)} records" + (f" ({' x '.join(sizes)})" if len(sizes) > 1 else "")
+    if trainer.prepared is None:
+        return [("each step", step)]
+    cost = step_cost(trainer)
+    rows = [("each step", f"{step}, {cost.tokens:,.0f} tokens, about {cost.flops:.2g} FLOPs")]
+    if trainer.jepa.uses_views:
+        tokens, flops = cost.tokens / cost.regular_tokens, cost.flops / cost.regular_flops
+        over = f"{tokens:.2f} of the tokens and {flops:.2f} of the FLOPs of regular training on the same records"
+        rows.append(("cost", over))
+    return rows
+
+
+def _steps(trainer: JepaTrainer, equal: EqualCompute | None) -> str:
+    args = trainer.args
+    total, epoch = run_length(trainer)
+    length = f"{total:,}"
+    if equal is not None:
+        length = f"same FLOPs as {args.num_train_epochs:g} regular epochs: {equal.describe()}"
+    elif epoch is not None:
+        length += f", one epoch of {epoch:,}" if total == epoch else f", {total / epoch:.3g} epochs of {epoch:,}"
+    evaluated = _often(args, "eval") if trainer.prepared_eval is not None else None
+    schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    parts = [
+        length,
+        *([f"evaluated {evaluated}"] if evaluated else []),
+        f"saved {_often(args, 'save') or 'at the end'}",
+        f"learning rate {args.learning_rate:g} ({schedule})",
+        f"seed {args.seed}",
+    ]
+    return "; ".join(parts)
+
+
+def _often(args: TrainingArguments, what: str) -> str | None:
+    """How often the Trainer does something; None for never."""
+    strategy = getattr(args, f"{what}_strategy")
+    strategy = str(getattr(strategy, "value", strategy))
+    every = getattr(args, f"{what}_steps")
+    if strategy == "steps":
+        return f"every {every:g} steps" if every >= 1 else f"every {every:.0%} of the run"
+    return None if strategy == "no" else f"every {strategy}"
+
+
+# -- while it trains ---------------------------------------------------------------------------------------------------
+
+
+def console_line(logs: dict[str, float]) -> str | None:
+    """One line for people out of a line of logs; None for logs that are not losses."""
+    prefix = "eval_" if "eval_lm_loss" in logs else ""
+    if f"{prefix}lm_loss" not in logs:
+        return None
+    parts = [f"{term.words}: {logs[prefix + name]:.4f}" for name, term in TERMS.items() if prefix + name in logs]
+    parts.append(f"Total: {logs[f'{prefix}loss']:.4f}" if f"{prefix}loss" in logs else "all steps skipped")
+    if f"{prefix}matched_similarity" in logs:
+        shuffled = logs.get(f"{prefix}shuffled_similarity")
+        other = "–" if shuffled is None else f"{shuffled:.3f}"
+        parts.append(f"cos matched/shuffled: {logs[f'{prefix}matched_similarity']:.3f}/{other}")
+    if f"{prefix}source_rank" in logs:
+        parts.append(f"rank: {logs[f'{prefix}source_rank']:.1f}/{logs[f'{prefix}target_rank']:.1f}")
+    answers = {name.removeprefix("eval_answer_"): value for name, value in logs.items() if "eval_answer_" in name}
+    parts += [f"{name}: {value:.3f}" for name, value in answers.items()]
+    if "tokens_per_second" in logs:
+        parts.append(f"{logs['tokens_per_second']:,.0f} tok/s")
+    if "pairs_per_second" in logs:
+        parts.append(f"{logs['pairs_per_second']:,.1f} pairs/s")
+    return ("eval  " if prefix else "") + ", ".join(parts)
+
+
+class ConsoleCallback(ProgressCallback):
+    """The Trainer's bar, with a line of losses for every line of logs; without a bar the lines tell the time left.
+
+    Args:
+        bars: draw a bar, on standard error.
+    """
+
+    def __init__(self, bars: bool) -> None:
+        super().__init__()
+        self._bars = bars
+        self._first = 0
+        self._begun = math.nan
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the bar."""
+        self._first, self._begun, self.current_step = state.global_step, math.nan, 0
+        if self._bars:
+            super().on_train_begin(args, state, control, **kwargs)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Advance the bar; tell the time of the run once it is known."""
+        if self.training_bar is not None:
+            super().on_step_end(args, state, control, **kwargs)
+        done, left = state.global_step - self._first, self._seconds_left(state)
+        if done == 1:
+            self._begun = time.perf_counter()
+        elif done == 1 + MEASURED and left is not None and state.is_world_process_zero:
+            steps = state.max_steps - state.global_step
+            self._write(f"time: about {duration(left)} for the {steps:,} steps left, {duration(left / steps)} each")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        """Print the line."""
+        line = console_line(logs or {})
+        if line is None or not state.is_world_process_zero:
+            return
+        left = None if self.training_bar is not None or "loss" not in (logs or {}) else self._seconds_left(state)
+        self._write(f"step {state.global_step}/{state.max_steps}  {line}{f', {duration(left)} left' if left else ''}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close the bar."""
+        if self.training_bar is not None:
+            super().on_train_end(args, state, control, **kwargs)
+
+    def _seconds_left(self, state: Any) -> float | None:
+        """What the steps to come will take, evaluations included; None while it is not known, and at the end."""
+        measured, steps = state.global_step - self._first - 1, state.max_steps - state.global_step
+        if measured < 1 or steps < 1:
+            return None
+        return (time.perf_counter() - self._begun) / measured * steps
+
+    def _write(self, line: str) -> None:
+        # Above the bar, where there is one.
+        if self.training_bar is not None:
+            self.training_bar.write(line)
+        else:
+            print(line, flush=True)
+
+
+# -- what came of it ---------------------------------------------------------------------------------------------------
+
+
+def next_command(args: argparse.Namespace) -> list[str]:
+    """The command that evaluates the run, as a list of arguments; ``TEST.jsonl`` where no file was held out.
+
+    Args:
+        args: of ``commands.train``.
+    """
+    folder = args.output_dir
+    command = ["stepjepa", "evaluate", "--model_path", folder]
+    command += ["--test_file", args.eval_file or "TEST.jsonl", "--output_file", str(Path(folder) / "test.jsonl")]
+    if args.eval_generate is not None:
+        command += ["--max_new_tokens", str(args.eval_max_new_tokens)] if args.eval_max_new_tokens != 256 else []
+        command += ["--task", args.eval_task] if args.eval_task != "auto" else []
+        command += ["--spider_path", args.spider_path] if args.spider_path is not None else []
+        command += ["--missing_databases", args.missing_databases] if args.missing_databases != "error" else []
+    return command + [
+        f"--{name}" for name in ("trust_remote_code", "load_in_4bit", "load_in_8bit") if getattr(args, name)
+    ]
+
+
+def last_lines(folder: Path, record: Mapping[str, Any]) -> list[Row]:
+    """The rows to print after the last step.
+
+    Args:
+        folder: of the run.
+        record: as ``run.json`` has it, finished.
+    """
+    results = record["results"]
+    losses = [("LM loss", results["last_log"].get("lm_loss")), ("held out", results.get("eval_lm_loss"))]
+    told = ", ".join(f"{name} {value:.4f}" for name, value in losses if value is not None)
+    steps = f"{results['steps']:,} step{'' if results['steps'] == 1 else 's'}"
+    taken = f"{steps}, {results['tokens']:,.0f} tokens in {duration(results['train_seconds'])}"
+    held = [RUN_FILE, METRICS_FILE]
+    if count := len(checkpoints(folder)):
+        held.append(f"{count} checkpoint{'' if count == 1 else 's'}")
+    return [
+        ("done", f"{taken}{f'; {told}' if told else ''}"),
+        ("run folder", f"{folder} (the model, {', '.join(held)})"),
+    ]
+
+
+def finished_json(args: argparse.Namespace, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for programs.
+
+    Args:
+        args: of ``commands.train``.
+        record: as ``run.json`` has it, finished.
+
+    Returns:
+        ``status``, ``run_folder``, ``model``, ``jepa``, ``encoding``, ``counts``, ``parameters`` and ``results`` as in
+        ``run.json``, and ``next``, the command that evaluates the run.
+    """
+    same = ("status", "model", "jepa", "encoding", "parameters", "counts", "eval_counts", "results")
+    return {
+        "run_folder": str(args.output_dir),
+        **{name: record.get(name) for name in same},
+        "next": next_command(args),
+    }

@@ -1,0 +1,68 @@
+"""The arguments of transformers' Trainer, made of the flags of ``stepjepa train``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from typing import Any
+
+from transformers import TrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
+
+from stepjepa.errors import UserError
+from stepjepa.training.checks import refuse_contradictions
+from stepjepa.training.hub import refuse_offline
+from stepjepa.training.processes import open_group
+
+
+def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArguments:
+    """Our flags and those of transformers as one.
+
+    Args:
+        args: of ``commands.train``.
+        has_eval: there are held-out records.
+
+    Raises:
+        UserError: transformers refuses them, or ``--eval_steps`` has nothing to act on.
+    """
+    values: dict[str, Any] = {
+        "output_dir": args.output_dir,
+        "per_device_train_batch_size": args.batch_size,
+        "gradient_accumulation_steps": args.grad_accum,
+        "learning_rate": args.learning_rate,
+        "num_train_epochs": args.num_epochs,
+        "seed": args.finetune_seed,
+        "logging_steps": 10,
+        "report_to": ["tensorboard"] if importlib.util.find_spec("tensorboard") else "none",
+        # All processes say as much as the first.
+        "log_level_replica": "passive",
+        "disable_tqdm": not sys.stderr.isatty(),
+    }
+    if has_eval:
+        values["eval_strategy"] = "epoch" if args.eval_steps is None else "steps"
+        values["eval_steps"] = args.eval_steps
+    elif args.eval_steps is not None:
+        raise UserError("--eval_steps does nothing without --eval_file or --data_file; add one or leave it out")
+    values.update(args.training)
+    unused = sorted(name for name in args.training if name.startswith("hub_"))
+    if values.get("push_to_hub"):
+        refuse_offline()
+    elif unused:
+        raise UserError(f"--{unused[0]} does nothing without --push_to_hub; add it or leave it out")
+    if str(values.get("fsdp")).lower() == "true":
+        # A configuration file says 'fsdp: true'; as a word it would be taken for one of the old options.
+        values["fsdp"] = True
+    if values.get("deepspeed") and importlib.util.find_spec("deepspeed") is None:
+        raise UserError("--deepspeed requires deepspeed, which is not installed: pip install deepspeed")
+    open_group(cpu=bool(values.get("use_cpu")), seconds=values.get("ddp_timeout", TrainingArguments.ddp_timeout))
+    try:
+        made = TrainingArguments(**values)
+        # Wrong settings and trackers that are unknown or not installed would end the run only after data and model are
+        # prepared.
+        refuse_contradictions(made)
+        for tracker in get_reporting_integration_callbacks(made.report_to):
+            tracker()
+    except (ValueError, ImportError, TypeError, RuntimeError) as error:
+        raise UserError(" ".join(str(error).split())) from None
+    return made

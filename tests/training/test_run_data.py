@@ -1,0 +1,63 @@
+"""The records that a run is given, what is said of them, and what ``run.json`` says of the machine."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stepjepa.errors import UserError
+from stepjepa.files import write_jsonl
+from stepjepa.training.data import read_data
+from stepjepa.training.provenance import device_name, machine
+
+
+def write(path: Path, *questions: int) -> str:
+    chats = [
+        [{"role": "user", "content": f"{n} + 1?"}, {"role": "assistant", "content": str(n + 1)}] for n in questions
+    ]
+    write_jsonl(path, [{"messages": chat} for chat in chats])
+    return str(path)
+
+
+def given(**changes: Any) -> Namespace:
+    fields = {"data_file": None, "train_file": None, "eval_file": None, "bad_records": "error", "streaming": False}
+    return Namespace(**{**fields, "training": {}, "shuffle_buffer_size": None, **changes})
+
+
+@pytest.mark.parametrize(("held_out", "said"), [((7, 8), ""), ((2, 7, 3), "note: 2 of 3 held-out records are among")])
+def test_held_out_records_that_are_trained_on_are_counted(
+    held_out: tuple[int, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"train_file": write(tmp_path / "a.jsonl", 1, 2, 3), "eval_file": write(tmp_path / "b.jsonl", *held_out)}
+    train, evaluated, _ = read_data(given(**files))
+    assert (len(train), len(evaluated)) == (3, len(held_out))
+    told = capsys.readouterr().err
+    assert told.startswith(said) and bool(told) == bool(said)
+
+
+def test_a_file_is_split_by_its_seed_and_never_into_an_empty_part(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", *range(11))
+    train, held_out, identity = read_data(given(data_file=file, eval_split=0.27, split_seed=3))
+    lines = [sorted(record.line for record in part) for part in (train, held_out)]
+    assert (len(held_out), sorted(lines[0] + lines[1])) == (3, list(range(1, 12)))
+    assert (identity["data"]["records"], identity["data"]["split_seed"]) == (11, 3)
+    assert read_data(given(data_file=file, eval_split=0.27, split_seed=4))[1] != held_out
+    with pytest.raises(UserError, match=r"a.jsonl: 11 records can't be split with --eval_split 0.01"):
+        read_data(given(data_file=file, eval_split=0.01, split_seed=3))
+
+
+def test_an_accelerator_that_is_not_there_or_not_used_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made_for(check_available: bool = False) -> Any:
+        # A torch for GPUs on a machine without one.
+        return None if check_available else torch.device("cuda")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", made_for)
+    assert machine()["device"] == "cpu"
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("mps"))
+    assert machine(use_cpu=True)["device"] == "cpu"
+    # That backend has no names for its devices.
+    assert machine()["device"] == device_name(torch.device("mps")) == "mps"
