@@ -14,7 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM,
 import tiny
 from stepjepa.batch import mask
 from stepjepa.models import probe
-from stepjepa.models.probe import choose_encoding, shrink
+from stepjepa.models import shrink as shrunken
+from stepjepa.models.probe import choose_encoding
+from stepjepa.models.shrink import shrink
 
 ModelFactory = Callable[..., Any]
 
@@ -258,10 +260,10 @@ def test_attention_must_hear_where_sequences_begin(monkeypatch: pytest.MonkeyPat
 def test_the_copy_has_every_kind_of_layer_and_short_limits() -> None:
     small = shrink(of_full_size("gemma3_text", sliding_window=4096)).config
     assert small.layer_types == ["sliding_attention", "full_attention"]
-    assert small.sliding_window == probe.LIMIT
-    assert small.max_position_embeddings == probe.TABLE
+    assert small.sliding_window == shrunken.LIMIT
+    assert small.max_position_embeddings == shrunken.TABLE
     small = shrink(of_full_size("llama4_text")).config
-    assert (small.attention_chunk_size, small.floor_scale) == (probe.LIMIT, probe.LIMIT)
+    assert (small.attention_chunk_size, small.floor_scale) == (shrunken.LIMIT, shrunken.LIMIT)
     assert small.no_rope_layers == [1, 0]
     # Every eighth layer of Jamba is attention.
     assert shrink(of_full_size("jamba")).config.num_hidden_layers == 8
@@ -274,4 +276,4 @@ def test_the_copy_is_small(family: str) -> None:
     assert {parameter.dtype for parameter in small.parameters()} == {torch.float32}
     assert {parameter.device.type for parameter in small.parameters()} == {"cpu"}
     assert sum(parameter.numel() for parameter in small.parameters()) < 2 * 10**7
-    assert model.config.vocab_size > probe.VOCABULARY == small.config.vocab_size
+    assert model.config.vocab_size > shrunken.VOCABULARY == small.config.vocab_size
