@@ -119,7 +119,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
     before = text_of_run(folder)
     write_run(folder, record)
     scores = trainer.answer_scores
-    with recording_failures(trainer, folder, record, before):
+    with recording_failures(trainer, folder, record, before, checkpoint):
         with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
             metrics = _run(trainer, folder, checkpoint, record)
             if trainer.prepared_eval is not None:

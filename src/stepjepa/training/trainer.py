@@ -8,7 +8,8 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import cached_property
+from contextlib import nullcontext
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import refuse_pickled
 from stepjepa.models.setup import base_model, packing, set_up
 from stepjepa.objectives.gathering import gather_rows
-from stepjepa.objectives.objective import Losses, Objective, jepa_loss
+from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone
 from stepjepa.run_folder import PART, run_of, versions
 from stepjepa.text.predictors import predictor_ids
@@ -55,9 +56,9 @@ from stepjepa.training.callbacks import CollapseCallback, EpochCallback, Metrics
 from stepjepa.training.card import CARD_FILE, write_card
 from stepjepa.training.checks import check_positions, refuse_contradictions, refuse_lonely_pairs, refuse_sharding
 from stepjepa.training.console import ConsoleCallback
-from stepjepa.training.failures import naming_damage, refuse_other_adapter, refuse_other_weights
+from stepjepa.training.failures import refuse_other_adapter, refuse_other_optimizer, refuse_other_weights
 from stepjepa.training.held_out import measure
-from stepjepa.training.hub import create_repository, refuse_local_base, upload
+from stepjepa.training.hub import create_repository, upload
 from stepjepa.training.meter import Meter
 from stepjepa.training.nonfinite import MicroBatch, NonfiniteGuard, OnNonfinite
 from stepjepa.training.out_of_memory import describe, naming_the_batch, remedies
@@ -141,16 +142,24 @@ class JepaTrainer(Trainer):
         self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)
         attach_heads(model, self.objective.heads(base_model(model).config.get_text_config(), args.seed))
         self.stream, self.tally = as_stream(train_dataset), Tally()
+        self.prepared, streamed = None, None
         if self.stream is not None:
             refuse_for_stream(args, self.stream, track_flop)
-        to_prepare = None if self.stream is not None else train_dataset
-        self.prepared = self._prepare(to_prepare, processing_class, "training data")
+            streamed = StreamDataset(processing_class, self.jepa)
+        else:
+            self.prepared = self._prepare(train_dataset, processing_class, "training data")
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
-        collator = self._collator(model, processing_class, args)
+        collator = Collator.of(
+            self.jepa,
+            predictor_ids(processing_class, (self.jepa.predictors or 0) if self.jepa.uses_views else 0),
+            encoding=self.encoding,
+            prompt_labels="prompt_loss" in self.objective.terms,
+            **packing(model, self.jepa, args.device.type, args.world_size),
+            pad_id=processing_class.pad_token_id or 0,
+        )
         check_positions(collator, [self.prepared, self.prepared_eval])
         if train_dataset is not None:
             refuse_flex_training(base_model(model), args.device)
-        streamed = None if self.stream is None else StreamDataset(processing_class, self.jepa)
         super().__init__(
             model=model,
             args=args,
@@ -173,6 +182,8 @@ class JepaTrainer(Trainer):
             )
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             refuse_sharding(self.jepa, answer_scores)
+        self.answer_scores, self.selective = answer_scores, False
+        self.meter = Meter(self.objective, self.total, self.accelerator.num_processes)
         self.guard = NonfiniteGuard(self, on_nonfinite)
         self.add_callback(self.guard)
         self.ema: EmaEncoder | None = None
@@ -186,11 +197,7 @@ class JepaTrainer(Trainer):
         self.tracker: FlopTracker | None = None
         if track_flop:
             say = print if self.is_world_process_zero() else None
-            self.tracker = FlopTracker(flops, self.plan, say=say, total=self._total)
-        self.answer_scores = answer_scores
-        self.selective = False
-        self.meter = Meter(self.objective, self._total, self.accelerator.num_processes)
-
+            self.tracker = FlopTracker(flops, self.plan, say=say, total=self.total)
         if self.stream is not None:
             self.add_callback(StreamCallback(lambda: self.tally, self.jepa, self.stream))
 
@@ -198,16 +205,6 @@ class JepaTrainer(Trainer):
         if data is None or isinstance(data, Prepared):
             return data
         return prepare(data, tokenizer, self.jepa, what=what, cache_dir=False)
-
-    def _collator(self, model: Any, tokenizer: Any, args: TrainingArguments) -> Collator:
-        return Collator.of(
-            self.jepa,
-            predictor_ids(tokenizer, (self.jepa.predictors or 0) if self.jepa.uses_views else 0),
-            encoding=self.encoding,
-            prompt_labels="prompt_loss" in self.objective.terms,
-            **packing(model, self.jepa, args.device.type, args.world_size),
-            pad_id=tokenizer.pad_token_id or 0,
-        )
 
     # -- the order of records -----------------------------------------------------------------------------------------
 
@@ -249,17 +246,13 @@ class JepaTrainer(Trainer):
 
     def _counts(self, batches: Sequence[Batch]) -> dict[str, float]:
         counts = self.objective.counts(batches)
-        return dict(zip(counts, self._total(list(counts.values())), strict=True))
+        return dict(zip(counts, self.total(list(counts.values())), strict=True))
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """As in Trainer; a loss that is not finite is kept out of the sum that the Trainer logs."""
-        self._loading = False
         self.guard.micros.append(MicroBatch(inputs))
-        if self.tracker is None:
+        with nullcontext() if self.tracker is None else self.tracker.step(self.state.global_step, inputs):
             loss = super().training_step(model, inputs, num_items_in_batch)
-        else:
-            with self.tracker.step(self.state.global_step, inputs):
-                loss = super().training_step(model, inputs, num_items_in_batch)
         return torch.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0)
 
     def compute_loss(
@@ -294,7 +287,7 @@ class JepaTrainer(Trainer):
         """Share of the run that is over."""
         return self.state.global_step / max(self.state.max_steps, 1)
 
-    def _total(self, values: Sequence[float]) -> list[float]:
+    def total(self, values: Sequence[float]) -> list[float]:
         """Sums of some numbers over all processes."""
         # Sums need more than the single precision that mps has.
         device = torch.device("cpu") if self.args.device.type == "mps" else self.args.device
@@ -309,12 +302,13 @@ class JepaTrainer(Trainer):
     @cached_property
     def flops(self) -> FlopModel:
         """What a pass of the model costs, derived from its modules before it is wrapped or sharded."""
-        # Selective checkpointing is not told here: it runs no product again.
-        whole = bool(self.args.gradient_checkpointing)
-        kwargs = self.args.gradient_checkpointing_kwargs or {}
-        reentrant = bool(kwargs.get("use_reentrant", False)) if isinstance(kwargs, dict) else False
-        ema = self.jepa.target_grad == "ema"
-        return FlopModel.of(self.model, gradient_checkpointing=whole, reentrant=reentrant, ema=ema)
+        return FlopModel.of(
+            self.model,
+            # Selective checkpointing is not told here: it runs no product again.
+            gradient_checkpointing=bool(self.args.gradient_checkpointing),
+            reentrant=bool((self.args.gradient_checkpointing_kwargs or {}).get("use_reentrant", False)),
+            ema=self.jepa.target_grad == "ema",
+        )
 
     @property
     def plan(self) -> Plan:
@@ -344,15 +338,17 @@ class JepaTrainer(Trainer):
         """As in Trainer.
 
         Raises:
-            UserError: the checkpoint can't be loaded; memory has run out, or a loss or a gradient is not finite; no
-                checkpoint has been touched.
+            UserError: memory has run out, or a loss or a gradient is not finite; no checkpoint has been touched.
         """
-        self._loading = True
         self.guard.skipped = 0
-        checkpoint = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
-        if self.stream is not None:
-            self.tally = Tally()
-        with naming_damage(checkpoint, lambda: self._loading), naming_the_batch(self._describe_memory):
+        self.tally = Tally()
+
+        def say() -> str:
+            last = self.guard.micros[-1] if self.guard.micros else None
+            said = describe(f"step {self.state.global_step + 1}", last, self.source)
+            return f"{said}; {remedies(self.args, selective=self.selective)}; {self.guard.way_back()}"
+
+        with naming_the_batch(say):
             result = super().train(resume_from_checkpoint, *args, **kwargs)
         self.guard.micros.clear()
         if self.tracker is not None:
@@ -367,11 +363,6 @@ class JepaTrainer(Trainer):
             self.control.should_training_stop = True
             return
         super()._run_epoch(*args, **kwargs)
-
-    def _describe_memory(self) -> str:
-        last = self.guard.micros[-1] if self.guard.micros else None
-        said = describe(f"step {self.state.global_step + 1}", last, self.source)
-        return f"{said}; {remedies(self.args, selective=self.selective)}; {self.guard.way_back()}"
 
     @property
     def source(self) -> str:
@@ -428,22 +419,12 @@ class JepaTrainer(Trainer):
             chosen = self._prepare(eval_dataset, self.processing_class, "evaluation data")
         if chosen is None:
             raise ValueError("evaluate: expected an eval_dataset, got none; pass one here or to JepaTrainer")
-        start = time.time()
-        model = self.model_wrapped if self.is_fsdp_enabled else self.model
+        start, model = time.time(), self.model_wrapped if self.is_fsdp_enabled else self.model
         model.eval()
-        metrics, records = measure(
-            chosen,
-            self.objective,
-            lambda batch: self._measure_batch(model, batch, chosen.source),
-            collator=self.data_collator,
-            batch_size=self.args.per_device_eval_batch_size,
-            rank=self.accelerator.process_index,
-            processes=self.accelerator.num_processes,
-            total=self._total,
-        )
+        metrics, records = measure(self, model, chosen)
         if self.answer_scores is not None and chosen is self.prepared_eval:
             sums = self.answer_scores(self.model, self.accelerator.process_index, self.accelerator.num_processes)
-            means = dict(zip(sums, self._total(list(sums.values())), strict=True))
+            means = dict(zip(sums, self.total(list(sums.values())), strict=True))
             count = means.pop(COUNT)
             metrics |= {f"answer_{name}": total / count for name, total in means.items()}
         model.train()
@@ -454,21 +435,10 @@ class JepaTrainer(Trainer):
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, named)
         return named
 
-    @torch.no_grad()
-    def _measure_batch(self, model: nn.Module, batch: Batch, source: str) -> Losses:
-        def said() -> str:
-            smaller = "pass --per_device_eval_batch_size 1 or --bf16 true, or begin again with a smaller --max_length"
-            return f"{describe('the evaluation', MicroBatch(batch), source)}; {smaller}"
-
-        with naming_the_batch(said), self.compute_loss_context_manager():
-            return jepa_loss(model, self._prepare_inputs(batch), self.objective, context=self.context(training=False))
-
     # -- saving and loading -------------------------------------------------------------------------------------------
 
     # Where a checkpoint is being written, before it has its name.
     _part: Path | None = None
-    # A checkpoint is still being loaded.
-    _loading: bool = False
     # An upload of a checkpoint.
     push_in_progress: Future[str] | None = None
 
@@ -579,6 +549,7 @@ class JepaTrainer(Trainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
+        refuse_other_optimizer(self.optimizer)
         self.guard.load(Path(checkpoint))
         if self.ema is not None:
             self.ema.load(checkpoint)
@@ -591,66 +562,31 @@ class JepaTrainer(Trainer):
     # -- uploads ------------------------------------------------------------------------------------------------------
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """As in Trainer, with errors that name the remedy; an adapter on a base of this machine alone is refused."""
-        if hasattr(self.model, "peft_config"):
-            refuse_local_base(base_model(self.model).config._name_or_path)
-        name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
-        private = self.args.hub_private_repo if private is None else private
+        """As in Trainer, with errors that name the remedy."""
         if self.is_world_process_zero():
+            name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
+            private = self.args.hub_private_repo if private is None else private
             self.hub_model_id = create_repository(name, private=private, token=token or self.args.hub_token)
 
-    def push_to_hub(self, commit_message: str = "End of training", **options: Any) -> str | None:
-        """Save model, tokenizer and card into ``output_dir`` and upload them, and nothing else of that folder.
-
-        Args:
-            commit_message: of the commit.
-            options: ``token``, ``revision`` and ``private`` as in Trainer. It is always waited for.
-
-        Returns:
-            The address of the repository; None on all processes but the first.
-
-        Raises:
-            UserError: the hub refuses, or can't be reached; what was saved stays.
-        """
-        if self.hub_model_id is None:
-            self.init_hf_repo(options.get("token"), options.get("private"))
-        self.save_model(_internal_call=True)
-        if not self.is_world_process_zero():
-            return None
-        self._finish_current_push()
-        write_card(Path(self.args.output_dir), run=self._run_of_card())
-        return self._upload(self.args.output_dir, commit_message, **options)
-
-    def _upload(self, folder: Any, message: str, **options: Any) -> str:
-        token, revision = options.get("token"), options.get("revision")
-        return upload(
-            folder,
-            str(self.hub_model_id),
-            message=message,
-            revision=revision or self.args.hub_revision,
-            token=token or self.args.hub_token,
-        )
-
-    def _run_of_card(self) -> dict[str, Any]:
-        """What a model card says of this run, where there is no ``run.json``."""
-        return run_of(self.args.output_dir) or {
-            "model": base_model(self.model).config._name_or_path,
-            "jepa": self.jepa.to_dict(),
-            "training": self.args.to_dict(),
-            "versions": versions(),
-        }
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Nothing: the checkpoint has not its name yet. Trainer would upload the run folder, test data among it."""
 
     def _push_checkpoint(self, folder: Path) -> None:
-        """Upload a checkpoint in the background."""
-        if not self.args.push_to_hub or self.args.hub_strategy == HubStrategy.END or not self.is_world_process_zero():
+        """Upload the model of a whole checkpoint in the background."""
+        args = self.args
+        if not args.push_to_hub or args.hub_strategy == HubStrategy.END or not self.is_world_process_zero():
             return
         self._finish_current_push()
         write_card(folder, name=self.hub_model_id, run=self._run_of_card())
-        message = f"Training in progress, step {self.state.global_step}"
-        self.push_in_progress = HfApi().run_as_future(self._upload, folder, message)
+        about = {"message": f"Training in progress, step {self.state.global_step}", "revision": args.hub_revision}
+        push = partial(upload, folder, str(self.hub_model_id), token=args.hub_token, **about)
+        self.push_in_progress = HfApi().run_as_future(push)
 
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Nothing: the checkpoint has not its name yet, see ``_save_checkpoint``."""
+    def _run_of_card(self) -> dict[str, Any]:
+        """What a model card says of this run, where there is no ``run.json``."""
+        model = base_model(self.model).config._name_or_path
+        mine = {"model": model, "jepa": self.jepa.to_dict(), "training": self.args.to_dict(), "versions": versions()}
+        return run_of(self.args.output_dir) or mine
 
     def _finish_current_push(self) -> None:
         """Wait for an upload; one that failed is told, and training goes on."""
