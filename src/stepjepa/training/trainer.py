@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import nullcontext
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import HfApi
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
@@ -50,23 +47,21 @@ from stepjepa.models.setup import base_model, packing, set_up
 from stepjepa.objectives.gathering import gather_rows
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone
-from stepjepa.run_folder import PART, run_of, versions
+from stepjepa.run_folder import PART
 from stepjepa.text.predictors import predictor_ids
 from stepjepa.training.callbacks import CollapseCallback, EpochCallback, MetricsCallback
-from stepjepa.training.card import CARD_FILE, write_card
+from stepjepa.training.card import CARD_FILE
 from stepjepa.training.checks import check_positions, refuse_contradictions, refuse_lonely_pairs, refuse_sharding
 from stepjepa.training.console import ConsoleCallback
 from stepjepa.training.failures import refuse_other_adapter, refuse_other_optimizer, refuse_other_weights
 from stepjepa.training.held_out import measure
-from stepjepa.training.hub import create_repository, upload
+from stepjepa.training.hub import UploadCallback, create_repository
 from stepjepa.training.meter import Meter
 from stepjepa.training.nonfinite import MicroBatch, NonfiniteGuard, OnNonfinite
 from stepjepa.training.out_of_memory import describe, naming_the_batch, remedies
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
-
-logger = logging.getLogger(__name__)
 
 
 class JepaTrainer(Trainer):
@@ -78,20 +73,18 @@ class JepaTrainer(Trainer):
         model: a causal language model, or a PEFT wrapper of one.
         args: ``TrainingArguments``. ``remove_unused_columns`` is switched off: batches are made here.
         jepa: mode, layout and objective; the defaults are those of LLM-JEPA.
-        train_dataset: records, see ``batch.dataset.prepare``; or a stream of them, see ``batch.stream.as_stream``, for
-            which ``args.max_steps`` is needed.
-        eval_dataset: the same, for ``evaluate``.
+        train_dataset: records, see ``batch.dataset.prepare``; or a stream, see ``batch.stream.as_stream``, which needs
+            ``args.max_steps``.
+        eval_dataset: records for ``evaluate``.
         processing_class: the tokenizer; predictor tokens are added to it and to the model where they are missing.
         callbacks: further callbacks.
         optimizers: as in Trainer.
         objective: terms instead of those that ``jepa`` describes; mode, layout and readouts are still its.
-        answer_scores: called by ``evaluate`` with model, rank and number of processes, it lets the model answer and
-            returns sums of scores, see ``evaluation.in_training``; their means are logged as ``eval_answer_<score>``,
-            so that ``metric_for_best_model="answer_exact"`` keeps the checkpoint that answers best.
+        answer_scores: called by ``evaluate`` with model, rank and number of processes, it returns sums of the scores of
+            generated answers, see ``evaluation.in_training``; their means are logged as ``eval_answer_<score>``.
         track_flop: measure the FLOPs of the first steps and print them beside the derived ones.
-        on_nonfinite: ``stop`` ends the run with a ``UserError`` before a step whose loss or gradient is not finite;
-            ``skip`` skips such steps, up to ``nonfinite.MOST_IN_A_ROW`` in a row, counted in the logs as
-            ``nonfinite_steps``. Both name the records.
+        on_nonfinite: ``stop`` the run before a step whose loss or gradient is not finite, or ``skip`` such steps, see
+            ``nonfinite``.
 
     Attributes:
         prepared: the training records as tokens, with counts.
@@ -111,6 +104,8 @@ class JepaTrainer(Trainer):
 
     # Losses are divided by the counts of the whole accumulated step, so the Trainer must not divide again.
     loss_is_scaled_for_ga = True
+    # Where a checkpoint is being written, before it has its name.
+    _part: Path | None = None
 
     def __init__(
         self,
@@ -172,13 +167,12 @@ class JepaTrainer(Trainer):
         )
         # Versions that do not know loss_is_scaled_for_ga take the same from this.
         self.model_accepts_loss_kwargs = True
-        for printing in (ProgressCallback, PrinterCallback):
-            self.remove_callback(printing)
+        self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
         self.add_callback(ConsoleCallback(bars=not args.disable_tqdm))
         if self.args.n_gpu > 1:
             raise ValueError(
-                f"expected one device per process, got {self.args.n_gpu} under DataParallel, which can't carry "
-                "this objective; start with torchrun, or set CUDA_VISIBLE_DEVICES to one device"
+                f"expected one device per process, got {self.args.n_gpu} under DataParallel, which can't carry this "
+                "objective; start with torchrun, or set CUDA_VISIBLE_DEVICES to one device"
             )
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             refuse_sharding(self.jepa, answer_scores)
@@ -200,6 +194,9 @@ class JepaTrainer(Trainer):
             self.tracker = FlopTracker(flops, self.plan, say=say, total=self.total)
         if self.stream is not None:
             self.add_callback(StreamCallback(lambda: self.tally, self.jepa, self.stream))
+        if args.push_to_hub and args.hub_strategy != HubStrategy.END:
+            about = {"model": base_model(model).config._name_or_path, "jepa": self.jepa.to_dict()}
+            self.add_callback(UploadCallback(self.hub_model_id, about))
 
     def _prepare(self, data: Data | Prepared | None, tokenizer: Any, what: str) -> Prepared | None:
         if data is None or isinstance(data, Prepared):
@@ -267,12 +264,7 @@ class JepaTrainer(Trainer):
         return (loss, losses) if return_outputs else loss
 
     def context(self, counts: dict[str, float] | None = None, *, training: bool = True) -> Context:
-        """What terms may depend on beside a micro-batch.
-
-        Args:
-            counts: of the step; None for one with pairs.
-            training: weights follow their schedules.
-        """
+        """What terms may depend on beside a micro-batch; ``counts`` are of the step, None for one with pairs."""
         # A step without views has nothing to bring together, on no process.
         pairs = counts is None or any(counts[name] > 0 for name in self.objective.of_pairs)
         return Context(
@@ -291,11 +283,10 @@ class JepaTrainer(Trainer):
         """Sums of some numbers over all processes."""
         # Sums need more than the single precision that mps has.
         device = torch.device("cpu") if self.args.device.type == "mps" else self.args.device
-        totals = torch.tensor(values, dtype=torch.float64, device=device)
-        if self.accelerator.num_processes > 1:
-            totals = self.accelerator.reduce(totals, "sum")
-        summed: list[float] = totals.tolist()
-        return summed
+        totals: list[float] = self.accelerator.reduce(
+            torch.tensor(values, dtype=torch.float64, device=device), "sum"
+        ).tolist()
+        return totals
 
     # -- FLOPs --------------------------------------------------------------------------------------------------------
 
@@ -312,21 +303,11 @@ class JepaTrainer(Trainer):
 
     @property
     def plan(self) -> Plan:
-        """What every step will cost.
-
-        Raises:
-            ValueError: there are no training records.
-        """
+        """What every step will cost; there is none of a stream."""
         if self.prepared is None:
             raise ValueError("plan: expected training records of known lengths, got none, or a stream")
-        return Plan.of(
-            self.flops,
-            self.prepared.dataset,
-            self._get_train_sampler(),
-            self.data_collator,
-            args=self.args,
-            jepa=self.jepa,
-        )
+        sampler, data = self._get_train_sampler(), self.prepared.dataset
+        return Plan.of(self.flops, data, sampler, self.data_collator, args=self.args, jepa=self.jepa)
 
     def floating_point_ops(self, inputs: Batch) -> int:
         """FLOPs of a micro-batch, forward and backward, padding and attention included."""
@@ -403,17 +384,8 @@ class JepaTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Losses and monitors on held-out records, see ``held_out``; scores of answers, if asked for.
-
-        Args:
-            eval_dataset: records instead of those given at the start.
-            ignore_keys: nothing here has keys to ignore; taken because Trainer's method takes it.
-            metric_key_prefix: before every name.
-
-        Raises:
-            ValueError: there are no records to evaluate on.
-        """
-        del ignore_keys
+        """As in Trainer: losses and monitors on held-out records, see ``held_out``; scores of answers, if asked for."""
+        del ignore_keys  # nothing here has keys
         chosen = self.prepared_eval
         if eval_dataset is not None and eval_dataset is not self.eval_dataset:
             chosen = self._prepare(eval_dataset, self.processing_class, "evaluation data")
@@ -437,20 +409,15 @@ class JepaTrainer(Trainer):
 
     # -- saving and loading -------------------------------------------------------------------------------------------
 
-    # Where a checkpoint is being written, before it has its name.
-    _part: Path | None = None
-    # An upload of a checkpoint.
-    push_in_progress: Future[str] | None = None
-
     def _get_output_dir(self, trial: Any) -> str:
         """Private, since no other hook tells the Trainer to write a checkpoint elsewhere."""
         return super()._get_output_dir(trial) if self._part is None else str(self._part)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """As in Trainer, into a folder that takes its name when all of it is there; ``on_save`` comes after that.
+        """As in Trainer, into a folder that takes its name when all of it is there.
 
-        Raises:
-            OSError: the disk is full or can't be written to; nothing is left of the checkpoint then.
+        Private, since ``on_save`` comes after that, and since rotation must wait for it. Of a checkpoint that can't be
+        written nothing is left.
         """
         run = Path(self._get_output_dir(trial))
         final = run / f"checkpoint-{self.state.global_step}"
@@ -475,8 +442,6 @@ class JepaTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             move_into_place(part, final)
-            # The upload before is over by now or waited for: what it reads may be deleted next.
-            self._push_checkpoint(final)
             rotate_checkpoints(
                 output_dir=str(run),
                 save_total_limit=self.args.save_total_limit,
@@ -559,8 +524,6 @@ class JepaTrainer(Trainer):
             raise ValueError(f"expected a checkpoint of prepared records, got {checkpoint}, which was made on a stream")
         self.meter.num_tokens = float(self.state.num_input_tokens_seen)
 
-    # -- uploads ------------------------------------------------------------------------------------------------------
-
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """As in Trainer, with errors that name the remedy."""
         if self.is_world_process_zero():
@@ -569,27 +532,4 @@ class JepaTrainer(Trainer):
             self.hub_model_id = create_repository(name, private=private, token=token or self.args.hub_token)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Nothing: the checkpoint has not its name yet. Trainer would upload the run folder, test data among it."""
-
-    def _push_checkpoint(self, folder: Path) -> None:
-        """Upload the model of a whole checkpoint in the background."""
-        args = self.args
-        if not args.push_to_hub or args.hub_strategy == HubStrategy.END or not self.is_world_process_zero():
-            return
-        self._finish_current_push()
-        write_card(folder, name=self.hub_model_id, run=self._run_of_card())
-        about = {"message": f"Training in progress, step {self.state.global_step}", "revision": args.hub_revision}
-        push = partial(upload, folder, str(self.hub_model_id), token=args.hub_token, **about)
-        self.push_in_progress = HfApi().run_as_future(push)
-
-    def _run_of_card(self) -> dict[str, Any]:
-        """What a model card says of this run, where there is no ``run.json``."""
-        model = base_model(self.model).config._name_or_path
-        mine = {"model": model, "jepa": self.jepa.to_dict(), "training": self.args.to_dict(), "versions": versions()}
-        return run_of(self.args.output_dir) or mine
-
-    def _finish_current_push(self) -> None:
-        """Wait for an upload; one that failed is told, and training goes on."""
-        push, self.push_in_progress = self.push_in_progress, None
-        if push is not None and (error := push.exception()) is not None:
-            logger.warning("%s; training goes on", error)
+        """Nothing: ``UploadCallback`` does it when the checkpoint has its name, and with nothing else of the folder."""
