@@ -13,22 +13,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from checkpoint_damage import (
-    Damage,
-    broken_header,
-    cut,
-    drawn_damage,
-    drop,
-    folder_for,
-    grow,
-    long_header,
-    put,
-    shards,
-    swap,
-)
+from checkpoint_damage import Damage, cut, drawn_damage, drop, folder_for, put
 from stepjepa.checkpoints import checkpoint_fault, checkpoints
 from stepjepa.errors import UserError
 from stepjepa.run_folder import open_run_folder
+
+INDEX = '{"weight_map": {"a": "model-00002-of-00002.safetensors"}}'
 
 
 def make(folder: Path) -> Path:
@@ -42,39 +32,23 @@ def make(folder: Path) -> Path:
     return folder
 
 
-DAMAGES: list[tuple[Damage, str]] = [
-    (cut("model.safetensors", 0), "model.safetensors is cut short (0 bytes)"),
-    (cut("model.safetensors", 5), "model.safetensors is cut short (5 bytes)"),
-    (cut("model.safetensors", 100), "model.safetensors is cut short (100 bytes)"),
-    (cut("model.safetensors", 239), "model.safetensors has 239 bytes instead of 240"),
-    (grow, "model.safetensors has 244 bytes instead of 240"),
-    (long_header, "model.safetensors is cut short (64 bytes)"),
-    (broken_header, "model.safetensors has a damaged header"),
-    (drop("model.safetensors"), "model.safetensors is missing"),
-    (shards, "model.safetensors.index.json names model-00002-of-00002.safetensors, which is missing"),
-    (drop("optimizer.pt"), "optimizer.pt is missing"),
-    (cut("optimizer.pt", 300), "optimizer.pt is cut short (300 bytes)"),
-    (cut("scheduler.pt", 0), "scheduler.pt is empty"),
-    (drop("scheduler.pt"), "scheduler.pt is missing"),
-    (drop("rng_state.pth"), "rng_state.pth is missing"),
-    (drop("trainer_state.json"), "trainer_state.json is missing"),
-    (cut("trainer_state.json", 0), "trainer_state.json is empty"),
-    (cut("trainer_state.json", 9), "trainer_state.json is cut short or damaged"),
-    (cut("config.json", 0), "config.json is empty"),
-    (put("config.json", "[]"), "config.json holds no object"),
-    (put("trainer_state.json", "[101]"), "trainer_state.json names no step"),
-    (put("trainer_state.json", '{"global_step": true}'), "trainer_state.json names no step"),
-    (put("trainer_state.json", '{"global_step": 13}'), "trainer_state.json is of step 13"),
-    (put("trainer_state.json", '{"global_step": 101, "log_history": [7]}'), "has a damaged log_history"),
-    (swap("optimizer.pt", "scheduler.pt"), "optimizer.pt is another file, scheduler.pt by its contents"),
-    (folder_for("optimizer.pt"), "optimizer.pt is no file"),
-    (folder_for("trainer_state.json"), "trainer_state.json is missing"),
-]
-
-
-@pytest.mark.parametrize(("damage", "words"), DAMAGES, ids=[words for _, words in DAMAGES])
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (cut("model.safetensors", 239), "model.safetensors is damaged (239 bytes; "),
+        (drop("model.safetensors"), "model.safetensors is missing"),
+        (put("model.safetensors.index.json", INDEX), "names model-00002-of-00002.safetensors, which is missing"),
+        (drop("rng_state.pth"), "rng_state.pth is missing"),
+        (cut("optimizer.pt", 300), "optimizer.pt is damaged (300 bytes; "),
+        (folder_for("optimizer.pt"), "optimizer.pt is no file"),
+        (drop("trainer_state.json"), "trainer_state.json is missing"),
+        (put("trainer_state.json", '{"global_step": true}'), "trainer_state.json names no step"),
+        (put("trainer_state.json", '{"global_step": 13}'), "trainer_state.json is of step 13"),
+        (cut("config.json", 5), "config.json is damaged (5 bytes; "),
+    ],
+)
 def test_the_newest_whole_checkpoint_is_found_and_what_is_passed_over_is_said(
-    damage: Damage, words: str, tmp_path: Path
+    damage: Damage, told: str, tmp_path: Path
 ) -> None:
     for step in (7, 13, 101):
         make(tmp_path / f"checkpoint-{step}")
@@ -85,38 +59,29 @@ def test_the_newest_whole_checkpoint_is_found_and_what_is_passed_over_is_said(
     assert open_run_folder(str(tmp_path), "last", said.append) == (tmp_path, str(tmp_path / "checkpoint-13"))
     (line,) = said
     assert line.startswith(f"passed over: {tmp_path}/checkpoint-101 (")
-    assert words in line
+    assert told in line
     with pytest.raises(UserError, match="is no whole checkpoint folder"):
         open_run_folder(str(tmp_path), str(tmp_path / "checkpoint-101"))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_of_a_hundred_damaged_checkpoints_none_is_gone_on_from(seed: int, tmp_path: Path) -> None:
-    chance = random.Random(f"checkpoints {seed}")
+def test_of_a_hundred_damaged_checkpoints_none_is_resumed(tmp_path: Path) -> None:
+    chance = random.Random("checkpoints")
     make(tmp_path / "sound" / "checkpoint-7")
     make(tmp_path / "sound" / "checkpoint-101")
     for number in range(100):
         run = tmp_path / str(number)
         shutil.copytree(tmp_path / "sound", run)
         drawn_damage(chance)(run / "checkpoint-101")
-        said: list[str] = []
-        what = f"seed {seed}, checkpoint {number}"
-        assert open_run_folder(str(run), "last", said.append)[1] == str(run / "checkpoint-7"), what
-        assert len(said) == 1, what
-        assert said[0].startswith(f"passed over: {run}/checkpoint-101 ("), what
+        assert open_run_folder(str(run), "last")[1] == str(run / "checkpoint-7"), number
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "optimizer.pt", "trainer_state.json"])
-def test_a_checkpoint_on_a_disk_that_fails_is_passed_over(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_on_a_disk_that_fails_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (13, 101):
         make(tmp_path / f"checkpoint-{step}")
-    bad = tmp_path / "checkpoint-101" / name
     opened = io.open
 
     def fail(file: Any, *args: Any, **kwargs: Any) -> Any:
-        if str(file) == str(bad):
+        if str(file) == str(tmp_path / "checkpoint-101" / "optimizer.pt"):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return opened(file, *args, **kwargs)
 
@@ -124,25 +89,6 @@ def test_a_checkpoint_on_a_disk_that_fails_is_passed_over(
     said: list[str] = []
     assert open_run_folder(str(tmp_path), "last", said.append) == (tmp_path, str(tmp_path / "checkpoint-13"))
     assert said == [f"passed over: {tmp_path}/checkpoint-101 (can't be read (Input/output error))"]
-    with pytest.raises(UserError, match=r"is no whole checkpoint folder \(can't be read"):
-        open_run_folder(str(tmp_path), str(tmp_path / "checkpoint-101"))
-
-
-def test_a_checkpoint_whose_files_cannot_be_listed_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for step in (13, 101):
-        make(tmp_path / f"checkpoint-{step}")
-    iterdir = Path.iterdir
-
-    def fail(path: Path) -> Any:
-        if path.name == "checkpoint-101":
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return iterdir(path)
-
-    monkeypatch.setattr(Path, "iterdir", fail)
-    assert checkpoint_fault(tmp_path / "checkpoint-101") == "can't be read (Permission denied)"
-    assert open_run_folder(str(tmp_path), "last") == (tmp_path, str(tmp_path / "checkpoint-13"))
 
 
 def test_what_a_run_needs_beside_the_model(tmp_path: Path) -> None:
@@ -165,22 +111,19 @@ def test_what_a_run_needs_beside_the_model(tmp_path: Path) -> None:
 def test_checkpoints_of_other_kinds_are_whole(tmp_path: Path) -> None:
     adapter, sharded = make(tmp_path / "checkpoint-2"), make(tmp_path / "checkpoint-3")
     (adapter / "model.safetensors").rename(adapter / "adapter_model.safetensors")
-    (adapter / "rng_state.pth").unlink()
-    torch.save({"state": torch.arange(11)}, adapter / "rng_state_1.pth")
+    (adapter / "rng_state.pth").rename(adapter / "rng_state_1.pth")
     (sharded / "model.safetensors").unlink()
     (sharded / "optimizer.pt").unlink()
     for name in ("pytorch_model_fsdp_0", "optimizer_0"):
         (sharded / name).mkdir()
     assert checkpoint_fault(adapter) is checkpoint_fault(sharded) is None
+    # Only folders with a number are checkpoints.
+    for name in ("checkpoint-32-backup", "checkpoint-"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-3", "checkpoint-2"]
 
 
-def test_only_folders_with_a_number_are_checkpoints(tmp_path: Path) -> None:
-    for name in ("checkpoint-8", "checkpoint-32-backup", "checkpoint-", "checkpoint-16"):
-        make(tmp_path / name)
-    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-16", "checkpoint-8"]
-
-
-def test_auto_begins_where_there_is_nothing_and_goes_on_where_there_is(tmp_path: Path) -> None:
+def test_auto_begins_where_there_is_nothing_and_resumes_where_there_is(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert open_run_folder(str(run), "auto") == (run, None)
     run.mkdir()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -128,11 +127,3 @@ def test_the_lines_of_a_card_load_the_model(flags: list[str], plain_tokenizer: A
     ids = found["tokenizer"]("3+4 <|predictor_1|>", return_tensors="pt").input_ids
     with torch.no_grad():
         assert torch.isfinite(found["model"](ids).logits).all()
-
-
-def test_a_checkpoint_has_results_of_its_own(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoint-3"
-    folder.mkdir()
-    history = [{"lm_loss": 2.5, "step": 2}, {"eval_lm_loss": 3.5, "step": 3}]
-    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 3, "log_history": history}))
-    assert "| `lm_loss` | `2.5000` | `3.5000` |" in card_of(folder)[1]

@@ -91,11 +91,11 @@ def test_everything_fits_one_screen(
     config = JepaConfig(mode="step-jepa", pairs="all", lbd_schedule="cosine", jepa_ratio=0.5, stp=0.02, sigreg=0.1)
     config = replace(config, target_grad="stop", variance=0.3)
     made = trainer(tiny_tokenizer, tmp_path, config, eval_strategy="epoch")
-    answers = "to 1,000 records at every evaluation, task gsm8k"
+    told = {"answers": "to 1,000 records at every evaluation, task gsm8k"}
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", str(columns))
-    print_rows(first_screen(arguments(tmp_path / ("a_long_name_" * 7)), made, answers=answers))
+    print_rows(first_screen(arguments(tmp_path / ("a_long_name_" * 7)), made, told))
     lines = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
     assert max(map(len, lines)) <= columns
     # The time of the run is told on a line to come.
@@ -104,8 +104,8 @@ def test_everything_fits_one_screen(
 
 def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -> None:
     made = trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="step-jepa", predictors=3), eval_strategy="epoch")
-    about = {"checkpoint": str(tmp_path / "checkpoint-6"), "prompts": "different ones"}
-    rows = dict(first_screen(arguments(tmp_path / "run"), made, **about))
+    checkpoint = str(tmp_path / "checkpoint-6")
+    rows = dict(first_screen(arguments(tmp_path / "run"), made, {"prompts": "different ones"}, checkpoint=checkpoint))
     assert rows["prompts"] == "different ones"
     assert rows["model"].startswith("m (LlamaForCausalLM), ") and "all trained; float32 on cpu" in rows["model"]
     assert rows["mode"] == "step-jepa, layout branched, K = 3, the first pair of a record"
@@ -117,7 +117,7 @@ def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -
     assert re.fullmatch(r"1\.\d\d of the tokens and [1-9]\.\d\d of the FLOPs of regular training.*", rows["cost"])
     assert "epochs of 4; evaluated every epoch; saved at the end; learning rate" in rows["steps"]
     assert rows["output"] == f"{tmp_path / 'run'}, going on from checkpoint-6"
-    regular = dict(first_screen(arguments(tmp_path), trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="regular"))))
+    regular = dict(first_screen(arguments(tmp_path), trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="regular")), {}))
     assert not {"encoding", "cost", "held out", "prompts"} & set(regular)
 
 

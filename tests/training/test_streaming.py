@@ -139,10 +139,10 @@ def test_resumed_equals_uninterrupted(
         with pytest.raises(UserError, match="the stream gives other records than those that were trained on before"):
             other.train(resume_from_checkpoint=str(checkpoint))
     prepared = trainer(tmp_path / "prepared", trained_tokenizer, some(), max_steps=10, optim="adamw_torch")
-    with pytest.raises(UserError, match=r"expected a checkpoint of prepared records, got .* made on a stream"):
+    with pytest.raises(ValueError, match=r"expected a checkpoint of prepared records, got .* made on a stream"):
         prepared.train(resume_from_checkpoint=str(checkpoint))
     (checkpoint / STREAM_FILE).unlink()
-    with pytest.raises(UserError, match=rf"expected {STREAM_FILE} in .*, got none"):
+    with pytest.raises(ValueError, match=rf"expected {STREAM_FILE} in .*, got none"):
         make("other").train(resume_from_checkpoint=str(checkpoint))
 
 

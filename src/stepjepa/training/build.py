@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import TrainingArguments
@@ -30,26 +29,9 @@ from stepjepa.training.settings import training_arguments
 from stepjepa.training.trainer import JepaTrainer
 
 
-@dataclass
-class Built:
-    """A trainer, and what the first screen says of how it was made.
-
-    Attributes:
-        trainer: ready to train.
-        lora: settings of the adapter, if there is one.
-        stream: of streamed records.
-        answers: of answers during training.
-    """
-
-    trainer: JepaTrainer
-    lora: LoraSettings | None
-    stream: str | None = None
-    answers: str | None = None
-
-
 def build_trainer(
     args: argparse.Namespace, config: JepaConfig, train_records: list[Record], eval_records: list[Record]
-) -> Built:
+) -> tuple[JepaTrainer, LoraSettings | None, dict[str, str]]:
     """Make the trainer of a run.
 
     Args:
@@ -57,6 +39,9 @@ def build_trainer(
         config: made of them.
         train_records: of a stream the first ones.
         eval_records: held out.
+
+    Returns:
+        The trainer, the settings of its adapter, and rows for ``console.first_screen``.
 
     Raises:
         UserError: whatever keeps the run from its first step.
@@ -91,9 +76,9 @@ def build_trainer(
         model = add_lora(model, lora, adapter_ids(tokenizer, plain=config.plain))
     # Generation must never produce a token that only training knows.
     model.generation_config.suppress_tokens = all_predictor_ids(tokenizer) or None
-    scores = answers = None
+    scores, told = None, {}
     if args.eval_generate is not None:
-        scores, answers = _answer_scores(args, eval_records, prompts_of(train_records), model, tokenizer)
+        scores, told["answers"] = _answer_scores(args, eval_records, prompts_of(train_records), model, tokenizer)
     try:
         if args.selective_checkpointing:
             refuse_full(training)
@@ -114,8 +99,9 @@ def build_trainer(
         raise
     except Exception as error:  # of whatever kind: no step is taken yet, and one line says what is wrong
         raise cannot_start(error) from None
-    streamed = None if stream is None else _describe_stream(stream, args, len(train_records))
-    return Built(trainer, lora, streamed, answers)
+    if stream is not None:
+        told["data"] = _describe_stream(stream, args, len(train_records))
+    return trainer, lora, told
 
 
 def prompts_of(records: list[Record]) -> list[str | None]:

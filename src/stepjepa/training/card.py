@@ -12,7 +12,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from stepjepa.errors import visible
 from stepjepa.evaluation.output import model_fingerprint
-from stepjepa.files import atomic_write, read_json_object
+from stepjepa.files import atomic_write
 from stepjepa.run_folder import run_of
 from stepjepa.text.predictors import saved_with_predictors
 
@@ -150,13 +150,9 @@ def _data_row(part: tuple[str, Mapping[str, Any]]) -> tuple[Any, ...]:
 
 
 def _losses(source: Path, run: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """Losses and monitors at the end of the run; those of a checkpoint come from its own logs."""
-    state = source / "trainer_state.json"
-    results = dict(run.get("results") or {})
+    """Losses and monitors at the end of the run, which are not those of a checkpoint."""
+    results = {} if source.name.startswith("checkpoint-") else run.get("results") or {}
     last = {**(results.get("last_log") or {}), **results}
-    if source.name.startswith("checkpoint-") and state.is_file():
-        lines = read_json_object(state, "state of a checkpoint", "name another checkpoint").get("log_history") or []
-        last = {key: value for line in lines for key, value in line.items()}
     rows = [(key, last.get(key), last.get(f"eval_{key}")) for key in _LOSSES]
     return [row for row in rows if row[1:] != (None, None)]
 

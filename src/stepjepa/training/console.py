@@ -36,14 +36,7 @@ Row = tuple[str, str]
 
 
 class Cost(NamedTuple):
-    """What a step costs on the average; regular training is that of the same records with the same sharing.
-
-    Attributes:
-        tokens: that are computed, padding not counted.
-        regular_tokens: in regular training.
-        flops: padding counted.
-        regular_flops: in regular training.
-    """
+    """Tokens (without padding) and FLOPs of a step, and of one of regular training on the same records."""
 
     tokens: float
     regular_tokens: float
@@ -52,13 +45,7 @@ class Cost(NamedTuple):
 
 
 def step_cost(trainer: JepaTrainer) -> Cost:
-    """What a step of a run costs on the average, loss dropout included.
-
-    Every k-th step is collated, so that ``SAMPLED`` records or a few steps are.
-
-    Args:
-        trainer: with prepared records.
-    """
+    """What a step of a run costs on the average, loss dropout included, by every k-th step of an epoch."""
     plan = trainer.plan
     ratio = trainer.jepa.jepa_ratio if trainer.jepa.uses_views else 1.0
     # Which steps drop their views is drawn: a sample of them would say less than both kinds, weighted.
@@ -97,10 +84,8 @@ def _records_per_step(args: TrainingArguments) -> int:
 def first_screen(
     args: argparse.Namespace,
     trainer: JepaTrainer,
+    told: Mapping[str, str],
     *,
-    stream: str | None = None,
-    answers: str | None = None,
-    prompts: str | None = None,
     equal: EqualCompute | None = None,
     checkpoint: str | None = None,
 ) -> list[Row]:
@@ -109,9 +94,7 @@ def first_screen(
     Args:
         args: of ``commands.train``.
         trainer: ready to train.
-        stream: what there is to say of streamed records.
-        answers: what there is to say of answers during training.
-        prompts: what there is to say of system prompts.
+        told: rows ``data`` (of a stream), ``prompts`` and ``answers``, where there is something to say of them.
         equal: of a run that is as long as its compute allows.
         checkpoint: that the run is resumed from.
     """
@@ -121,10 +104,10 @@ def first_screen(
         ("mode", _mode(config)),
         ("loss", _loss(config)),
         ("encoding", f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None),
-        ("data", stream if prepared is None else f"{Path(prepared.source).name}: {_counts(prepared, config)}"),
-        ("prompts", prompts),
+        ("data", f"{Path(prepared.source).name}: {_counts(prepared, config)}" if prepared else told.get("data")),
+        ("prompts", told.get("prompts")),
         ("held out", _counts(trainer.prepared_eval, config) if trainer.prepared_eval is not None else None),
-        ("answers", answers),
+        ("answers", told.get("answers")),
         *_step(trainer),
         ("steps", _steps(trainer, equal)),
         ("output", args.output_dir + ("" if checkpoint is None else f", going on from {Path(checkpoint).name}")),
@@ -316,11 +299,7 @@ class ConsoleCallback(ProgressCallback):
 
 
 def next_command(args: argparse.Namespace) -> list[str]:
-    """The command that evaluates the run, as a list of arguments; ``TEST.jsonl`` where no file was held out.
-
-    Args:
-        args: of ``commands.train``.
-    """
+    """The command that evaluates the run of ``args``; on ``TEST.jsonl`` where no file was held out."""
     folder = args.output_dir
     command = ["stepjepa", "evaluate", "--model_path", folder]
     command += ["--test_file", args.eval_file or "TEST.jsonl", "--output_file", str(Path(folder) / "test.jsonl")]
@@ -335,12 +314,7 @@ def next_command(args: argparse.Namespace) -> list[str]:
 
 
 def last_lines(folder: Path, record: Mapping[str, Any]) -> list[Row]:
-    """The rows to print after the last step.
-
-    Args:
-        folder: of the run.
-        record: as ``run.json`` has it, finished.
-    """
+    """The rows to print after the last step, of a run folder and its ``run.json``."""
     results = record["results"]
     losses = [("LM loss", results["last_log"].get("lm_loss")), ("held out", results.get("eval_lm_loss"))]
     told = ", ".join(f"{name} {value:.4f}" for name, value in losses if value is not None)
@@ -356,19 +330,7 @@ def last_lines(folder: Path, record: Mapping[str, Any]) -> list[Row]:
 
 
 def finished_json(args: argparse.Namespace, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for programs.
-
-    Args:
-        args: of ``commands.train``.
-        record: as ``run.json`` has it, finished.
-
-    Returns:
-        ``status``, ``run_folder``, ``model``, ``jepa``, ``encoding``, ``counts``, ``parameters`` and ``results`` as in
-        ``run.json``, and ``next``, the command that evaluates the run.
-    """
+    """The same for programs: run folder, parts of ``run.json``, and ``next``, the command that evaluates the run."""
     same = ("status", "model", "jepa", "encoding", "parameters", "counts", "eval_counts", "results")
-    return {
-        "run_folder": str(args.output_dir),
-        **{name: record.get(name) for name in same},
-        "next": next_command(args),
-    }
+    told = {name: record.get(name) for name in same}
+    return {"run_folder": str(args.output_dir), **told, "next": next_command(args)}

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import pickle
 import shutil
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import get_peft_model_state_dict
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from transformers import Trainer
 
 from stepjepa.disk import DISK_ERRORS
@@ -23,15 +21,11 @@ from stepjepa.training.processes import is_lost
 
 logger = logging.getLogger(__name__)
 
-# What PyTorch, safetensors, transformers and pickle raise where a file holds something else than it should.
-_DAMAGE = (
-    *(ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError, EOFError, RuntimeError),
-    *(pickle.UnpicklingError, zipfile.BadZipFile, SafetensorError),
-)
-
 
 @contextmanager
-def recording_failures(trainer: Trainer, folder: Path, record: dict[str, Any], before: str | None) -> Iterator[None]:
+def recording_failures(
+    trainer: Trainer, folder: Path, record: dict[str, Any], before: str | None, checkpoint: str | None
+) -> Iterator[None]:
     """Note in ``run.json`` that a run failed; put back what it held where this launch took no step.
 
     Args:
@@ -39,6 +33,7 @@ def recording_failures(trainer: Trainer, folder: Path, record: dict[str, Any], b
         folder: of the run.
         record: what ``run.json`` says of the run; it may change inside.
         before: of ``run_folder.text_of_run``, from before this launch.
+        checkpoint: that the run is resumed from.
 
     Raises:
         UserError: in the place of whatever is raised inside, but for requests to stop, errors of the system that are no
@@ -63,19 +58,25 @@ def recording_failures(trainer: Trainer, folder: Path, record: dict[str, Any], b
             raise _disk_error(error, folder) from None
         if not trained:
             # A stream's first record that is wrong; an optimizer that can't be made; a checkpoint of another model.
-            raise cannot_start(error, "training can't start: ") from None
+            raise cannot_start(error, checkpoint) from None
         logger.debug("training failed", exc_info=error)
         failed = f"the run failed after step {trainer.state.global_step} ({_named(error)})"
         raise UserError(f"{failed}; {_way_back(folder)}; --debug 2 shows where it was") from None
 
 
-def cannot_start(error: Exception, beginning: str = "") -> UserError:
+def cannot_start(error: Exception, checkpoint: str | None = None) -> UserError:
     """What to tell of an error before the first step."""
     logger.debug("training can't start", exc_info=error)
     # Raised on purpose, with words for whoever started the run; of others the kind says more than the words.
-    if isinstance(error, ValueError | RuntimeError | ImportError) and str(error):
-        return UserError(f"{beginning}{error}")
-    return UserError(f"{beginning}{_named(error)}; change the flag that it is about, or --debug 2 shows where it was")
+    on_purpose = isinstance(error, ValueError | RuntimeError | ImportError) and str(error)
+    told = str(error) if on_purpose else f"{_named(error)}; --debug 2 shows where it was"
+    if checkpoint is None:
+        return UserError(told)
+    return UserError(
+        f"can't be resumed ({told}); if it is damaged, or of another run, move it elsewhere, and resume the one before "
+        "it with --resume_from_checkpoint last",
+        path=checkpoint,
+    )
 
 
 def _named(error: Exception) -> str:
@@ -98,34 +99,6 @@ def _disk_error(error: OSError, folder: Path) -> OSError:
     way = _way_back(folder, "once it can be written to, ")
     told: Any = UserError(f"{error.strerror}; {way}", path=error.filename or folder)
     return told
-
-
-@contextmanager
-def naming_damage(checkpoint: str | None, loading: Callable[[], bool]) -> Iterator[None]:
-    """Say of what can't be loaded which checkpoint it is in.
-
-    Whether a checkpoint is whole, ``checkpoints.checkpoint_fault`` has looked at; here are files that are whole and
-    hold something else: those of another model, or with other names.
-
-    Args:
-        checkpoint: that is loaded inside; None for none, where errors stay as they are.
-        loading: whether it still is.
-
-    Raises:
-        UserError: in the place of whatever is raised inside while it is loaded, but for a full memory and disks that
-            can't be read.
-    """
-    try:
-        yield
-    except _DAMAGE as error:
-        if checkpoint is None or not loading() or isinstance(error, UserError | torch.OutOfMemoryError):
-            raise
-        told = str(error).strip().partition("\n")[0].strip().rstrip(".:")
-        raise UserError(
-            f"can't be resumed ({type(error).__name__}: {told}); move it elsewhere, and resume the one before it with "
-            "--resume_from_checkpoint last",
-            path=checkpoint,
-        ) from error
 
 
 def refuse_other_weights(model: Any, load_result: Any) -> None:
@@ -156,3 +129,20 @@ def refuse_other_adapter(model: Any, checkpoint: Path) -> None:
         lost = sorted(set(get_peft_model_state_dict(model, save_embedding_layers=False)) - set(weights.keys()))
     if lost:
         raise ValueError(f"its weights are those of another adapter: {lost[0]} is missing")
+
+
+def refuse_other_optimizer(optimizer: Any) -> None:
+    """Refuse the averages of other weights: a fused optimizer would write beyond their end, and end the process.
+
+    Raises:
+        ValueError: an average has another shape than its weight.
+    """
+    for group in getattr(optimizer, "param_groups", ()):
+        for weight in group["params"]:
+            for name in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
+                value = optimizer.state.get(weight, {}).get(name)
+                # Factored and quantized averages have other shapes; what these keep has that of the weight.
+                plain = type(value) is torch.Tensor and value.dtype.is_floating_point
+                if plain and value.shape != weight.shape:
+                    expected, got = tuple(weight.shape), tuple(value.shape)
+                    raise ValueError(f"expected '{name}' of shape {expected} in the optimizer, got {got}")

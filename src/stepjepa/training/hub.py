@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import disable_progress_bars
+from transformers import TrainerCallback
 
 from stepjepa.errors import UserError, one_line
 from stepjepa.files import read_json_object
 from stepjepa.offline import STAYS_OFFLINE
+from stepjepa.run_folder import run_of
+from stepjepa.training.card import write_card
+
+logger = logging.getLogger(__name__)
 
 UPLOADED = (
     *("README.md", "config.json", "generation_config.json", "adapter_config.json", "*.py"),
@@ -27,11 +35,7 @@ UPLOADED = (
 
 
 def refuse_offline() -> None:
-    """Refuse an upload where no connection is allowed.
-
-    Raises:
-        UserError: ``--offline`` was named, or the environment says the same.
-    """
+    """Refuse an upload where ``--offline`` or the environment allows no connection."""
     if os.environ.get(STAYS_OFFLINE) == "1" or constants.is_offline_mode():
         raise UserError(
             "--push_to_hub needs a connection, and --offline (or HF_HUB_OFFLINE) allows none; leave one out"
@@ -40,14 +44,7 @@ def refuse_offline() -> None:
 
 @contextmanager
 def naming_hub_errors(what: str) -> Iterator[None]:
-    """Turn what the hub's library raises into one line that names the remedy.
-
-    Args:
-        what: what could not be done.
-
-    Raises:
-        UserError: in the place of any error of the network, the hub or the library.
-    """
+    """Turn whatever the hub's library raises into a ``UserError`` of one line that says what could not be done."""
     try:
         yield
     except Exception as raised:  # a broken connection, a strange answer, a wrong name: each has an error of its own
@@ -60,15 +57,7 @@ def naming_hub_errors(what: str) -> Iterator[None]:
 
 
 def create_repository(name: str, *, private: bool | None = None, token: str | None = None) -> str:
-    """Make a model repository where there is none.
-
-    Args:
-        name: ``owner/name``, or ``name`` for one of whoever the token belongs to.
-        private: only its owners see it; has no effect on one that exists.
-        token: instead of HF_TOKEN or the saved login.
-
-    Returns:
-        ``owner/name``.
+    """Make a model repository where there is none, and return its name as ``owner/name``.
 
     Raises:
         UserError: the hub refuses, or can't be reached.
@@ -98,12 +87,7 @@ def refuse_local_base(base: Any) -> None:
 
 
 def upload(
-    folder: str | os.PathLike[str],
-    name: str,
-    *,
-    message: str,
-    revision: str | None = None,
-    token: str | None = None,
+    folder: str | os.PathLike[str], name: str, *, message: str, revision: str | None = None, token: str | None = None
 ) -> str:
     """Upload a model folder and wait for it.
 
@@ -118,7 +102,7 @@ def upload(
         The address of the repository.
 
     Raises:
-        UserError: the hub refuses, or can't be reached, or ``refuse_lone_adapter``. Nothing local is changed.
+        UserError: the hub refuses, or can't be reached. Nothing local is changed.
     """
     refuse_offline()
     refuse_lone_adapter(folder)
@@ -135,3 +119,38 @@ def upload(
             revision=revision,
         )
     return f"{api.endpoint}/{name}"
+
+
+class UploadCallback(TrainerCallback):
+    """Uploads every checkpoint in the background; an upload that fails is told, and training goes on.
+
+    Args:
+        name: of the repository; None on processes that upload nothing.
+        run: what the model card says where there is no ``run.json``.
+    """
+
+    def __init__(self, name: str | None, run: dict[str, Any]) -> None:
+        self._name, self._run = name, run
+        self._upload: Future[str] | None = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Wait for an upload before the next checkpoint is saved: what it reads may be deleted then."""
+        if control.should_save:
+            self.on_train_end(args, state, control)
+
+    on_epoch_end = on_step_end
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin to upload the checkpoint that has just been saved."""
+        if self._name is None or not state.is_world_process_zero:
+            return
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        write_card(folder, name=self._name, run=run_of(args.output_dir) or self._run)
+        about = {"message": f"Training in progress, step {state.global_step}", "revision": args.hub_revision}
+        self._upload = HfApi().run_as_future(partial(upload, folder, self._name, token=args.hub_token, **about))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Wait for an upload."""
+        pending, self._upload = self._upload, None
+        if pending is not None and (error := pending.exception()) is not None:
+            logger.warning("%s; training goes on", error)

@@ -37,7 +37,7 @@ from stepjepa.run_folder import (
 from stepjepa.signals import OneRequest, Stopped
 from stepjepa.terminal import print_rows
 from stepjepa.text.system_prompts import describe_system_prompts
-from stepjepa.training.build import Built, build_trainer, prompts_of, say
+from stepjepa.training.build import build_trainer, prompts_of, say
 from stepjepa.training.callbacks import StopCallback
 from stepjepa.training.card import write_card
 from stepjepa.training.console import first_screen
@@ -89,17 +89,17 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
         return dry_run(
             args, config, train_records, eval_records, lambda args: training_arguments(args, bool(eval_records))
         )
-    built = build_trainer(args, config, train_records, eval_records)
-    trainer = built.trainer
+    trainer, lora, told = build_trainer(args, config, train_records, eval_records)
     # Weights are read by now; a bar whenever they are written would tear that of the training.
     transformers.logging.disable_progress_bar()
     equal = _equal_compute(trainer, args) if args.same_flop else None
     if is_main_process():
-        prompts = describe_system_prompts(train_records)
-        about = {"stream": built.stream, "answers": built.answers, "prompts": prompts}
-        print_rows(first_screen(args, trainer, equal=equal, checkpoint=checkpoint, **about))
+        if (prompts := describe_system_prompts(train_records)) is not None:
+            told["prompts"] = prompts
+        print_rows(first_screen(args, trainer, told, equal=equal, checkpoint=checkpoint))
     record = {
-        **_describe(args, built),
+        **_describe(args, trainer),
+        "lora": vars(lora) if lora else None,
         "data": files,
         "system_prompts": prompts_of(train_records),
         "same_flop": asdict(equal) if equal else None,
@@ -119,7 +119,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
     before = text_of_run(folder)
     write_run(folder, record)
     scores = trainer.answer_scores
-    with recording_failures(trainer, folder, record, before):
+    with recording_failures(trainer, folder, record, before, checkpoint):
         with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
             metrics = _run(trainer, folder, checkpoint, record)
             if trainer.prepared_eval is not None:
@@ -149,16 +149,14 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
     return record
 
 
-def _describe(args: argparse.Namespace, built: Built) -> dict[str, Any]:
+def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
     """What ``run.json`` says of a run that begins."""
-    trainer = built.trainer
     trainable, total = parameter_counts(trainer.model)
     return {
         "status": "running",
         **provenance(args, trainer.model),
         "model": args.model_name,
         "jepa": trainer.jepa.to_dict(),
-        "lora": vars(built.lora) if built.lora else None,
         "loaded": {
             "dtype": args.dtype,
             "pretrain": args.pretrain,

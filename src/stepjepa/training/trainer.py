@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import HfApi
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
@@ -47,25 +45,23 @@ from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import refuse_pickled
 from stepjepa.models.setup import base_model, set_up
 from stepjepa.objectives.gathering import gather_rows
-from stepjepa.objectives.objective import Losses, Objective, jepa_loss
+from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone
-from stepjepa.run_folder import PART, run_of, versions
+from stepjepa.run_folder import PART
 from stepjepa.training.batches import make_collator, make_sampler
 from stepjepa.training.callbacks import CollapseCallback, EpochCallback, MetricsCallback
-from stepjepa.training.card import CARD_FILE, write_card
+from stepjepa.training.card import CARD_FILE
 from stepjepa.training.checks import check_positions, refuse_contradictions, refuse_lonely_pairs, refuse_sharding
 from stepjepa.training.console import ConsoleCallback
-from stepjepa.training.failures import naming_damage, refuse_other_adapter, refuse_other_weights
+from stepjepa.training.failures import refuse_other_adapter, refuse_other_optimizer, refuse_other_weights
 from stepjepa.training.held_out import measure
-from stepjepa.training.hub import create_repository, refuse_local_base, upload
+from stepjepa.training.hub import UploadCallback, create_repository
 from stepjepa.training.meter import Meter
 from stepjepa.training.nonfinite import MicroBatch, NonfiniteGuard, OnNonfinite
 from stepjepa.training.out_of_memory import describe, naming_the_batch, remedies
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
-
-logger = logging.getLogger(__name__)
 
 
 class JepaTrainer(Trainer):
@@ -77,20 +73,18 @@ class JepaTrainer(Trainer):
         model: a causal language model, or a PEFT wrapper of one.
         args: ``TrainingArguments``. ``remove_unused_columns`` is switched off: batches are made here.
         jepa: mode, layout and objective; the defaults are those of LLM-JEPA.
-        train_dataset: records, see ``batch.dataset.prepare``; or a stream of them, see ``batch.stream.as_stream``, for
-            which ``args.max_steps`` is needed.
-        eval_dataset: the same, for ``evaluate``.
+        train_dataset: records, see ``batch.dataset.prepare``; or a stream, see ``batch.stream.as_stream``, which needs
+            ``args.max_steps``.
+        eval_dataset: records for ``evaluate``.
         processing_class: the tokenizer; predictor tokens are added to it and to the model where they are missing.
         callbacks: further callbacks.
         optimizers: as in Trainer.
         objective: terms instead of those that ``jepa`` describes; mode, layout and readouts are still its.
-        answer_scores: called by ``evaluate`` with model, rank and number of processes, it lets the model answer and
-            returns sums of scores, see ``evaluation.in_training``; their means are logged as ``eval_answer_<score>``,
-            so that ``metric_for_best_model="answer_exact"`` keeps the checkpoint that answers best.
+        answer_scores: called by ``evaluate`` with model, rank and number of processes, it returns sums of the scores of
+            generated answers, see ``evaluation.in_training``; their means are logged as ``eval_answer_<score>``.
         track_flop: measure the FLOPs of the first steps and print them beside the derived ones.
-        on_nonfinite: ``stop`` ends the run with a ``UserError`` before a step whose loss or gradient is not finite;
-            ``skip`` skips such steps, up to ``nonfinite.MOST_IN_A_ROW`` in a row, counted in the logs as
-            ``nonfinite_steps``. Both name the records.
+        on_nonfinite: ``stop`` the run before a step whose loss or gradient is not finite, or ``skip`` such steps, see
+            ``nonfinite``.
 
     Attributes:
         prepared: the training records as tokens, with counts.
@@ -110,6 +104,8 @@ class JepaTrainer(Trainer):
 
     # Losses are divided by the counts of the whole accumulated step, so the Trainer must not divide again.
     loss_is_scaled_for_ga = True
+    # Where a checkpoint is being written, before it has its name.
+    _part: Path | None = None
 
     def __init__(
         self,
@@ -141,10 +137,12 @@ class JepaTrainer(Trainer):
         self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)
         attach_heads(model, self.objective.heads(base_model(model).config.get_text_config(), args.seed))
         self.stream, self.tally = as_stream(train_dataset), Tally()
+        self.prepared, streamed = None, None
         if self.stream is not None:
             refuse_for_stream(args, self.stream, track_flop)
-        to_prepare = None if self.stream is not None else train_dataset
-        self.prepared = self._prepare(to_prepare, processing_class, "training data")
+            streamed = StreamDataset(processing_class, self.jepa)
+        else:
+            self.prepared = self._prepare(train_dataset, processing_class, "training data")
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
         collator = make_collator(
             model,
@@ -158,7 +156,6 @@ class JepaTrainer(Trainer):
         check_positions(collator, [self.prepared, self.prepared_eval])
         if train_dataset is not None:
             refuse_flex_training(base_model(model), args.device)
-        streamed = None if self.stream is None else StreamDataset(processing_class, self.jepa)
         super().__init__(
             model=model,
             args=args,
@@ -171,16 +168,17 @@ class JepaTrainer(Trainer):
         )
         # Versions that do not know loss_is_scaled_for_ga take the same from this.
         self.model_accepts_loss_kwargs = True
-        for printing in (ProgressCallback, PrinterCallback):
-            self.remove_callback(printing)
+        self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
         self.add_callback(ConsoleCallback(bars=not args.disable_tqdm))
         if self.args.n_gpu > 1:
             raise ValueError(
-                f"expected one device per process, got {self.args.n_gpu} under DataParallel, which can't carry "
-                "this objective; start with torchrun, or set CUDA_VISIBLE_DEVICES to one device"
+                f"expected one device per process, got {self.args.n_gpu} under DataParallel, which can't carry this "
+                "objective; start with torchrun, or set CUDA_VISIBLE_DEVICES to one device"
             )
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             refuse_sharding(self.jepa, answer_scores)
+        self.answer_scores, self.selective = answer_scores, False
+        self.meter = Meter(self.objective, self.total, self.accelerator.num_processes)
         self.guard = NonfiniteGuard(self, on_nonfinite)
         self.add_callback(self.guard)
         self.ema: EmaEncoder | None = None
@@ -194,13 +192,12 @@ class JepaTrainer(Trainer):
         self.tracker: FlopTracker | None = None
         if track_flop:
             say = print if self.is_world_process_zero() else None
-            self.tracker = FlopTracker(flops, self.plan, say=say, total=self._total)
-        self.answer_scores = answer_scores
-        self.selective = False
-        self.meter = Meter(self.objective, self._total, self.accelerator.num_processes)
-
+            self.tracker = FlopTracker(flops, self.plan, say=say, total=self.total)
         if self.stream is not None:
             self.add_callback(StreamCallback(lambda: self.tally, self.jepa, self.stream))
+        if args.push_to_hub and args.hub_strategy != HubStrategy.END:
+            about = {"model": base_model(model).config._name_or_path, "jepa": self.jepa.to_dict()}
+            self.add_callback(UploadCallback(self.hub_model_id, about))
 
     def _prepare(self, data: Data | Prepared | None, tokenizer: Any, what: str) -> Prepared | None:
         if data is None or isinstance(data, Prepared):
@@ -237,17 +234,13 @@ class JepaTrainer(Trainer):
 
     def _counts(self, batches: Sequence[Batch]) -> dict[str, float]:
         counts = self.objective.counts(batches)
-        return dict(zip(counts, self._total(list(counts.values())), strict=True))
+        return dict(zip(counts, self.total(list(counts.values())), strict=True))
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """As in Trainer; a loss that is not finite is kept out of the sum that the Trainer logs."""
-        self._loading = False
         self.guard.micros.append(MicroBatch(inputs))
-        if self.tracker is None:
+        with nullcontext() if self.tracker is None else self.tracker.step(self.state.global_step, inputs):
             loss = super().training_step(model, inputs, num_items_in_batch)
-        else:
-            with self.tracker.step(self.state.global_step, inputs):
-                loss = super().training_step(model, inputs, num_items_in_batch)
         return torch.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0)
 
     def compute_loss(
@@ -262,12 +255,7 @@ class JepaTrainer(Trainer):
         return (loss, losses) if return_outputs else loss
 
     def context(self, counts: dict[str, float] | None = None, *, training: bool = True) -> Context:
-        """What terms may depend on beside a micro-batch.
-
-        Args:
-            counts: of the step; None for one with pairs.
-            training: weights follow their schedules.
-        """
+        """What terms may depend on beside a micro-batch; ``counts`` are of the step, None for one with pairs."""
         # A step without views has nothing to bring together, on no process.
         pairs = counts is None or any(counts[name] > 0 for name in self.objective.of_pairs)
         return Context(
@@ -282,45 +270,35 @@ class JepaTrainer(Trainer):
         """Share of the run that is over."""
         return self.state.global_step / max(self.state.max_steps, 1)
 
-    def _total(self, values: Sequence[float]) -> list[float]:
+    def total(self, values: Sequence[float]) -> list[float]:
         """Sums of some numbers over all processes."""
         # Sums need more than the single precision that mps has.
         device = torch.device("cpu") if self.args.device.type == "mps" else self.args.device
-        totals = torch.tensor(values, dtype=torch.float64, device=device)
-        if self.accelerator.num_processes > 1:
-            totals = self.accelerator.reduce(totals, "sum")
-        summed: list[float] = totals.tolist()
-        return summed
+        totals: list[float] = self.accelerator.reduce(
+            torch.tensor(values, dtype=torch.float64, device=device), "sum"
+        ).tolist()
+        return totals
 
     # -- FLOPs --------------------------------------------------------------------------------------------------------
 
     @cached_property
     def flops(self) -> FlopModel:
         """What a pass of the model costs, derived from its modules before it is wrapped or sharded."""
-        # Selective checkpointing is not told here: it runs no product again.
-        whole = bool(self.args.gradient_checkpointing)
-        kwargs = self.args.gradient_checkpointing_kwargs or {}
-        reentrant = bool(kwargs.get("use_reentrant", False)) if isinstance(kwargs, dict) else False
-        ema = self.jepa.target_grad == "ema"
-        return FlopModel.of(self.model, gradient_checkpointing=whole, reentrant=reentrant, ema=ema)
+        return FlopModel.of(
+            self.model,
+            # Selective checkpointing is not told here: it runs no product again.
+            gradient_checkpointing=bool(self.args.gradient_checkpointing),
+            reentrant=bool((self.args.gradient_checkpointing_kwargs or {}).get("use_reentrant", False)),
+            ema=self.jepa.target_grad == "ema",
+        )
 
     @property
     def plan(self) -> Plan:
-        """What every step will cost.
-
-        Raises:
-            ValueError: there are no training records.
-        """
+        """What every step will cost; there is none of a stream."""
         if self.prepared is None:
             raise ValueError("plan: expected training records of known lengths, got none, or a stream")
-        return Plan.of(
-            self.flops,
-            self.prepared.dataset,
-            self._get_train_sampler(),
-            self.data_collator,
-            args=self.args,
-            jepa=self.jepa,
-        )
+        sampler, data = self._get_train_sampler(), self.prepared.dataset
+        return Plan.of(self.flops, data, sampler, self.data_collator, args=self.args, jepa=self.jepa)
 
     def floating_point_ops(self, inputs: Batch) -> int:
         """FLOPs of a micro-batch, forward and backward, padding and attention included."""
@@ -332,15 +310,17 @@ class JepaTrainer(Trainer):
         """As in Trainer.
 
         Raises:
-            UserError: the checkpoint can't be loaded; memory has run out, or a loss or a gradient is not finite; no
-                checkpoint has been touched.
+            UserError: memory has run out, or a loss or a gradient is not finite; no checkpoint has been touched.
         """
-        self._loading = True
         self.guard.skipped = 0
-        checkpoint = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
-        if self.stream is not None:
-            self.tally = Tally()
-        with naming_damage(checkpoint, lambda: self._loading), naming_the_batch(self._describe_memory):
+        self.tally = Tally()
+
+        def say() -> str:
+            last = self.guard.micros[-1] if self.guard.micros else None
+            said = describe(f"step {self.state.global_step + 1}", last, self.source)
+            return f"{said}; {remedies(self.args, selective=self.selective)}; {self.guard.way_back()}"
+
+        with naming_the_batch(say):
             result = super().train(resume_from_checkpoint, *args, **kwargs)
         self.guard.micros.clear()
         if self.tracker is not None:
@@ -355,11 +335,6 @@ class JepaTrainer(Trainer):
             self.control.should_training_stop = True
             return
         super()._run_epoch(*args, **kwargs)
-
-    def _describe_memory(self) -> str:
-        last = self.guard.micros[-1] if self.guard.micros else None
-        said = describe(f"step {self.state.global_step + 1}", last, self.source)
-        return f"{said}; {remedies(self.args, selective=self.selective)}; {self.guard.way_back()}"
 
     @property
     def source(self) -> str:
@@ -400,38 +375,19 @@ class JepaTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Losses and monitors on held-out records, see ``held_out``; scores of answers, if asked for.
-
-        Args:
-            eval_dataset: records instead of those given at the start.
-            ignore_keys: nothing here has keys to ignore; taken because Trainer's method takes it.
-            metric_key_prefix: before every name.
-
-        Raises:
-            ValueError: there are no records to evaluate on.
-        """
-        del ignore_keys
+        """As in Trainer: losses and monitors on held-out records, see ``held_out``; scores of answers, if asked for."""
+        del ignore_keys  # nothing here has keys
         chosen = self.prepared_eval
         if eval_dataset is not None and eval_dataset is not self.eval_dataset:
             chosen = self._prepare(eval_dataset, self.processing_class, "evaluation data")
         if chosen is None:
             raise ValueError("evaluate: expected an eval_dataset, got none; pass one here or to JepaTrainer")
-        start = time.time()
-        model = self.model_wrapped if self.is_fsdp_enabled else self.model
+        start, model = time.time(), self.model_wrapped if self.is_fsdp_enabled else self.model
         model.eval()
-        metrics, records = measure(
-            chosen,
-            self.objective,
-            lambda batch: self._measure_batch(model, batch, chosen.source),
-            collator=self.data_collator,
-            batch_size=self.args.per_device_eval_batch_size,
-            rank=self.accelerator.process_index,
-            processes=self.accelerator.num_processes,
-            total=self._total,
-        )
+        metrics, records = measure(self, model, chosen)
         if self.answer_scores is not None and chosen is self.prepared_eval:
             sums = self.answer_scores(self.model, self.accelerator.process_index, self.accelerator.num_processes)
-            means = dict(zip(sums, self._total(list(sums.values())), strict=True))
+            means = dict(zip(sums, self.total(list(sums.values())), strict=True))
             count = means.pop(COUNT)
             metrics |= {f"answer_{name}": total / count for name, total in means.items()}
         model.train()
@@ -442,33 +398,17 @@ class JepaTrainer(Trainer):
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, named)
         return named
 
-    @torch.no_grad()
-    def _measure_batch(self, model: nn.Module, batch: Batch, source: str) -> Losses:
-        def said() -> str:
-            smaller = "pass --per_device_eval_batch_size 1 or --bf16 true, or begin again with a smaller --max_length"
-            return f"{describe('the evaluation', MicroBatch(batch), source)}; {smaller}"
-
-        with naming_the_batch(said), self.compute_loss_context_manager():
-            return jepa_loss(model, self._prepare_inputs(batch), self.objective, context=self.context(training=False))
-
     # -- saving and loading -------------------------------------------------------------------------------------------
-
-    # Where a checkpoint is being written, before it has its name.
-    _part: Path | None = None
-    # A checkpoint is still being loaded.
-    _loading: bool = False
-    # An upload of a checkpoint.
-    push_in_progress: Future[str] | None = None
 
     def _get_output_dir(self, trial: Any) -> str:
         """Private, since no other hook tells the Trainer to write a checkpoint elsewhere."""
         return super()._get_output_dir(trial) if self._part is None else str(self._part)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """As in Trainer, into a folder that takes its name when all of it is there; ``on_save`` comes after that.
+        """As in Trainer, into a folder that takes its name when all of it is there.
 
-        Raises:
-            OSError: the disk is full or can't be written to; nothing is left of the checkpoint then.
+        Private, since ``on_save`` comes after that, and since rotation must wait for it. Of a checkpoint that can't be
+        written nothing is left.
         """
         run = Path(self._get_output_dir(trial))
         final = run / f"checkpoint-{self.state.global_step}"
@@ -493,8 +433,6 @@ class JepaTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             move_into_place(part, final)
-            # The upload before is over by now or waited for: what it reads may be deleted next.
-            self._push_checkpoint(final)
             rotate_checkpoints(
                 output_dir=str(run),
                 save_total_limit=self.args.save_total_limit,
@@ -567,6 +505,7 @@ class JepaTrainer(Trainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
+        refuse_other_optimizer(self.optimizer)
         self.guard.load(Path(checkpoint))
         if self.ema is not None:
             self.ema.load(checkpoint)
@@ -576,72 +515,12 @@ class JepaTrainer(Trainer):
             raise ValueError(f"expected a checkpoint of prepared records, got {checkpoint}, which was made on a stream")
         self.meter.num_tokens = float(self.state.num_input_tokens_seen)
 
-    # -- uploads ------------------------------------------------------------------------------------------------------
-
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """As in Trainer, with errors that name the remedy; an adapter on a base of this machine alone is refused."""
-        if hasattr(self.model, "peft_config"):
-            refuse_local_base(base_model(self.model).config._name_or_path)
-        name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
-        private = self.args.hub_private_repo if private is None else private
+        """As in Trainer, with errors that name the remedy."""
         if self.is_world_process_zero():
+            name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
+            private = self.args.hub_private_repo if private is None else private
             self.hub_model_id = create_repository(name, private=private, token=token or self.args.hub_token)
 
-    def push_to_hub(self, commit_message: str = "End of training", **options: Any) -> str | None:
-        """Save model, tokenizer and card into ``output_dir`` and upload them, and nothing else of that folder.
-
-        Args:
-            commit_message: of the commit.
-            options: ``token``, ``revision`` and ``private`` as in Trainer. It is always waited for.
-
-        Returns:
-            The address of the repository; None on all processes but the first.
-
-        Raises:
-            UserError: the hub refuses, or can't be reached; what was saved stays.
-        """
-        if self.hub_model_id is None:
-            self.init_hf_repo(options.get("token"), options.get("private"))
-        self.save_model(_internal_call=True)
-        if not self.is_world_process_zero():
-            return None
-        self._finish_current_push()
-        write_card(Path(self.args.output_dir), run=self._run_of_card())
-        return self._upload(self.args.output_dir, commit_message, **options)
-
-    def _upload(self, folder: Any, message: str, **options: Any) -> str:
-        token, revision = options.get("token"), options.get("revision")
-        return upload(
-            folder,
-            str(self.hub_model_id),
-            message=message,
-            revision=revision or self.args.hub_revision,
-            token=token or self.args.hub_token,
-        )
-
-    def _run_of_card(self) -> dict[str, Any]:
-        """What a model card says of this run, where there is no ``run.json``."""
-        return run_of(self.args.output_dir) or {
-            "model": base_model(self.model).config._name_or_path,
-            "jepa": self.jepa.to_dict(),
-            "training": self.args.to_dict(),
-            "versions": versions(),
-        }
-
-    def _push_checkpoint(self, folder: Path) -> None:
-        """Upload a checkpoint in the background."""
-        if not self.args.push_to_hub or self.args.hub_strategy == HubStrategy.END or not self.is_world_process_zero():
-            return
-        self._finish_current_push()
-        write_card(folder, name=self.hub_model_id, run=self._run_of_card())
-        message = f"Training in progress, step {self.state.global_step}"
-        self.push_in_progress = HfApi().run_as_future(self._upload, folder, message)
-
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Nothing: the checkpoint has not its name yet, see ``_save_checkpoint``."""
-
-    def _finish_current_push(self) -> None:
-        """Wait for an upload; one that failed is told, and training goes on."""
-        push, self.push_in_progress = self.push_in_progress, None
-        if push is not None and (error := push.exception()) is not None:
-            logger.warning("%s; training goes on", error)
+        """Nothing: ``UploadCallback`` does it when the checkpoint has its name, and with nothing else of the folder."""
