@@ -59,6 +59,15 @@ def refuse_contradictions(args: TrainingArguments) -> None:
             raise ValueError(f"{name}: has no effect with this trainer; leave it at {defaults[name]}")
 
 
+def refuse_data_parallel(args: TrainingArguments) -> None:
+    """One process with several devices would be given to DataParallel."""
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"expected one device per process, got {args.n_gpu} under DataParallel, which can't carry this objective; "
+            "start with torchrun, or set CUDA_VISIBLE_DEVICES to one device"
+        )
+
+
 def refuse_lonely_pairs(objective: Objective, config: JepaConfig, args: TrainingArguments) -> None:
     """Refuse terms that compare the pairs of a micro-batch where there is only one.
 

@@ -51,7 +51,13 @@ from stepjepa.run_folder import PART
 from stepjepa.training.batches import make_collator, make_sampler
 from stepjepa.training.callbacks import CollapseCallback, EpochCallback, MetricsCallback
 from stepjepa.training.card import CARD_FILE
-from stepjepa.training.checks import check_positions, refuse_contradictions, refuse_lonely_pairs, refuse_sharding
+from stepjepa.training.checks import (
+    check_positions,
+    refuse_contradictions,
+    refuse_data_parallel,
+    refuse_lonely_pairs,
+    refuse_sharding,
+)
 from stepjepa.training.console import ConsoleCallback
 from stepjepa.training.failures import refuse_other_adapter, refuse_other_optimizer, refuse_other_weights
 from stepjepa.training.held_out import measure
@@ -170,11 +176,7 @@ class JepaTrainer(Trainer):
         self.model_accepts_loss_kwargs = True
         self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
         self.add_callback(ConsoleCallback(bars=not args.disable_tqdm))
-        if self.args.n_gpu > 1:
-            raise ValueError(
-                f"expected one device per process, got {self.args.n_gpu} under DataParallel, which can't carry this "
-                "objective; start with torchrun, or set CUDA_VISIBLE_DEVICES to one device"
-            )
+        refuse_data_parallel(args)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             refuse_sharding(self.jepa, answer_scores)
         self.answer_scores, self.selective = answer_scores, False
