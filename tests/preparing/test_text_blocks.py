@@ -69,13 +69,3 @@ def test_a_long_response_takes_no_time_that_grows_with_its_square(name: str) -> 
     """Each of these took minutes to hours; there is no bound on the time here, only that it ends."""
     text = HOSTILE[name]
     assert isinstance(split_response(drop_thinking(text) or text), list)
-
-
-@pytest.mark.parametrize("digits", [10, 5000])
-def test_a_number_of_many_digits_is_no_number_of_a_step(digits: int) -> None:
-    """Python refuses to read thousands of digits, and nobody counts so many steps."""
-    marker = "1" * digits
-    assert split_response(f"Step {marker}: one is here.\n\nStep {marker}: two is there.") == [
-        f"Step {marker}: one is here.",
-        f"Step {marker}: two is there.",
-    ]

@@ -1,7 +1,6 @@
 """GSM8K: answers as a person would judge them, the original files, and verdicts on solutions that a model wrote."""
 
 import json
-import time
 from collections import Counter
 
 import pytest
@@ -11,7 +10,7 @@ from stepjepa.data.steps import find_steps
 from stepjepa.errors import UserError
 from stepjepa.files import read_jsonl
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, TaskOptions, Unusable
-from stepjepa.tasks.gsm8k import SYSTEM_PROMPT, Gsm8kTask, convert
+from stepjepa.tasks.gsm8k import Gsm8kTask
 from stepjepa.tasks.registry import choose_task
 
 SOLUTION = (
@@ -27,7 +26,7 @@ def record(answer=SOLUTION, path="test.jsonl", system=None, **extra):
 
 
 def judge(text, example=None, **options):
-    return Gsm8kTask(**options).score(example or record(), Response(text))
+    return Gsm8kTask.from_options(TaskOptions(**options)).score(example or record(), Response(text))
 
 
 RIGHT = [
@@ -252,18 +251,11 @@ def test_the_last_number_counts_apart_and_only_when_asked_for(text, strict, leni
     assert {name: asked.scores[name] for name in plain.scores} == plain.scores
 
 
-def test_votes_are_counted_by_value():
-    task = Gsm8kTask()
-    said = ["#### 18", "#### $18.00", "#### The answer is 18.", "#### 17", "18", ""]
-    votes = [task.vote(task.score(record(), Response(text)), Response(text)) for text in said]
-    assert votes == ["18", "18", "18", "17", None, None]
-
-
 @pytest.mark.parametrize(
     "example",
     [
         record(),
-        record("no mark", ground_truth="18", system=SYSTEM_PROMPT),
+        record("no mark", ground_truth="18", system=Gsm8kTask.system_prompt),
         record(r"\boxed{18}", "folder/GSM8K_mine.jsonl"),
         record("#### $1,000.50"),
         record("#### 18 \n"),
@@ -284,17 +276,11 @@ def test_recognised_by_content_or_name(example):
         record("so #### 18"),
         record(ground_truth="18"),
         record("18", "gsm8k/test.jsonl"),
-        record("18", system=SYSTEM_PROMPT + " Now."),
+        record("18", system=Gsm8kTask.system_prompt + " Now."),
     ],
 )
 def test_not_recognised(example):
     assert not Gsm8kTask.recognises(example)
-
-
-def test_auto_does_not_choose_for_a_mixture():
-    with pytest.raises(UserError, match=r"1 of 2 records look like 'gsm8k'"):
-        choose_task("auto", [record(), record(r"\boxed{18}")])
-    assert choose_task("gsm8k", [record(), record(r"\boxed{18}")]).name == "gsm8k"
 
 
 def test_truth_must_be_a_number():
@@ -307,7 +293,7 @@ def test_truth_must_be_a_number():
 
 def test_the_option_reaches_the_task():
     options = TaskOptions(last_number=True)
-    assert choose_task("auto", [record()], options).last_number is True
+    assert choose_task("auto", [record()], options).options.last_number is True
     with pytest.raises(UserError, match="--last_number does nothing with task 'boxed'"):
         choose_task("boxed", [record()], options)
 
@@ -320,17 +306,17 @@ SOCRATIC = {
 
 
 def said(row, **options):
-    return convert(row, **options)["messages"][-1]["content"]
+    return Gsm8kTask.convert(row, **options)["messages"][-1]["content"]
 
 
 def test_a_row_becomes_a_record():
-    roles = [("system", SYSTEM_PROMPT), ("user", "How much?"), ("assistant", SOLUTION)]
-    assert convert(ROW) == {"messages": [{"role": role, "content": content} for role, content in roles]}
-    parse_record(convert(ROW))
+    roles = [("system", Gsm8kTask.system_prompt), ("user", "How much?"), ("assistant", SOLUTION)]
+    assert Gsm8kTask.convert(ROW) == {"messages": [{"role": role, "content": content} for role, content in roles]}
+    parse_record(Gsm8kTask.convert(ROW))
 
 
 def test_lines_become_steps_and_the_answer_stays_with_the_last():
-    converted = convert(
+    converted = Gsm8kTask.convert(
         {**ROW, "answer": SOLUTION.replace("\n", "\r\n", 1).replace("\n####", "\n\n \n####")}, steps=True
     )
     assert converted["total_steps"] == 2
@@ -366,7 +352,7 @@ def test_questions_and_annotations_are_kept_or_stripped():
 )
 def test_unusable_rows(changes, options, reason):
     with pytest.raises(Unusable) as caught:
-        convert({**ROW, **changes}, **options)
+        Gsm8kTask.convert({**ROW, **changes}, **options)
     assert str(caught.value) == reason
 
 
@@ -374,18 +360,9 @@ def test_socratic_rows_give_the_published_test_file(shared_data):
     published = [value for _, value in read_jsonl(shared_data / "llm_jepa" / "gsm8k_test.jsonl")]
     rows = [row for _, row in read_jsonl(shared_data / "gsm8k" / "test_socratic.jsonl")]
     assert len(rows) == 1319
-    assert [convert(row, socratic=False) for row in rows] == published
-    steps = [convert(row, socratic=False, steps=True) for row in rows]
+    assert [Gsm8kTask.convert(row, socratic=False) for row in rows] == published
+    steps = [Gsm8kTask.convert(row, socratic=False, steps=True) for row in rows]
     assert all(len(find_steps(one["messages"][-1]["content"])) == one["total_steps"] >= 2 for one in steps)
-
-
-@pytest.mark.parametrize(("file", "count"), [("gsm8k_train", 7473), ("gsm8k_test", 1319)])
-def test_main_rows_give_the_published_files(shared_data, file, count):
-    published = [value for _, value in read_jsonl(shared_data / "llm_jepa" / f"{file}.jsonl")]
-    assert len(published) == count
-    for value in published:
-        _, user, assistant = (message["content"] for message in value["messages"])
-        assert convert({"question": user, "answer": assistant}) == value
 
 
 @pytest.mark.parametrize(
@@ -394,7 +371,7 @@ def test_main_rows_give_the_published_files(shared_data, file, count):
 def test_gold_is_right_and_another_gold_is_not(shared_data, file):
     path = shared_data / file
     if path.parent.name == "gsm8k":
-        records = [parse_record(convert(row), str(path), line) for line, row in read_jsonl(path)]
+        records = [parse_record(Gsm8kTask.convert(row), str(path), line) for line, row in read_jsonl(path)]
     else:
         records = read_records(path)
     task = choose_task("auto", records)
@@ -413,7 +390,7 @@ def test_gold_is_right_and_another_gold_is_not(shared_data, file):
 def test_agrees_with_the_verdicts_on_solutions_that_a_model_wrote(shared_data):
     traces = json.loads((shared_data / "traces" / "star_repo_star.detailed_results.json").read_text(encoding="utf-8"))
     records = read_records(shared_data / "llm_jepa" / "gsm8k_test.jsonl")
-    task, strict, lenient = Gsm8kTask(last_number=True), Counter(), []
+    task, strict, lenient = Gsm8kTask.from_options(TaskOptions(last_number=True)), Counter(), []
     for example, trace in zip(records, traces, strict=True):
         scored = task.score(example, Response(trace["full_response"]))
         strict[scored.error, trace["is_correct"]] += 1
@@ -430,10 +407,3 @@ def test_agrees_with_the_verdicts_on_solutions_that_a_model_wrote(shared_data):
     # 504 ends in "11. There must be another pack": no answer at all, said to be right. 899 ends in "will receive 16
     # cookies. ####", and 16 is right. 1199 marks "8 / 3 = 2 with a remainder", then the right 2; the 8 was read.
     assert lenient == [504, 899, 1199]
-
-
-def test_a_hostile_answer_takes_no_time():
-    begun = time.process_time()
-    for text in ("#### " + "9" * 10**6, "#### 1e999999999", r"\boxed{" * 10**5, "#### " + "{" * 5000 + "}" * 5000):
-        assert judge(text, last_number=True).scores["correct"] is False
-    assert time.process_time() - begun < 2

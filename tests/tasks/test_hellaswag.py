@@ -11,9 +11,7 @@ from stepjepa.errors import UserError
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Likelihood, Response, Unusable
 from stepjepa.tasks.hellaswag import (
     LETTERS,
-    SYSTEM_PROMPT,
     HellaswagTask,
-    convert,
     most_likely,
     read_choices,
     read_letter,
@@ -25,7 +23,7 @@ ENDINGS = ("wraps a pair of skis.", "rips level tiles off.", "is holding a rubik
 ASKED = CONTEXT + "".join(f"\n{letter}) {ending}" for letter, ending in zip(LETTERS, ENDINGS, strict=True))
 
 
-def record(answer="B", user=ASKED, system=SYSTEM_PROMPT, path="test.jsonl", **extra):
+def record(answer="B", user=ASKED, system=HellaswagTask.system_prompt, path="test.jsonl", **extra):
     messages = [("system", system), ("user", user), ("assistant", answer)]
     return parse_record(
         {"messages": [{"role": role, "content": content} for role, content in messages], **extra}, path, 1
@@ -134,11 +132,6 @@ def test_letters_are_read_as_a_person_would(said, letter):
     assert not TASK.score(record("B" if letter != "B" else "C"), Response(said)).scores["correct"]
 
 
-def test_an_ending_that_stands_twice_is_no_answer():
-    assert read_letter("he falls.", ("he falls.", "he falls", "he sits.", "he runs.")) is None
-    assert read_letter("he sits.", ("he falls.", "he falls", "he sits.", "he runs.")) == "C"
-
-
 def test_likelihoods_decide_where_there_are_any():
     # The second ending is likely as a whole because it is short; per character the third is.
     response = Response("D", likelihoods([-2.0, -1.0, -3.0, -9.0], [-50.0, -20.0, -21.0, -40.0]))
@@ -165,20 +158,6 @@ def test_ties_and_impossible_likelihoods():
     assert scored.error == NO_ANSWER
 
 
-def test_likelihoods_that_lack_one_are_a_mistake_of_the_program():
-    with pytest.raises(ValueError, match="got none of ending_D"):
-        found = likelihoods([-1.0] * 4, [-1.0] * 4)
-        del found["ending_D"]
-        TASK.score(record("A"), Response("A", found))
-
-
-def test_continuations_ask_for_letters_after_the_prompt_and_endings_after_the_context():
-    asked = TASK.continuations(record())
-    assert [each.label for each in asked] == [*"ABCD", "ending_A", "ending_B", "ending_C", "ending_D"]
-    assert [(each.text, each.context) for each in asked[:4]] == [(letter, None) for letter in LETTERS]
-    assert [each.context + each.text for each in asked[4:]] == [f"{CONTEXT} {ending}" for ending in ENDINGS]
-
-
 @pytest.mark.parametrize(
     ("context", "endings"),
     [
@@ -196,12 +175,6 @@ def test_choices_are_read_whatever_they_hold(context, endings):
     assert read_choices(record(user=user)) == expected
     views = {"text": context, "code": endings[1].strip()}
     assert read_choices(record(user=user, **views)) == expected
-
-
-def test_a_view_says_where_the_context_ends():
-    user = "He said\nA) yes\nA) no\nB) two\nC) three\nD) four"
-    assert read_choices(record(user=user)).context == "He said\nA) yes"
-    assert read_choices(record(user=user, text="He said", code="two")).endings[0] == "yes\nA) no"
 
 
 @pytest.mark.parametrize(
@@ -276,10 +249,12 @@ def test_convert_makes_the_published_form(shared_data):
             {"ctx": context, "endings": json.dumps(endings), "label": label},
             {"ctx_a": context, "ctx_b": "", "endings": endings, "label": label},
         ):
-            made = parse_record(convert(row))
+            made = parse_record(HellaswagTask.convert(row))
             assert (made.messages, made.text, made.code) == (each.messages, each.text, each.code)
     assert (
-        parse_record(convert({"ctx_a": "He sits.", "ctx_b": "he", "endings": list("abcd"), "label": 0})).text
+        parse_record(
+            HellaswagTask.convert({"ctx_a": "He sits.", "ctx_b": "he", "endings": list("abcd"), "label": 0})
+        ).text
         == "He sits. he"
     )
 
@@ -304,9 +279,4 @@ def test_convert_makes_the_published_form(shared_data):
 )
 def test_convert_says_why_not(change, reason):
     with pytest.raises(Unusable, match=f"^{reason}$"):
-        convert({"ctx": "c", "endings": list("abcd"), "label": "1"} | change)
-
-
-@pytest.mark.parametrize("label", [2, "2", 2.0, "2.0"])
-def test_a_label_is_a_number_however_a_table_writes_it(label):
-    assert convert({"ctx": "c", "endings": list("abcd"), "label": label})["messages"][2]["content"] == "C"
+        HellaswagTask.convert({"ctx": "c", "endings": list("abcd"), "label": "1"} | change)

@@ -9,12 +9,12 @@ import pytest
 from stepjepa.data.records import parse_record, read_records
 from stepjepa.errors import UserError
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Unusable
-from stepjepa.tasks.nq_open import SYSTEM_PROMPT, NqOpenTask, convert, normal_forms
+from stepjepa.tasks.nq_open import NqOpenTask
 
 TASK = NqOpenTask()
 
 
-def record(answer, system=SYSTEM_PROMPT, path="test.jsonl"):
+def record(answer, system=NqOpenTask.system_prompt, path="test.jsonl"):
     messages = [("system", system), ("user", "who was it"), ("assistant", answer)]
     return parse_record({"messages": [{"role": role, "content": content} for role, content in messages]}, path, 1)
 
@@ -137,12 +137,6 @@ def test_scores_extracted_and_errors():
         assert TASK.vote(scored, Response(nothing)) is None
 
 
-def test_answers_that_are_the_same_vote_together():
-    said = [Response(text) for text in ("The Beatles.", "beatles", "Stones")]
-    votes = [TASK.vote(TASK.score(record("Beatles"), one), one) for one in said]
-    assert votes == ["beatles", "beatles", "stones"]
-
-
 def test_a_truth_of_separators_is_refused_with_its_place():
     with pytest.raises(UserError, match=r"^test\.jsonl:1: .*no answer in it"):
         TASK.truth(record("; ;"))
@@ -181,20 +175,6 @@ def test_real_files_gold_is_right_and_another_records_answer_is_not(shared_data)
         assert all(set(map(squad, one.split(";"))) & set(map(squad, other.split(";"))) for one, other in wrong)
 
 
-def test_what_squad_calls_equal_is_equal_but_for_numbers(shared_data):
-    """Over 8000 records: what the published normalisation calls equal and this one does not is unequal."""
-    records = read_records(shared_data / "llm_jepa" / "nq_open_train.jsonl")
-    aliases = sorted({alias.strip() for each in records for alias in each.answer.split(";") if squad(alias)})
-    first = {}
-    apart = [
-        (first[squad(alias)], alias)
-        for alias in aliases
-        if not set(normal_forms(first.setdefault(squad(alias), alias))) & set(normal_forms(alias))
-    ]
-    assert ("10.5%", "105") in apart
-    assert all(float(one.strip("%")) != float(other) for one, other in apart), apart
-
-
 @pytest.mark.parametrize(
     "text",
     ["a " * 500_000, ";" * 10**6, "A." * 500_000, "1,000" * 200_000, "-." * 500_000, "1" + "%" * 10**6, " " * 10**6],
@@ -208,10 +188,13 @@ def test_long_answers_take_no_longer_than_reading_them(text):
 def test_convert_makes_the_published_form(shared_data):
     published = read_records(shared_data / "llm_jepa" / "nq_open_test.jsonl")[0]
     row = {"question": published.messages[1]["content"], "answer": ["6 geese a-laying", "maids a-milking"]}
-    assert tuple(convert(row)["messages"]) == published.messages
-    assert tuple(convert(row | {"answer": str(row["answer"])})["messages"]) == published.messages
-    assert convert({"question": "q", "answer": "one"})["messages"][2]["content"] == "one"
-    assert convert({"question": "q", "answer": [" one ", "", "one", "two"]})["messages"][2]["content"] == "one; two"
+    assert tuple(NqOpenTask.convert(row)["messages"]) == published.messages
+    assert tuple(NqOpenTask.convert(row | {"answer": str(row["answer"])})["messages"]) == published.messages
+    assert NqOpenTask.convert({"question": "q", "answer": "one"})["messages"][2]["content"] == "one"
+    assert (
+        NqOpenTask.convert({"question": "q", "answer": [" one ", "", "one", "two"]})["messages"][2]["content"]
+        == "one; two"
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,11 +211,4 @@ def test_convert_makes_the_published_form(shared_data):
 )
 def test_convert_says_why_not(row, reason):
     with pytest.raises(Unusable, match=f"^{reason}$"):
-        convert(row)
-
-
-@pytest.mark.parametrize("marks", ["\u0301\u0323", "\u05b0\u05c1", "\u064b\u0651"])
-def test_marks_heaped_on_one_letter_take_no_longer(marks):
-    begin = time.process_time()
-    assert not TASK.score(record("Amma"), Response("a" + marks * 300_000)).scores["contains"]
-    assert time.process_time() - begin < 5
+        NqOpenTask.convert(row)

@@ -6,7 +6,7 @@ import pytest
 
 from stepjepa.data.records import parse_record, read_records
 from stepjepa.errors import UserError
-from stepjepa.tasks.base import NO_ANSWER, WRONG, Likelihood, Response, Scored, Task, TaskOptions
+from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task, TaskOptions
 from stepjepa.tasks.generic import GenericTask
 from stepjepa.tasks.gsm8k import Gsm8kTask
 from stepjepa.tasks.hellaswag import LETTERS, HellaswagTask
@@ -79,11 +79,6 @@ def test_published_verdicts_right_or_wrong(task, truth, said, expected, own):
     assert (scored.error is None) == expected[0]
 
 
-def test_an_error_is_named_also_where_the_task_itself_finds_none():
-    assert ReferenceTask(SentimentTask()).score(record("Good"), Response("good")).error == WRONG
-    assert ReferenceTask(SentimentTask()).score(record("Good"), Response("")).error == NO_ANSWER
-
-
 def test_hellaswag_goes_by_the_likelihoods(shared_data):
     example = read_records(shared_data / "llm_jepa" / "hellaswag_test.jsonl")[0]
     task = ReferenceTask(HellaswagTask())
@@ -141,7 +136,7 @@ def test_spider_compares_what_a_shell_would_print(truth, answer, right):
 
 
 def test_spider_without_results_is_refused():
-    with pytest.raises(UserError, match="--scoring reference: the results of the queries are not there"):
+    with pytest.raises(UserError, match="--scoring reference: the results of the queries are missing"):
         ReferenceTask(FakeSpider({})).score(record("SELECT 1"), Response("SELECT 1"))
 
 
@@ -162,27 +157,3 @@ def test_all_else_is_the_tasks_own():
     assert inner.closed
     with pytest.raises(UserError, match="pass --scoring reference with the task's name"):
         ReferenceTask.from_options(TaskOptions())
-
-
-@pytest.mark.parametrize(
-    ("file", "task"),
-    [
-        ("synth_test", GenericTask),
-        ("rotten_tomatoes_test", SentimentTask),
-        ("yelp_test", SentimentTask),
-        ("gsm8k_test", Gsm8kTask),
-        ("nq_open_test", NqOpenTask),
-        ("hellaswag_test", HellaswagTask),
-    ],
-)
-def test_real_files_agree_with_the_published_rule_on_gold_and_on_another_answer(shared_data, file, task):
-    records = read_records(shared_data / "llm_jepa" / f"{file}.jsonl")
-    others = records[len(records) // 2 :] + records[: len(records) // 2]
-    reference = ReferenceTask(task())
-    wrong = 0
-    for one, other in list(zip(records, others, strict=True))[::5]:
-        assert reference.score(one, Response(one.answer)).scores["reference"]
-        verdict = reference.score(one, Response(other.answer)).scores["reference"]
-        assert verdict == published(task.name, other.answer.strip(), one.answer)
-        wrong += not verdict
-    assert wrong > 100

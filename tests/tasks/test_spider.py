@@ -3,17 +3,16 @@
 import hashlib
 import json
 import sqlite3
-import time
 from collections import Counter
 
 import pytest
 
 from stepjepa.data.records import parse_record, read_records
 from stepjepa.errors import UserError
-from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions, Unusable
+from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions
 from stepjepa.tasks.reference import SHELL_ANSWER, SHELL_TRUTH, ReferenceTask
 from stepjepa.tasks.registry import choose_task
-from stepjepa.tasks.spider import SYSTEM_PROMPT, SpiderTask, convert, first_statement, whole_answer
+from stepjepa.tasks.spider import SpiderTask, first_statement, whole_answer
 
 SCHEMA = """
 CREATE TABLE singer (id INTEGER PRIMARY KEY, name TEXT, age INTEGER, country TEXT);
@@ -34,15 +33,23 @@ def databases(tmp_path_factory):
     return folder
 
 
+def make_task(folder, **options):
+    return SpiderTask.from_options(TaskOptions(spider_path=folder, **options))
+
+
 @pytest.fixture(scope="module")
 def task(databases):
-    made = SpiderTask(str(databases), time_limit=2, memory_limit=512, workers=2)
+    made = make_task(str(databases), time_limit=2, memory_limit=512, workers=2)
     yield made
     made.close()
 
 
 def record(answer, database="singers", line=1, question="How many?"):
-    messages = [("system", SYSTEM_PROMPT), ("user", f"For db_id:[{database}]\n\n{question}"), ("assistant", answer)]
+    messages = [
+        ("system", SpiderTask.system_prompt),
+        ("user", f"For db_id:[{database}]\n\n{question}"),
+        ("assistant", answer),
+    ]
     return parse_record(
         {"messages": [{"role": role, "content": content} for role, content in messages]}, "test.jsonl", line
     )
@@ -155,17 +162,6 @@ def test_the_verdict_of_a_person(judged, place):
     assert scored.extracted["gold_failure"] is None
 
 
-def test_there_are_enough_of_them():
-    wrong = [error for *_, error in ANSWERS if error is not None]
-    assert len(wrong) >= 25 and len(ANSWERS) - len(wrong) >= 15
-
-
-def test_one_at_a_time_says_the_same(task, judged):
-    for place in (0, 18, 19, 28, 46):
-        truth, answer, *_ = ANSWERS[place]
-        assert task.score(record(truth), Response(answer)) == judged[place]
-
-
 def test_nothing_was_written(databases, judged):
     assert judged
     assert [file.name for file in databases.rglob("*") if file.is_file()] == ["singers.sqlite"]
@@ -200,17 +196,6 @@ def test_where_an_answer_begins_and_ends(text, whole, first):
     assert first_statement(text) == first
 
 
-@pytest.mark.parametrize(
-    "piece", ["'", '"', "`", "```", "--", "/*", "\n", "\n ", " ", ";", "'x' ", "user\n", "a\nuser "]
-)
-def test_no_answer_takes_long_to_read(piece):
-    text = "SELECT " + piece * (1_000_000 // len(piece)) + "x"
-    started = time.process_time()
-    whole_answer(text)
-    first_statement(text)
-    assert time.process_time() - started < 1
-
-
 def test_true_queries_that_fail_are_counted_apart(databases, task):
     truths = ["SELECT nme FROM singer", "SELECT count(*) FROM singer", "SELECT nme FROM singer"]
     said = ["SELECT nme FROM singer;", "SELECT 5", "SELECT name FROM singer"]
@@ -237,7 +222,9 @@ def lines(truths, scored):
 
 
 def test_a_true_query_without_end_is_no_fault_of_the_answer(databases):
-    impatient = SpiderTask(str(databases), time_limit=0.2, memory_limit=512, workers=1)
+    impatient = SpiderTask.from_options(
+        TaskOptions(spider_path=str(databases), time_limit=0.2, memory_limit=512, workers=1)
+    )
     endless = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT max(n) FROM c"
     try:
         scored = impatient.score(record(endless), Response("SELECT 1"))
@@ -287,7 +274,7 @@ def test_the_published_rules_find_what_a_shell_would_print(task):
 
 def test_a_worker_that_dies_costs_one_answer(databases, monkeypatch):
     # More than the process may take, in one value that SQLite allows.
-    tight = SpiderTask(str(databases), time_limit=2, memory_limit=64, workers=1)
+    tight = make_task(str(databases), time_limit=2, memory_limit=64, workers=1)
     large = (
         "SELECT hex(zeroblob(8000000)) UNION ALL SELECT hex(zeroblob(8000000)) UNION ALL SELECT hex(zeroblob(8000000))"
     )
@@ -314,14 +301,14 @@ def test_without_databases_there_is_no_task(tmp_path):
     with pytest.raises(UserError, match=r"pass --spider_path DIR.*--task generic"):
         choose_task("auto", [record(COUNT)])
     with pytest.raises(UserError, match=r"nowhere: --spider_path: no such folder"):
-        SpiderTask(str(tmp_path / "nowhere"))
+        make_task(str(tmp_path / "nowhere"))
 
 
 def test_a_database_that_is_missing_is_named_before_anything_is_generated(databases, task):
     assert task.truth(record(COUNT)) == COUNT
     with pytest.raises(UserError, match=r"^test\.jsonl:7: the database 'flights' is not at .*flights\.sqlite; put it"):
         task.truth(record(COUNT, "flights", line=7))
-    above = SpiderTask(str(databases.parent))
+    above = make_task(str(databases.parent))
     (databases.parent / "database").symlink_to(databases)
     with pytest.raises(UserError, match=rf"pass --spider_path {databases.parent}/database"):
         above.truth(record(COUNT))
@@ -330,7 +317,7 @@ def test_a_database_that_is_missing_is_named_before_anything_is_generated(databa
 
 
 def test_records_without_their_database_can_be_left_out(databases, task):
-    lenient = SpiderTask(str(databases), skip_missing=True)
+    lenient = make_task(str(databases), missing_databases="skip")
     assert [lenient.left_out(record(COUNT, name)) for name in ("singers", "flights")] == [None, "no database"]
     assert task.left_out(record(COUNT, "flights")) is None
 
@@ -352,21 +339,7 @@ def test_a_question_without_database_is_refused(task):
 
 def test_a_row_of_the_original_becomes_a_record():
     row = {"db_id": "singers", "question": "How many?", "query": f"{COUNT}\n", "sql": {}, "query_toks": []}
-    assert convert(row) == {"messages": list(record(COUNT).messages)}
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"db_id": None}, "no field 'db_id'"),
-        ({"question": " "}, "'question' is empty"),
-        ({"query": 3}, "'query' is int, not text"),
-    ],
-)
-def test_a_row_that_lacks_something_is_unusable(change, reason):
-    row = {"db_id": "singers", "question": "How many?", "query": COUNT}
-    with pytest.raises(Unusable, match=f"^{reason}$"):
-        convert({**row, **change})
+    assert SpiderTask.convert(row) == {"messages": list(record(COUNT).messages)}
 
 
 # The real files.
@@ -375,7 +348,9 @@ def test_a_row_that_lacks_something_is_unusable(change, reason):
 @pytest.fixture(scope="module")
 def real(shared_data):
     """The records whose database is there, with their task."""
-    made = SpiderTask(str(shared_data / "spider" / "database"), skip_missing=True, memory_limit=1024)
+    made = SpiderTask.from_options(
+        TaskOptions(spider_path=str(shared_data / "spider" / "database"), missing_databases="skip", memory_limit=1024)
+    )
     records = [
         record
         for name in ("spider_test", "spider_train")
@@ -389,13 +364,6 @@ def real(shared_data):
 
 def sums(folder):
     return {file: hashlib.sha256(file.read_bytes()).digest() for file in folder.rglob("*") if file.is_file()}
-
-
-def test_records_of_the_published_files_have_the_form_that_rows_are_given(real):
-    for example in real[1]:
-        question = example.messages[1]["content"]
-        name, _, rest = question.removeprefix("For db_id:[").partition("]\n\n")
-        assert convert({"db_id": name, "question": rest, "query": example.answer})["messages"] == list(example.messages)
 
 
 def test_every_true_query_is_right(real, shared_data):
