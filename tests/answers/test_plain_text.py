@@ -46,20 +46,14 @@ def test_how_an_answer_begins(text, begins):
     ("text", "code"),
     [
         (" .*a.*\n", ".*a.*"),
-        ("```\n.*a.*\n```", ".*a.*"),
         ("```regex\n.*a.*\n```", ".*a.*"),
-        ("```.*a.*```", ".*a.*"),
         ("~~~\n.*a.*\n~~~", ".*a.*"),
         ("`.*a.*`", ".*a.*"),
-        (".*a.*</s>", ".*a.*"),
         ("`.*a.*`<|im_end|>", ".*a.*"),
         # Not all of it is shown as code, or nothing is, or the code goes on.
         ("It is `.*a.*`", "It is `.*a.*`"),
-        ("`a` `b`", "`a` `b`"),
         ("```a``` ```b```", "```a``` ```b```"),
-        ("``````", "``````"),
         ("`a", "`a"),
-        ("(<|a>)b", "(<|a>)b"),
         ("", ""),
     ],
 )

@@ -108,13 +108,11 @@ def test_the_two_files_swapped_are_noticed(shared_data, tmp_path):
     [
         (["--size", 0], "--size: expected 1 or more, got 0"),
         (["--test_size", -1, "--test_file", "{folder}/test.jsonl"], "--test_size: expected 1 or more, got -1"),
-        (["--test_size", 5], "give both --test_size and --test_file, or neither"),
         (["--test_file", "{folder}/test.jsonl"], "give both --test_size and --test_file, or neither"),
         (
             ["--test_size", 5, "--test_file", "{folder}/made.jsonl"],
             "{folder}/made.jsonl: is both --output_file and --test_file; name another",
         ),
-        (["--source_file", "a"], "the published files come in pairs; give both --source_file and --target_file"),
         (
             ["--source_file", "a", "--target_file", "b", "--seed", 0],
             "--seed is for generated records, --source_file for published ones; leave one out",

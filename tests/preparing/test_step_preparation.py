@@ -44,12 +44,9 @@ def test_a_record():
     ("answer", "ground_truth", "expected"),
     [
         ("3+4=7\n#### 1,005", None, "1,005"),
-        ("so \\boxed{\\frac{1}{2}}.", None, "\\frac{1}{2}"),
         ("18", None, "18"),
-        (18, None, "18"),
         ("#### 7", "5", "5"),
         ("#### 7", " ", "7"),
-        ("#### 7", 5, "5"),
         (None, "3 + 2\n#### 5", "5"),
     ],
 )
@@ -97,8 +94,6 @@ def test_require_correct(changes, reason):
     ("changes", "message"),
     [
         ({"question": 5}, "raw.jsonl:2: 'question' is int, expected a string"),
-        ({"deepseek_response": ["a"]}, "raw.jsonl:2: 'deepseek_response' is list, expected a string"),
-        ({"ground_truth": ["5"]}, "raw.jsonl:2: 'ground_truth' is list, expected a string or a number"),
         ({"answer": True}, "raw.jsonl:2: 'answer' is bool, expected a string or a number"),
     ],
 )

@@ -43,13 +43,6 @@ def test_blocks_are_those_of_the_expression(text: str) -> None:
     assert is_block(text.strip()) == bool(SLOW.fullmatch(text.strip()))
 
 
-@given(PIECES)
-@settings(max_examples=300, deadline=None)
-def test_thinking_is_dropped_as_by_the_expression(text: str) -> None:
-    slow = re.sub("<think>.*?</think>", "", text, flags=re.S).rpartition("</think>")[2].partition("<think>")[0]
-    assert drop_thinking(text) == re.sub(r"^\s*\n", "", slow).rstrip()
-
-
 HOSTILE = {
     "thinking that never ends": "<think>" * 100_000,
     "fences that never end": "```a\nb\n" * 100_000,

@@ -40,87 +40,51 @@ def likelihoods(letters, endings):
     [
         # One letter, however it is set.
         ("B", "B"),
-        ("b", "B"),
         (" B\n", "B"),
-        ("B.", "B"),
         ("B)", "B"),
-        ("(B)", "B"),
         ("(b)", "B"),
-        ("b) rips level tiles off.", "B"),
-        ("B) rips level tiles off", "B"),
         ("B: rips level tiles off.", "B"),
-        ("**B**", "B"),
         ('"B"', "B"),
-        ("A", "A"),
         ("a", "A"),
         # Announced.
         ("Answer: B", "B"),
-        ("Answer:\nB", "B"),
         ("The answer is A.", "A"),
-        ("The answer is (D).", "D"),
         ("the best ending is C", "C"),
-        ("The correct answer is: **C**", "C"),
         ("Option B", "B"),
-        ("I choose D.", "D"),
         ("I think the answer is a", "A"),
-        ("A is wrong, the answer is C.", "C"),
         ("The answer is B. Yes, option B.", "B"),
         # Set apart as code, in a box, in wide letters, with what other programs leave behind it; said again.
         ("`B`", "B"),
-        ("'B'", "B"),
         ("{D}", "D"),
-        (r"$\boxed{C}$", "C"),
         ("```\nB\n```", "B"),
-        ("Ｂ", "B"),
-        ("\u200bB", "B"),
         ("B<|im_end|>", "B"),
-        ("B</s>", "B"),
         ("- B", "B"),
-        ("B B B", "B"),
         ("B?", None),
         # With a reason.
         ("B because he has tiles", "B"),
-        ("B is the best ending", "B"),
-        ("A. Because it fits.", "A"),
-        ("A. B is absurd", "A"),
         ("A: A man walks off", "A"),
         # Ran on.
         ("B\nuser\nnext\nassistant\nC", "B"),
         # An ending copied.
         ("rips level tiles off.", "B"),
-        ("Rips level  tiles off", "B"),
         ("is holding a rubik's cube.", "C"),
         # Two letters are none.
         ("A or B", None),
-        ("A, B", None),
         ("A and B", None),
-        ("A/B", None),
         ("(A) or (B)", None),
-        ("A) or b)", None),
         ("a or b", None),
-        ("A. B.", None),
-        ("A) B)", None),
         ("A B C D", None),
-        ("A, B, C, D", None),
         ("AB", None),
-        ("The answer is A or B.", None),
         ("The answer is A. No, the answer is B.", None),
         # No letter.
         ("", None),
-        ("\n", None),
         ("E", None),
-        ("1", None),
         ("none of them", None),
-        ("the answer is not A", None),
         ("The answer is a man on a roof", None),
-        ("A man walks off the roof.", None),
         ("Bad question", None),
-        ("D'accord", None),
         ("can't say", None),
         # An ending that is not one of them, one that is not the letter's, and one that goes on.
         ("rips level tiles", None),
-        ("B) pulls up the roof.", None),
-        ("The answer is B: pulls up the roof.", None),
         ("rips level tiles off. Then he falls.", None),
     ],
 )
@@ -181,12 +145,8 @@ def test_choices_are_read_whatever_they_hold(context, endings):
     ("answer", "user", "words"),
     [
         ("B", "no endings", r"no ending 'D\) \.\.\.'"),
-        ("B", "c\nA) one\nB) two\nC) three", r"no ending 'D\) \.\.\.'"),
         ("B", "c\nA) one\nC) three\nB) two\nD) four", r"no ending 'B\) \.\.\.'"),
-        ("B", "c\nA) one\nB) \nC) three\nD) four", r"no ending 'B\) \.\.\.'"),
-        ("B", "\nA) one\nB) two\nC) three\nD) four", "no context"),
         ("E", ASKED, "'E', expected A, B, C or D"),
-        ("A B", ASKED, "'A B', expected A, B, C or D"),
         ("AB", ASKED, "'AB', expected A, B, C or D"),
     ],
 )
@@ -199,19 +159,6 @@ def test_known_by_prompt_or_file_name():
     assert TASK.recognises(record(path="/elsewhere/mine.jsonl"))
     assert TASK.recognises(record(system="Choose.", path="/elsewhere/HellaSwag_test.jsonl"))
     assert not TASK.recognises(record(system="Choose.", path="hellaswag/other.jsonl"))
-
-
-def test_real_file_has_four_endings_each_and_the_letter_names_the_one_of_the_view(shared_data):
-    records = read_records(shared_data / "llm_jepa" / "hellaswag_test.jsonl")
-    assert len(records) == 1000
-    for each in records:
-        assert TASK.recognises(each)
-        context, endings = read_choices(each)
-        assert (context, endings[LETTERS.index(TASK.truth(each))]) == (each.text, each.code)
-        # The user message read back whole, also without the help of the view.
-        listed = "".join(f"\n{letter}) {ending}" for letter, ending in zip(LETTERS, endings, strict=True))
-        assert each.messages[1]["content"] == context + listed
-        assert read_choices(parse_record({"messages": each.messages})) == (context, endings)
 
 
 def test_real_file_gold_is_right_and_the_others_are_not(shared_data):
@@ -263,17 +210,10 @@ def test_convert_makes_the_published_form(shared_data):
     ("change", "reason"),
     [
         ({"label": ""}, "no label"),
-        ({"label": None}, "no label"),
         ({"label": -1}, "no label"),
-        ({"label": "4"}, "the label is none of 0 to 3"),
-        ({"label": "B"}, "the label is none of 0 to 3"),
         ({"ctx": " "}, "no context"),
-        ({"endings": ["a", "b", "c"]}, "not four endings"),
         ({"endings": "abcd"}, "not four endings"),
-        ({"endings": ["a", "", "c", "d"]}, "an empty ending"),
-        ({"endings": ["a", None, "c", "d"]}, "an empty ending"),
         ({"label": "2.5"}, "the label is none of 0 to 3"),
-        ({"label": float("nan")}, "no label"),
         ({"ctx": ["c"]}, "no context"),
     ],
 )

@@ -1,18 +1,16 @@
 """NL-RX: what counts as right, what is undecided, and that no text of a model does harm."""
 
-import random
 import subprocess
 import sys
 import time
 
 import pytest
 
-from regex_rewriting import twin, write
 from stepjepa.data.records import parse_record, read_records
 from stepjepa.errors import UserError
 from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions, Unusable
 from stepjepa.tasks.nl_rx import NlRxTask, make_record
-from stepjepa.tasks.regex.syntax import LONGEST, parse
+from stepjepa.tasks.regex.syntax import LONGEST
 from stepjepa.tasks.registry import choose_task
 
 
@@ -39,69 +37,45 @@ VOWEL = "[AEIOUaeiou]"
     [
         # The same text, white space around it aside.
         (".*(dog).*", ".*(dog).*", "same text", None),
-        (" .*(dog).*\n", ".*(dog).*", "same text", None),
         (r"\b([A-Z])(.*)\b", r"\b([A-Z])(.*)\b", "same text", None),
         # Shown as code, and with what other programs leave behind it.
         ("```\n.*(dog).*\n```", ".*(dog).*", "same text", None),
-        ("```regex\n.*dog.*\n```", ".*(dog).*", "equivalent", None),
         ("`.*(dog).*`", ".*(dog).*", "same text", None),
         (".*dog.*<|im_end|>", ".*(dog).*", "equivalent", None),
-        ("`dog` or `truck`", "dog", "different", "dog"),
         ("`dog", "dog", "different", "dog"),
         # Other texts for the same lines.
         (".*dog.*", ".*(dog).*", "equivalent", None),
-        ("((.*(dog).*))", ".*(dog).*", "equivalent", None),
         (f"([a-z])&({VOWEL})", f"({VOWEL})&([a-z])", "equivalent", None),
-        ("[aeiou]", f"({VOWEL})&([a-z])", "equivalent", None),
         ("(truck)|(dog)", "(dog)|(truck)", "equivalent", None),
-        ("((dog)|(truck))|(ring)", "(dog)|(truck)|(ring)", "equivalent", None),
         ("~(~(dog))", "dog", "equivalent", None),
         ("(~(dog))&(~(truck))", "~((dog)|(truck))", "equivalent", None),
-        ("dogdog(dog)*", "(dog){2,}", "equivalent", None),
         ("(([0-9]))+", "[0-9]([0-9])*", "equivalent", None),
-        (r"\d", "[0-9]", "equivalent", None),
         ("[A-Z]|[a-z]", "[A-Za-z]", "equivalent", None),
-        (r"(\b[0-9])|(dog\b)", r"\b([0-9])|(dog)\b", "equivalent", None),
         ("(.*)([0-9])&~(.)", "(.+)([0-9])", "equivalent", None),
         # No line is both, so whatever else is said of it, it stays none.
         ("(dog)&(ring)", "(dog)&(truck)", "equivalent", "no line"),
-        ("(truck)&(dog)", "(dog)&(truck)", "equivalent", "no line"),
-        ("(.*)(.*)", "(dog)*(.*)", "equivalent", "every line"),
         (".*.", "(.)(.*)", "equivalent", "every line but the empty one"),
         # Near misses.
         ("[A-Za-z]", "[A-Z]", "different", "a"),
-        ("(dog){3,}", "(dog){2,}", "different", "dogdog"),
         ("(dog){2}", "(dog){2,}", "different", "dogdogdog"),
-        ("([0-9])*", "([0-9])+", "different", ""),
         ("(dog)&(truck)", "(dog)|(truck)", "different", "dog"),
         ("dog", "~(dog)", "different", ""),
-        ("~(dog).*", "~(dog.*)", "different", "dog"),
         (".*dog", ".*dog.*", "different", "doga"),
-        ("dog.*truck.*", "truck.*dog.*", "different", "dogtruck"),
         (".*truck.*", ".*dog.*", "different", "dog"),
         ("Dog", "dog", "different", "Dog"),
-        (r"([A-Z])(.*)", r"\b([A-Z])(.*)\b", "different", "A-"),
         ("[aeiou]", VOWEL, "different", "A"),
-        (".", ".*", "different", ""),
         ("a dog", "dog", "different", "dog"),
         # No expression at all.
         ("", "dog", "empty", None),
-        (" \n ", "dog", "empty", None),
         ("(dog", "dog", "malformed", "no ')' at character 5"),
-        ("dog)", "dog", "malformed", "a ')' that closes nothing at character 4"),
         ("[0-9", "[0-9]", "malformed", "no ']' at character 5"),
-        ("[9-0]", "[0-9]", "malformed", "a range in the wrong order, 9 to 0, at character 5"),
         ("(dog){2", "(dog){2}", "malformed", "'{' without {n}, {n,} or {n,m} at character 6"),
         ("*dog", ".*dog", "malformed", "'*' where a character is needed at character 1"),
-        ("(dog)|", "dog", "malformed", "nothing where an expression is needed at character 7"),
         ("^dog$", "dog", "malformed", "'^' where a character is needed at character 1"),
-        ("```dog```\nThis matches dog.", "dog", "malformed", "expected one line, got several"),
         (".*dog.*\nlines with a letter", ".*dog.*", "malformed", "expected one line, got several"),
-        ("(" * 10**6, "dog", "malformed", f"expected at most {LONGEST} characters, got 1000000"),
         ("dog" * 400, "dog", "malformed", f"expected at most {LONGEST} characters, got 1200"),
         # Right words around or behind the right expression do not make an answer right.
         (".*dog.*dog", ".*dog.*", "different", "dog"),
-        ("The answer is dog", "dog", "different", "dog"),
     ],
 )
 def test_what_a_person_would_say(task, said, truth, verdict, reason):
@@ -194,15 +168,11 @@ def test_a_truth_that_is_no_expression_is_refused_with_its_place():
     ("path", "system", "known"),
     [
         ("data/synth_test.jsonl", None, True),
-        ("turk_train.jsonl", "Other.", True),
         ("NL-RX-Synth.jsonl", None, True),
         ("nl_rx.jsonl", None, True),
-        ("nlrx2.jsonl", None, True),
         ("other.jsonl", NlRxTask.system_prompt, True),
-        ("other.jsonl", "Other.", False),
         ("synthetic_math.jsonl", None, False),
         ("turkish.jsonl", None, False),
-        ("synth/other.jsonl", None, False),
         ("mysynth.jsonl", None, False),
     ],
 )
@@ -229,32 +199,6 @@ def test_gold_against_gold_is_right_without_any_process(shared_data, file):
     )
     assert all(one.error is None for one in scored)
     assert task._workers is None
-
-
-def judge_rewritten(shared_data, count, change):
-    """Published expressions against themselves written otherwise; the verdicts, and the seconds for all."""
-    records = read_records(shared_data / "llm_jepa" / "synth_test.jsonl")
-    records = records[:: len(records) // count]
-    draw = random.Random(7)
-    said = []
-    for example in records:
-        text = write(change(parse(example.answer), draw))
-        while len(text) > LONGEST:
-            text = write(change(parse(example.answer), draw))
-        said.append(Response(text))
-    task = NlRxTask.from_options(TaskOptions(workers=2))
-    began = time.perf_counter()
-    scored = task.score_all(records, said)
-    seconds = time.perf_counter() - began
-    task.close()
-    return [one.extracted["verdict"] for one in scored], seconds
-
-
-def test_rewritten_gold_is_right_at_the_default_limits(shared_data):
-    verdicts, seconds = judge_rewritten(shared_data, 250, twin)
-    assert set(verdicts) <= {"equivalent", "same text"}
-    assert verdicts.count("equivalent") > 200
-    assert seconds < 20
 
 
 def test_records_are_made_of_sentences_and_expressions():

@@ -12,10 +12,8 @@ from stepjepa.tasks.raw_values import as_label, as_list
     "items",
     [
         ["a", "b"],
-        ["it's", 'say "so"', "both ' and \""],
         ["a, b", "[c]", "d\\e"],
         ["two\nlines", "tab\t", "é☃"],
-        [""],
         [],
     ],
 )

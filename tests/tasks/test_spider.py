@@ -66,33 +66,23 @@ JOINED = 'SELECT T1.name FROM singer AS T1 JOIN song AS T2 ON T1.id = T2.singer 
 ANSWERS = [
     # Right, in whatever words.
     (COUNT, COUNT, "ecft", None),
-    (COUNT, "select COUNT( * ) from Singer;", "ecft", None),
     (COUNT, "SELECT count(id) FROM singer", "ecf-", None),
     (COUNT, "SELECT 5", "ecf-", None),
-    (COUNT, "SELECT 5.0", "ecf-", None),
     (COUNT, f"```sql\n{COUNT};\n```", "ecft", None),
-    (COUNT, f"```\n{COUNT}\n```\n", "ecft", None),
     (COUNT, f"```sql {COUNT}```", "ecft", None),
     (COUNT, f"`{COUNT}`", "ecft", None),
-    (COUNT, f"{COUNT} -- the singers", "ecft", None),
     (COUNT, f"\n\n  {COUNT}\n", "ecft", None),
-    (JOINED, "SELECT a.name FROM singer a INNER JOIN song b ON a.id = b.singer WHERE b.title = 'Moon'", "ecft", None),
     (JOINED, "SELECT name FROM singer WHERE id IN (SELECT singer FROM song WHERE title = 'Moon')", "ecf-", None),
-    (NAMES, BY_AGE, "ecf-", None),
     (BY_AGE, "SELECT name FROM singer ORDER BY age ASC", "ecft", None),
     (BY_AGE, "SELECT T1.name FROM singer AS T1 ORDER BY -T1.age DESC", "ecf-", None),
-    ("SELECT sum(sold) / count(*) FROM song", "SELECT avg(sold) FROM song", "ecf-", None),
     (NONE, "SELECT name FROM singer WHERE age > 99", "ecf-", None),
     # Two columns in either order, where the question names both.
     (PAIRS, "SELECT age, name FROM singer WHERE country = 'France'", "e-f-", None),
     # Right, but more was said.
     (COUNT, f"{COUNT};\nSELECT name FROM singer", "--f-", FAILED),
-    (COUNT, f"{COUNT}\n\nThis counts the singers.", "--f-", FAILED),
     (COUNT, f"{COUNT}\nuser\nFor db_id:[singers]", "--f-", FAILED),
-    (COUNT, f"{COUNT}\nFor db_id:[singers]\n\nWho?", "--f-", FAILED),
     (COUNT, f"```sql\n{COUNT}\n```\nThis counts the singers.", "--f-", FAILED),
     (COUNT, f"Here is the query:\n```sql\n{COUNT}\n```", "--f-", FAILED),
-    (COUNT, f"{COUNT}; DROP TABLE singer", "--f-", FAILED),
     (
         "SELECT age FROM singer WHERE name = 'Ann; B'",
         "SELECT age FROM singer WHERE name = 'Ann; B'; SELECT",
@@ -103,42 +93,28 @@ ANSWERS = [
     (COUNT, f"Answer: {COUNT}", "----", FAILED),
     # Nearly right.
     (COUNT, "SELECT count(country) FROM singer", "----", WRONG),
-    (COUNT, "SELECT '5'", "----", WRONG),
     (COUNT, "SELECT 5, 5", "----", WRONG),
     (COUNT, NAMES, "----", WRONG),
-    (NAMES, "SELECT DISTINCT name FROM singer", "----", WRONG),
     (NAMES, "SELECT name FROM singer UNION ALL SELECT name FROM singer", "----", WRONG),
-    (NAMES, "SELECT upper(name) FROM singer", "----", WRONG),
     (NAMES, "SELECT name, age FROM singer", "----", WRONG),
     (NAMES, "SELECT 'name' FROM singer", "----", WRONG),
-    (BY_AGE, "SELECT name FROM singer ORDER BY age DESC", "----", WRONG),
     (BY_AGE, NAMES, "----", WRONG),
-    (PAIRS, "SELECT name, age FROM singer WHERE country = 'france'", "----", WRONG),
     (PAIRS, "SELECT age, age FROM singer WHERE country = 'France'", "----", WRONG),
-    (JOINED, "SELECT name FROM singer JOIN song WHERE title = 'Moon'", "----", WRONG),
     ("SELECT country FROM singer WHERE id = 5", "SELECT 0", "----", WRONG),
     ("SELECT country FROM singer WHERE id = 5", "SELECT ''", "----", WRONG),
-    (NONE, "SELECT name, age FROM singer WHERE age > 90", "----", WRONG),
     (NONE, "SELECT count(*) FROM singer WHERE age > 90", "----", WRONG),
     # A query that fails is wrong, also where the truth finds nothing.
     (NONE, "SELECT nme FROM singer WHERE age > 90", "----", FAILED),
-    (NONE, "SELECT name FROM singers", "----", FAILED),
     (NONE, "SELECT name FROM", "----", FAILED),
-    (NONE, "There are none.", "----", FAILED),
     (NONE, "DELETE FROM singer WHERE age > 90", "----", FAILED),
     (NONE, "PRAGMA table_info(singer)", "----", FAILED),
-    (NONE, "ATTACH ':memory:' AS x", "----", FAILED),
     (NONE, "UPDATE singer SET age = 1 WHERE age > 90", "----", FAILED),
     # Nothing.
     (NONE, "", "----", NO_ANSWER),
-    (NONE, " \n", "----", NO_ANSWER),
-    (NONE, ";", "----", FAILED),
     (NONE, "```sql\n```", "----", NO_ANSWER),
     # Without end.
     (COUNT, "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT max(n) FROM c", "----", TIMED_OUT),
-    (COUNT, "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT n FROM c", "----", WRONG),
     (COUNT, "SELECT hex(zeroblob(1000000000))", "----", TIMED_OUT),
-    (COUNT, "SELECT " + "(" * 90_000, "----", FAILED),
     (COUNT, "SELECT count(*) FROM singer " * 50_000, "----", FAILED),
 ]
 
@@ -174,20 +150,14 @@ def test_nothing_was_written(databases, judged):
     ("text", "whole", "first"),
     [
         (" SELECT 1 \n", "SELECT 1", "SELECT 1"),
-        ("SELECT 1; SELECT 2", "SELECT 1; SELECT 2", "SELECT 1"),
         ("SELECT a\nFROM t\nWHERE b = 1", "SELECT a\nFROM t\nWHERE b = 1", "SELECT a\nFROM t\nWHERE b = 1"),
         ("SELECT 'a;\n\nb'", "SELECT 'a;\n\nb'", "SELECT 'a;\n\nb'"),
-        ("SELECT 1 -- a; b\n+ 1; x", "SELECT 1 -- a; b\n+ 1; x", "SELECT 1 -- a; b\n+ 1"),
         ("SELECT 1\nassistant\nSELECT 1", "SELECT 1\nassistant\nSELECT 1", "SELECT 1"),
-        ("SELECT a FROM user\nWHERE b", "SELECT a FROM user\nWHERE b", "SELECT a FROM user\nWHERE b"),
         ("```SQLite\nSELECT 1\n```", "SELECT 1", "SELECT 1"),
         ("```\nSELECT 1", "```\nSELECT 1", "SELECT 1"),
-        ("So:\n```sql\nSELECT 1\n```\nor\n```sql\nSELECT 2\n```", None, "SELECT 1"),
         ("SELECT 1\n```\nText\n```", None, "SELECT 1"),
-        ("SELECT `a` FROM `t`", "SELECT `a` FROM `t`", "SELECT `a` FROM `t`"),
         ("```select_x```", "select_x", "select_x"),
         ("", "", ""),
-        ("```", "```", ""),
         ("```sql", "```sql", ""),
     ],
 )
@@ -241,7 +211,9 @@ def test_details_tell_the_levels_apart(task, judged):
     assert sum(level["n"] for level in details["by_hardness"].values()) == len(ANSWERS)
     joined = [error is None for truth, *_, error in ANSWERS if truth in (PAIRS, JOINED)]
     assert details["by_hardness"]["medium"] == {"n": len(joined), "execution": sum(joined) / len(joined)}
-    assert details["failures"]["denied"] == 4
+    assert details["failures"]["denied"] == sum(
+        answer.startswith(("DELETE", "PRAGMA", "ATTACH", "UPDATE")) for _, answer, *_ in ANSWERS
+    )
     assert details["gold_failures"] == {}
     assert set(details["failures"]) == {"syntax", "other", "denied", "time", "memory"}
     unknown = task.details([lines(["(((no query"], judged[:1])[0]])

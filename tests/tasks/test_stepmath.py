@@ -10,7 +10,6 @@ import pytest
 from stepjepa.data.records import parse_record
 from stepjepa.data.steps import find_steps
 from stepjepa.tasks.stepmath import MAX_STEPS, Difficulty, generate, generate_split
-from stepjepa.tasks.stepmath_stories import BOXES, THINGS
 
 EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
 HARD = Difficulty(min_steps=3, max_steps=MAX_STEPS, max_quantity=13, max_amount=170)
@@ -69,27 +68,6 @@ def test_no_result_can_be_copied_from_the_question(records):
             assert 2 not in results
 
 
-def test_amounts_stay_within_the_difficulty():
-    difficulty = Difficulty(min_steps=2, max_steps=5, max_quantity=7, max_amount=30)
-    records = generate(1000, seed=3, difficulty=difficulty)
-    assert {record["total_steps"] for record in records} == {2, 3, 4, 5}
-    for record in records:
-        assert all(1 <= number <= 30 for a, _, _, result in equations(record) for number in (a, result))
-        assert all(1 <= b <= 7 for _, _, b, _ in equations(record))
-
-
-def test_the_english_is_right_in_number(records):
-    nouns = (*THINGS, *BOXES)
-    singular = "|".join(noun.singular for noun in nouns)
-    plural = "|".join(noun.plural for noun in nouns)
-    for record in records:
-        text = record["question"] + " " + record["answer"]
-        assert not re.search(rf"\b1 ({plural})\b", text), text
-        assert not re.search(rf"\b(?!1 )\d+ ({singular})\b", text), text
-        assert not re.search(r"[{}]", record["question"])
-        assert "  " not in text
-
-
 def test_records_are_training_records(records):
     for record in records:
         parsed = parse_record(record)
@@ -139,13 +117,9 @@ def test_too_few_problems_is_an_error_with_the_number_found():
     ("fields", "message"),
     [
         ({"min_steps": 1}, "min_steps: expected 2 or more, got 1"),
-        ({"max_steps": 1}, r"max_steps: expected 2 \(min_steps\) to 8, got 1"),
         ({"min_steps": 5, "max_steps": 4}, r"max_steps: expected 5 \(min_steps\) to 8, got 4"),
-        ({"max_steps": 9}, "max_steps: .* got 9"),
         ({"max_quantity": 3}, "max_quantity: expected 4 or more, got 3"),
-        ({"max_amount": 9}, r"max_amount: expected 10 \(max_quantity\) or more, got 9"),
         ({"operations": ()}, "operations: .* got none"),
-        ({"operations": ("add", "divide")}, "operations: .* got add, divide"),
         ({"operations": ("add", "add")}, "operations: expected different ones"),
     ],
 )
