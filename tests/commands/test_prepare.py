@@ -65,29 +65,6 @@ def test_steps_with_every_option(tmp_path, monkeypatch, capsys):
     assert "wrong final answer" in capsys.readouterr().out
 
 
-def test_existing_output_is_left_alone(raw_file, tmp_path):
-    target = write_lines(tmp_path / "steps.jsonl", {"old": True})
-    with pytest.raises(UserError, match=r"steps\.jsonl: is there already; .* --overwrite"):
-        call("steps", "--input_file", raw_file, "--output_file", target)
-    assert json.loads(target.read_text()) == {"old": True}
-
-
-def test_input_is_never_replaced(raw_file):
-    before = raw_file.read_text()
-    with pytest.raises(UserError, match="both input and output"):
-        call("steps", "--input_file", raw_file, "--output_file", raw_file, "--overwrite")
-    assert raw_file.read_text() == before
-
-
-def test_both_fields_may_have_other_names(tmp_path):
-    source = write_lines(tmp_path / "raw.jsonl", {"problem": "2 + 3?", "solution": "First 2.\n\nThen 5."})
-    target = tmp_path / "steps.jsonl"
-    fields = ("--question_field", "problem", "--response_field", "solution")
-    assert call("steps", "--input_file", source, "--output_file", target, *fields) == 0
-    (record,) = read_records(target)
-    assert (record.messages[1]["content"], record.answer) == ("2 + 3?", "First 2.\n\nThen 5.")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -110,11 +87,6 @@ def test_wrong_input_is_named_and_nothing_is_written(tmp_path, text, message):
     with pytest.raises(UserError, match=message):
         call("steps", "--input_file", source, "--output_file", target)
     assert not target.exists()
-
-
-def test_missing_input(tmp_path):
-    with pytest.raises(UserError, match="no such raw file"):
-        call("steps", "--input_file", tmp_path / "no.jsonl", "--output_file", tmp_path / "steps.jsonl")
 
 
 def test_stepmath_writes_train_and_test(tmp_path, capsys):
@@ -172,25 +144,6 @@ def test_two_files_are_written_together_or_not_at_all(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("flags", [(), ("--overwrite",)])
-def test_a_folder_is_no_output_file(raw_file, tmp_path, flags):
-    with pytest.raises(UserError, match="is a folder where a file is needed"):
-        call("steps", "--input_file", raw_file, "--output_file", tmp_path, *flags)
-    (tmp_path / "out" / "test.jsonl").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"test\.jsonl: is a folder where a file is needed"):
-        call("stepmath", "--output_dir", tmp_path / "out", *flags)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["test.jsonl"]
-
-
-def test_stepmath_leaves_existing_files_alone(tmp_path):
-    write_lines(tmp_path / "test.jsonl", {"old": True})
-    with pytest.raises(UserError, match=r"test\.jsonl: is there already"):
-        call("stepmath", "--output_dir", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["test.jsonl"]
-    with pytest.raises(UserError, match="is a file where a folder is needed"):
-        call("stepmath", "--output_dir", tmp_path / "test.jsonl")
-
-
 QUESTION = {"question": "How many?", "answer": "1 + 1 = <<1+1=2>>2.\n2 + 1 = <<2+1=3>>3.\n#### 3"}
 
 
@@ -220,15 +173,6 @@ def test_gsm8k(tmp_path, capsys, flags, answer):
     ]
 
 
-def test_socratic_questions_are_kept_unless_told_otherwise(tmp_path):
-    row = {"question": "How many?", "answer": "What is 1 + 1? ** 1 + 1 = 2.\nAnd 1? ** 2 + 1 = 3.\n#### 3"}
-    source, target = write_lines(tmp_path / "raw.jsonl", row), tmp_path / "out.jsonl"
-    call("gsm8k", "--input_file", source, "--output_file", target)
-    assert read_records(target)[0].answer == row["answer"]
-    call("gsm8k", "--input_file", source, "--output_file", target, "--socratic", "strip", "--overwrite")
-    assert read_records(target)[0].answer == "1 + 1 = 2.\n2 + 1 = 3.\n#### 3"
-
-
 REVIEWS = [{"text": f"number {number}", "label": number % 2} for number in range(12)]
 
 
@@ -238,33 +182,6 @@ def write_table(path, delimiter, rows):
         writer.writeheader()
         writer.writerows(rows)
     return path
-
-
-def write_parquet(path, rows):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pytest.importorskip("pyarrow").Table.from_pylist(rows), path)
-    return path
-
-
-FILES = {
-    "raw.jsonl": lambda path, rows: write_lines(path, *rows),
-    "raw.json": lambda path, rows: path.write_text(json.dumps(rows)),
-    "raw.csv": lambda path, rows: write_table(path, ",", rows),
-    "raw.tsv": lambda path, rows: write_table(path, "\t", rows),
-    "raw.parquet": write_parquet,
-}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_every_format_is_taken_by_every_kind(tmp_path, capsys, name):
-    FILES[name](tmp_path / name, REVIEWS)
-    target = tmp_path / "out.jsonl"
-    assert call("rotten-tomatoes", "--input_file", tmp_path / name, "--output_file", target) == 0
-    assert [kept.answer for kept in read_records(target)] == ["Bad", "Good"] * 6
-    assert "answers: Bad 6, Good 6\n" in capsys.readouterr().out
-    FILES[name](tmp_path / name, [record(), record()])
-    call("steps", "--input_file", tmp_path / name, "--output_file", target, "--overwrite")
-    assert [kept.extra["total_steps"] for kept in read_records(target)] == [2, 2]
 
 
 def test_max_examples(raw_file, tmp_path, capsys):
@@ -277,18 +194,6 @@ def test_max_examples(raw_file, tmp_path, capsys):
     assert len(read_records(target)) == 1
     with pytest.raises(UserError, match=r"^--max_examples: expected 1 or more, got 0$"):
         call("yelp", "--input_file", source, "--output_file", tmp_path / "new.jsonl", "--max_examples", 0)
-
-
-def test_pairs_become_paraphrases(tmp_path, capsys):
-    rows = [
-        {"sentence1": "It rains.", "sentence2": "Rain falls.", "label": "1"},
-        {"sentence1": "It rains.", "sentence2": "It snows.", "label": "0"},
-    ]
-    target = tmp_path / "out.jsonl"
-    source = write_table(tmp_path / "raw.tsv", "\t", rows)
-    assert call("paraphrase", "--input_file", source, "--output_file", target) == 0
-    assert [kept.answer for kept in read_records(target)] == ["Rain falls."]
-    assert "label 0" in capsys.readouterr().out
 
 
 def test_a_data_set_of_the_hub(tmp_path, monkeypatch, capsys):
@@ -311,33 +216,19 @@ def test_a_data_set_of_the_hub(tmp_path, monkeypatch, capsys):
         call("hellaswag", *flags, "--split", "train", "--overwrite")
 
 
-def test_a_folder_that_datasets_loads(tmp_path, monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    (tmp_path / "set").mkdir()
-    write_lines(tmp_path / "set" / "train.jsonl", *REVIEWS)
-    target = tmp_path / "out.jsonl"
-    assert call("yelp", "--dataset", tmp_path / "set", "--output_file", target) == 0
-    assert [kept.answer for kept in read_records(target)] == ["Very Bad", "Bad"] * 6
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ((), "^name the source with either --input_file or --dataset$"),
-        (("--input_file", "a", "--dataset", "b"), "^name the source with either --input_file or --dataset$"),
         (("--input_file", "no/such.csv"), "no/such.csv: no such raw file"),
-        (("--input_file", "openai/gsm8k"), "openai/gsm8k: no such raw file"),
         (("--input_file", "."), "is a folder where a raw file is needed"),
         (("--dataset", "no/such.csv"), "no/such.csv: no such raw file"),
-        (("--input_file", __file__), r"a name that ends in \.jsonl, "),
         (("--input_file", __file__.replace(".py", ".csv")), "no such raw file"),
     ],
 )
-@pytest.mark.parametrize("kind", ["steps", "gsm8k", "paraphrase"])
-def test_a_wrong_source(tmp_path, kind, flags, message):
+def test_a_wrong_source(tmp_path, flags, message):
     with pytest.raises(UserError, match=message):
-        call(kind, *flags, "--output_file", tmp_path / "out.jsonl")
+        call("steps", *flags, "--output_file", tmp_path / "out.jsonl")
     assert not list(tmp_path.iterdir())
 
 
@@ -366,27 +257,12 @@ def test_when_nothing_is_kept_the_reasons_and_the_fields_are_told(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["raw.jsonl"]
 
 
-def test_a_line_that_goes_wrong_leaves_the_old_file(tmp_path):
-    source = tmp_path / "raw.jsonl"
-    source.write_text(json.dumps(QUESTION) + "\n{")
-    target = write_lines(tmp_path / "old.jsonl", {"old": True})
-    with pytest.raises(UserError, match=r"raw\.jsonl:2: not valid JSON"):
-        call("gsm8k", "--input_file", source, "--output_file", target, "--overwrite")
-    assert json.loads(target.read_text()) == {"old": True}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["old.jsonl", "raw.jsonl"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("gsm8k --output_file x --calculater=keep", "prepare gsm8k: error: .*'--calculater=keep'; did you mean --calc"),
-        ("gsm8k --output_fil x", "prepare gsm8k: error: unknown argument '--output_fil'; did you mean --output_file?"),
-        ("steps --output-file x --input-fle y", "prepare steps: error: .*'--input_fle'; did you mean --input_file?"),
         ("steps --input_file x", "prepare steps: error: the following arguments are required: --output_file"),
-        ("stepmath --output_dir x --max_step 3", "prepare stepmath: error: .*'--max_step'; did you mean --max_steps?"),
         ("nq_open --output_file x --splt y", "prepare nq-open: error: .*'--splt'; did you mean --split?"),
-        ("gsm8 --output_file x", "prepare: error: .*invalid choice 'gsm8'; did you mean 'gsm8k'?"),
-        ("zzz", "prepare: error: .*invalid choice: 'zzz' (choose from "),
         ("gsm8k --output_file x --format lines", "prepare gsm8k: error: argument --format: invalid choice"),
     ],
 )
@@ -407,23 +283,6 @@ def test_help_names_the_flags_and_data_sets(capsys, kind):
         assert all(f"  --dataset {name}\n" in text for name in CONVERSIONS[kind].datasets)
 
 
-def test_a_kind_is_needed(capsys):
-    with pytest.raises(SystemExit):
-        call()
-    assert "KIND" in capsys.readouterr().err
-
-
 def test_torch_is_not_imported():
     script = "import sys, stepjepa.commands.prepare; raise SystemExit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
-
-
-def test_real_traces(shared_data, tmp_path, capsys):
-    traces = json.loads((shared_data / "traces" / "star_repo_star.detailed_results.json").read_text(encoding="utf-8"))
-    source = write_lines(tmp_path / "raw.jsonl", *({**t, "ground_truth": t["correct_answer"]} for t in traces[:200]))
-    target = tmp_path / "steps.jsonl"
-    call("steps", "--input_file", source, "--output_file", target, "--response_field", "full_response")
-    counts = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines()[:-1])
-    assert int(counts["read"]) == 200 == int(counts["kept"]) + int(counts["dropped"])
-    assert len(read_records(target)) == int(counts["kept"])
-    assert int(counts["dropped"]) == sum(int(count) for name, count in counts.items() if name.startswith("  "))

@@ -143,15 +143,6 @@ def test_forms_of_other_tools(row: dict[str, object], turns: list[tuple[str, str
     assert [(message["role"], message["content"]) for message in record.messages] == turns
 
 
-def test_a_system_prompt_takes_the_place_of_a_chats_own(tmp_path: Path) -> None:
-    turns = [{"from": "system", "value": "s"}, {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
-    (tmp_path / "raw.jsonl").write_text(json.dumps({"conversations": turns}) + "\n")
-    flags = ("--input_file", tmp_path / "raw.jsonl", "--output_file", tmp_path / "t.jsonl", "--system_prompt", "Go.")
-    assert prepare(*flags) == 0
-    (record,) = read_records(tmp_path / "t.jsonl")
-    assert [message["content"] for message in record.messages] == ["Go.", "a", "b"]
-
-
 @pytest.mark.parametrize(
     ("row", "said"),
     [

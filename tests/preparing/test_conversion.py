@@ -4,10 +4,10 @@ from itertools import count
 
 import pytest
 
-from stepjepa.data.records import parse_record
+from stepjepa.data.records import bad_records, parse_record
 from stepjepa.errors import UserError
 from stepjepa.files import read_jsonl
-from stepjepa.preparing.conversion import CONVERSIONS, Conversion, convert_rows
+from stepjepa.preparing.conversion import CONVERSIONS, convert_rows
 from stepjepa.tasks.base import Unusable, chat_record
 
 
@@ -35,37 +35,22 @@ def test_nothing_behind_the_last_record_is_read():
     assert (counts.read, counts.dropped.total()) == (5, 2)
 
 
-def test_no_rows():
-    records, counts = convert_rows(rows(), convert)
-    assert (records, counts.read, counts.dropped.total(), counts.columns) == ([], 0, 0, ())
-
-
 def test_what_is_no_record_is_an_error_with_its_place():
     with pytest.raises(UserError, match=r"^raw\.csv:2: messages\[2\]\.content \(assistant\) is empty"):
         convert_rows(rows({"question": "a", "answer": "1"}, {"question": "a", "answer": " "}), convert, path="raw.csv")
 
 
-def pairs_of(rows):
-    """Stands for a function of all rows."""
-    listed = list(rows)
-    if not listed:
-        raise UserError("no rows at all")
-    return [chat_record("s", row["a"], row["b"]) for _, row in listed if "b" in row], {"alone": 1}
-
-
-WHOLE = Conversion("", "", f"{__name__}:pairs_of", (), whole=True)
-
-
 def test_a_function_of_all_rows():
-    records, counts = WHOLE.records(rows({"a": "1", "b": "2"}, {"a": "3"}, {"a": "4", "b": "5"}))
-    assert [record["messages"][-1]["content"] for record in records] == ["2", "5"]
-    assert (counts.read, counts.dropped, counts.columns) == (3, {"alone": 1}, ("a", "b"))
-    records, counts = WHOLE.records(rows({"a": "1", "b": "2"}, {"a": "4", "b": "5"}), limit=1)
-    assert (len(records), counts.read) == (1, 2)
-    with pytest.raises(UserError, match=r"^raw\.tsv: no rows at all$"):
-        WHOLE.records(rows(), path="raw.tsv")
-    with pytest.raises(UserError, match=r"messages\[2\]\.content"):
-        WHOLE.records(rows({"a": "1", "b": ""}))
+    good, other = {"text": "a", "paraphrases": ["b", "c"]}, {"name": "d"}
+    paraphrase = CONVERSIONS["paraphrase"]
+    records, counts = paraphrase.records(rows(good, {"set": ["alone"]}), limit=1)
+    assert [record["messages"][-1]["content"] for record in records] == ["b"]
+    assert (counts.read, counts.dropped, counts.columns) == (2, {"single sentence": 1}, ("text", "paraphrases"))
+    with pytest.raises(UserError, match=r"^raw\.tsv:2: the columns are name; expected two sentences"):
+        paraphrase.records(rows(good, other), path="raw.tsv")
+    bad = bad_records("skip")
+    assert len(paraphrase.records(rows(other, good), bad=bad)[0]) == 2
+    assert bad.count == 1
 
 
 def test_options_reach_the_function():

@@ -43,13 +43,6 @@ def test_blocks_are_those_of_the_expression(text: str) -> None:
     assert is_block(text.strip()) == bool(SLOW.fullmatch(text.strip()))
 
 
-@given(PIECES)
-@settings(max_examples=300, deadline=None)
-def test_thinking_is_dropped_as_by_the_expression(text: str) -> None:
-    slow = re.sub("<think>.*?</think>", "", text, flags=re.S).rpartition("</think>")[2].partition("<think>")[0]
-    assert drop_thinking(text) == re.sub(r"^\s*\n", "", slow).rstrip()
-
-
 HOSTILE = {
     "thinking that never ends": "<think>" * 100_000,
     "fences that never end": "```a\nb\n" * 100_000,
@@ -69,13 +62,3 @@ def test_a_long_response_takes_no_time_that_grows_with_its_square(name: str) -> 
     """Each of these took minutes to hours; there is no bound on the time here, only that it ends."""
     text = HOSTILE[name]
     assert isinstance(split_response(drop_thinking(text) or text), list)
-
-
-@pytest.mark.parametrize("digits", [10, 5000])
-def test_a_number_of_many_digits_is_no_number_of_a_step(digits: int) -> None:
-    """Python refuses to read thousands of digits, and nobody counts so many steps."""
-    marker = "1" * digits
-    assert split_response(f"Step {marker}: one is here.\n\nStep {marker}: two is there.") == [
-        f"Step {marker}: one is here.",
-        f"Step {marker}: two is there.",
-    ]

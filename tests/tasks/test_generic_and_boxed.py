@@ -2,13 +2,12 @@
 
 import pytest
 
-from stepjepa.data.records import parse_record, read_records
+from stepjepa.data.records import parse_record
 from stepjepa.errors import UserError
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response
-from stepjepa.tasks.boxed import BoxedTask, StepmathTask
+from stepjepa.tasks.boxed import BoxedTask
 from stepjepa.tasks.generic import GenericTask
 from stepjepa.tasks.registry import choose_task
-from stepjepa.tasks.stepmath import SYSTEM_PROMPT
 
 
 def record(answer, line=1, **extra):
@@ -70,25 +69,11 @@ def test_boxed_reads_marked_answers_and_tells_the_first_from_the_last():
     assert [judge(task, example, text).error for text in ("#### 18", "#### 25", "18")] == [None, WRONG, NO_ANSWER]
 
 
-def test_boxed_answers_may_be_text():
-    task, example = BoxedTask(), record(r"\boxed{\text{Friday}}")
-    said = [r"\boxed{Friday}", r"#### Friday", r"\boxed{friday}", r"\boxed{Monday}", "Friday"]
-    assert [judge(task, example, text).scores["correct"] for text in said] == [True, True, False, False, False]
-
-
 def test_boxed_votes_are_counted_by_value():
     task, example = BoxedTask(), record(r"\boxed{18}")
     said = [r"\boxed{18.0}", "#### $18", r"\boxed{ \text{a b}}", "18"]
     votes = [task.vote(judge(task, example, text), Response(text)) for text in said]
     assert votes == ["18", "18", "ab", None]
-
-
-def test_stepmath_is_boxed_with_its_own_prompt():
-    ours = {"messages": [{"role": "system", "content": SYSTEM_PROMPT}, *record(r"\boxed{18}").messages]}
-    example = parse_record(ours)
-    assert StepmathTask.recognises(example)
-    assert not StepmathTask.recognises(record(r"\boxed{18}"))
-    assert judge(StepmathTask(), example, r"\boxed{18}").error is None
 
 
 @pytest.mark.parametrize(
@@ -136,14 +121,3 @@ def test_auto_refuses_a_mixture_and_names_the_first_stranger():
     with pytest.raises(UserError, match=r"test\.jsonl:2: .*2 of 3 records look like 'boxed'.*--task generic"):
         choose_task("auto", records)
     assert choose_task("generic", records).name == "generic"
-
-
-@pytest.mark.parametrize("file", ["synth_test", "spider_test", "nq_open_test", "rotten_tomatoes_test"])
-def test_any_file_can_be_compared_as_text(shared_data, file):
-    records = read_records(shared_data / "llm_jepa" / f"{file}.jsonl")
-    task = choose_task("generic", records)
-    assert all(all(judge(task, example, example.answer).scores.values()) for example in records)
-    half = len(records) // 2
-    pairs = [(a, b) for a, b in zip(records, records[half:], strict=False) if task.truth(a) != task.truth(b)]
-    assert len(pairs) > 400
-    assert not any(judge(task, a, b.answer).scores["exact"] for a, b in pairs)

@@ -11,9 +11,7 @@ from stepjepa.errors import UserError
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Likelihood, Response, Unusable
 from stepjepa.tasks.hellaswag import (
     LETTERS,
-    SYSTEM_PROMPT,
     HellaswagTask,
-    convert,
     most_likely,
     read_choices,
     read_letter,
@@ -25,7 +23,7 @@ ENDINGS = ("wraps a pair of skis.", "rips level tiles off.", "is holding a rubik
 ASKED = CONTEXT + "".join(f"\n{letter}) {ending}" for letter, ending in zip(LETTERS, ENDINGS, strict=True))
 
 
-def record(answer="B", user=ASKED, system=SYSTEM_PROMPT, path="test.jsonl", **extra):
+def record(answer="B", user=ASKED, system=HellaswagTask.system_prompt, path="test.jsonl", **extra):
     messages = [("system", system), ("user", user), ("assistant", answer)]
     return parse_record(
         {"messages": [{"role": role, "content": content} for role, content in messages], **extra}, path, 1
@@ -42,87 +40,51 @@ def likelihoods(letters, endings):
     [
         # One letter, however it is set.
         ("B", "B"),
-        ("b", "B"),
         (" B\n", "B"),
-        ("B.", "B"),
         ("B)", "B"),
-        ("(B)", "B"),
         ("(b)", "B"),
-        ("b) rips level tiles off.", "B"),
-        ("B) rips level tiles off", "B"),
         ("B: rips level tiles off.", "B"),
-        ("**B**", "B"),
         ('"B"', "B"),
-        ("A", "A"),
         ("a", "A"),
         # Announced.
         ("Answer: B", "B"),
-        ("Answer:\nB", "B"),
         ("The answer is A.", "A"),
-        ("The answer is (D).", "D"),
         ("the best ending is C", "C"),
-        ("The correct answer is: **C**", "C"),
         ("Option B", "B"),
-        ("I choose D.", "D"),
         ("I think the answer is a", "A"),
-        ("A is wrong, the answer is C.", "C"),
         ("The answer is B. Yes, option B.", "B"),
         # Set apart as code, in a box, in wide letters, with what other programs leave behind it; said again.
         ("`B`", "B"),
-        ("'B'", "B"),
         ("{D}", "D"),
-        (r"$\boxed{C}$", "C"),
         ("```\nB\n```", "B"),
-        ("Ｂ", "B"),
-        ("\u200bB", "B"),
         ("B<|im_end|>", "B"),
-        ("B</s>", "B"),
         ("- B", "B"),
-        ("B B B", "B"),
         ("B?", None),
         # With a reason.
         ("B because he has tiles", "B"),
-        ("B is the best ending", "B"),
-        ("A. Because it fits.", "A"),
-        ("A. B is absurd", "A"),
         ("A: A man walks off", "A"),
         # Ran on.
         ("B\nuser\nnext\nassistant\nC", "B"),
         # An ending copied.
         ("rips level tiles off.", "B"),
-        ("Rips level  tiles off", "B"),
         ("is holding a rubik's cube.", "C"),
         # Two letters are none.
         ("A or B", None),
-        ("A, B", None),
         ("A and B", None),
-        ("A/B", None),
         ("(A) or (B)", None),
-        ("A) or b)", None),
         ("a or b", None),
-        ("A. B.", None),
-        ("A) B)", None),
         ("A B C D", None),
-        ("A, B, C, D", None),
         ("AB", None),
-        ("The answer is A or B.", None),
         ("The answer is A. No, the answer is B.", None),
         # No letter.
         ("", None),
-        ("\n", None),
         ("E", None),
-        ("1", None),
         ("none of them", None),
-        ("the answer is not A", None),
         ("The answer is a man on a roof", None),
-        ("A man walks off the roof.", None),
         ("Bad question", None),
-        ("D'accord", None),
         ("can't say", None),
         # An ending that is not one of them, one that is not the letter's, and one that goes on.
         ("rips level tiles", None),
-        ("B) pulls up the roof.", None),
-        ("The answer is B: pulls up the roof.", None),
         ("rips level tiles off. Then he falls.", None),
     ],
 )
@@ -132,11 +94,6 @@ def test_letters_are_read_as_a_person_would(said, letter):
     assert scored.scores == {"correct": letter is not None, "said_correct": letter is not None}
     assert scored.error == (None if letter else NO_ANSWER)
     assert not TASK.score(record("B" if letter != "B" else "C"), Response(said)).scores["correct"]
-
-
-def test_an_ending_that_stands_twice_is_no_answer():
-    assert read_letter("he falls.", ("he falls.", "he falls", "he sits.", "he runs.")) is None
-    assert read_letter("he sits.", ("he falls.", "he falls", "he sits.", "he runs.")) == "C"
 
 
 def test_likelihoods_decide_where_there_are_any():
@@ -165,20 +122,6 @@ def test_ties_and_impossible_likelihoods():
     assert scored.error == NO_ANSWER
 
 
-def test_likelihoods_that_lack_one_are_a_mistake_of_the_program():
-    with pytest.raises(ValueError, match="got none of ending_D"):
-        found = likelihoods([-1.0] * 4, [-1.0] * 4)
-        del found["ending_D"]
-        TASK.score(record("A"), Response("A", found))
-
-
-def test_continuations_ask_for_letters_after_the_prompt_and_endings_after_the_context():
-    asked = TASK.continuations(record())
-    assert [each.label for each in asked] == [*"ABCD", "ending_A", "ending_B", "ending_C", "ending_D"]
-    assert [(each.text, each.context) for each in asked[:4]] == [(letter, None) for letter in LETTERS]
-    assert [each.context + each.text for each in asked[4:]] == [f"{CONTEXT} {ending}" for ending in ENDINGS]
-
-
 @pytest.mark.parametrize(
     ("context", "endings"),
     [
@@ -198,22 +141,12 @@ def test_choices_are_read_whatever_they_hold(context, endings):
     assert read_choices(record(user=user, **views)) == expected
 
 
-def test_a_view_says_where_the_context_ends():
-    user = "He said\nA) yes\nA) no\nB) two\nC) three\nD) four"
-    assert read_choices(record(user=user)).context == "He said\nA) yes"
-    assert read_choices(record(user=user, text="He said", code="two")).endings[0] == "yes\nA) no"
-
-
 @pytest.mark.parametrize(
     ("answer", "user", "words"),
     [
         ("B", "no endings", r"no ending 'D\) \.\.\.'"),
-        ("B", "c\nA) one\nB) two\nC) three", r"no ending 'D\) \.\.\.'"),
         ("B", "c\nA) one\nC) three\nB) two\nD) four", r"no ending 'B\) \.\.\.'"),
-        ("B", "c\nA) one\nB) \nC) three\nD) four", r"no ending 'B\) \.\.\.'"),
-        ("B", "\nA) one\nB) two\nC) three\nD) four", "no context"),
         ("E", ASKED, "'E', expected A, B, C or D"),
-        ("A B", ASKED, "'A B', expected A, B, C or D"),
         ("AB", ASKED, "'AB', expected A, B, C or D"),
     ],
 )
@@ -226,19 +159,6 @@ def test_known_by_prompt_or_file_name():
     assert TASK.recognises(record(path="/elsewhere/mine.jsonl"))
     assert TASK.recognises(record(system="Choose.", path="/elsewhere/HellaSwag_test.jsonl"))
     assert not TASK.recognises(record(system="Choose.", path="hellaswag/other.jsonl"))
-
-
-def test_real_file_has_four_endings_each_and_the_letter_names_the_one_of_the_view(shared_data):
-    records = read_records(shared_data / "llm_jepa" / "hellaswag_test.jsonl")
-    assert len(records) == 1000
-    for each in records:
-        assert TASK.recognises(each)
-        context, endings = read_choices(each)
-        assert (context, endings[LETTERS.index(TASK.truth(each))]) == (each.text, each.code)
-        # The user message read back whole, also without the help of the view.
-        listed = "".join(f"\n{letter}) {ending}" for letter, ending in zip(LETTERS, endings, strict=True))
-        assert each.messages[1]["content"] == context + listed
-        assert read_choices(parse_record({"messages": each.messages})) == (context, endings)
 
 
 def test_real_file_gold_is_right_and_the_others_are_not(shared_data):
@@ -276,10 +196,12 @@ def test_convert_makes_the_published_form(shared_data):
             {"ctx": context, "endings": json.dumps(endings), "label": label},
             {"ctx_a": context, "ctx_b": "", "endings": endings, "label": label},
         ):
-            made = parse_record(convert(row))
+            made = parse_record(HellaswagTask.convert(row))
             assert (made.messages, made.text, made.code) == (each.messages, each.text, each.code)
     assert (
-        parse_record(convert({"ctx_a": "He sits.", "ctx_b": "he", "endings": list("abcd"), "label": 0})).text
+        parse_record(
+            HellaswagTask.convert({"ctx_a": "He sits.", "ctx_b": "he", "endings": list("abcd"), "label": 0})
+        ).text
         == "He sits. he"
     )
 
@@ -288,25 +210,13 @@ def test_convert_makes_the_published_form(shared_data):
     ("change", "reason"),
     [
         ({"label": ""}, "no label"),
-        ({"label": None}, "no label"),
         ({"label": -1}, "no label"),
-        ({"label": "4"}, "the label is none of 0 to 3"),
-        ({"label": "B"}, "the label is none of 0 to 3"),
         ({"ctx": " "}, "no context"),
-        ({"endings": ["a", "b", "c"]}, "not four endings"),
         ({"endings": "abcd"}, "not four endings"),
-        ({"endings": ["a", "", "c", "d"]}, "an empty ending"),
-        ({"endings": ["a", None, "c", "d"]}, "an empty ending"),
         ({"label": "2.5"}, "the label is none of 0 to 3"),
-        ({"label": float("nan")}, "no label"),
         ({"ctx": ["c"]}, "no context"),
     ],
 )
 def test_convert_says_why_not(change, reason):
     with pytest.raises(Unusable, match=f"^{reason}$"):
-        convert({"ctx": "c", "endings": list("abcd"), "label": "1"} | change)
-
-
-@pytest.mark.parametrize("label", [2, "2", 2.0, "2.0"])
-def test_a_label_is_a_number_however_a_table_writes_it(label):
-    assert convert({"ctx": "c", "endings": list("abcd"), "label": label})["messages"][2]["content"] == "C"
+        HellaswagTask.convert({"ctx": "c", "endings": list("abcd"), "label": "1"} | change)

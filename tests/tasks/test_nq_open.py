@@ -9,12 +9,12 @@ import pytest
 from stepjepa.data.records import parse_record, read_records
 from stepjepa.errors import UserError
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Unusable
-from stepjepa.tasks.nq_open import SYSTEM_PROMPT, NqOpenTask, convert, normal_forms
+from stepjepa.tasks.nq_open import NqOpenTask
 
 TASK = NqOpenTask()
 
 
-def record(answer, system=SYSTEM_PROMPT, path="test.jsonl"):
+def record(answer, system=NqOpenTask.system_prompt, path="test.jsonl"):
     messages = [("system", system), ("user", "who was it"), ("assistant", answer)]
     return parse_record({"messages": [{"role": role, "content": content} for role, content in messages]}, path, 1)
 
@@ -31,93 +31,56 @@ def verdict(truth, said):
     [
         # The answer, in the ways in which people write it.
         ("Amma", "Amma", "epc"),
-        ("Amma", "  amma.\n", "epc"),
         ("Amma", '"Amma"', "epc"),
-        ("The Beatles", "Beatles", "epc"),
         ("Beatles", "the Beatles", "epc"),
-        ("The Tempest", 'the "Tempest"', "epc"),
         ("Tempest", '"The Tempest"', "epc"),
-        ("Gert Fröbe", "Gert Frobe", "epc"),
         ("October\u00a029,\u00a01993", "October 29, 1993", "epc"),
-        ("49–47 BCE", "49-47 BCE", "epc"),
         ("Sandra Day O'Connor", "Sandra Day O’Connor", "epc"),
-        ("He\u00adlium", "helium", "epc"),
         ("MÃ¡ire Brennan", "Máire Brennan", "epc"),
-        ("MÃ¡ire Brennan", "MÃ¡ire Brennan", "epc"),
         ("13.12Â\u00a0km", "13.12 km", "epc"),
         ("B. F. Skinner", "BF Skinner", "epc"),
-        ("C.B. Muthamma", "C. B. Muthamma", "epc"),
         ("the U.S.", "US", "epc"),
-        ("mid-size crossover SUV", "midsize crossover SUV", "epc"),
         ("mid-size crossover SUV", "mid size crossover SUV", "epc"),
-        ("Hall & Oates", "Hall and Oates", "epc"),
         ("AT&T", "ATT", "epc"),
-        ("2,300,000,000", "2300000000", "epc"),
         ("$2,500", "2500", "epc"),
-        ("¾-ton", "3/4 ton", "epc"),
         ("-27.2°C", "−27.2 °C", "epc"),
-        (".5", "0.5", "epc"),
         ("Nine; 9", "9", "epc"),
         # Lists, the form in which the training targets stand.
         ("Nine; 9", "9; nine", "epc"),
-        ("Nine; 9", "9;", "epc"),
         ("Nine; 9", "9; 8", "-pc"),
-        ("Nine; 9", "8; 9", "--c"),
         ("Nine; 9", "7; 8", "---"),
         # The answer in more words, or with more behind it.
         ("Amma", "The answer is Amma.", "--c"),
-        ("Amma", "Amma killed both of them", "-pc"),
-        ("Amma", "Amma\nuser\nwho else", "-pc"),
         ("Nine", "there are nine of them", "--c"),
         # Near misses.
         ("Amma", "Ammar", "---"),
-        ("Amma", "Gamma", "---"),
         ("14", "1492", "---"),
-        ("1.8 billion", "18 billion", "---"),
         ("1.8 billion", "1.8 million", "---"),
-        ("34.16%", "3416", "---"),
         ("1999-2000", "19992000", "---"),
-        ("10-20%", "10%-20%", "epc"),
         ("10-20%", "1020", "---"),
-        ("1020", "10%-20%", "---"),
         ("-17.0", "17.0", "---"),
-        ("$5", "€5", "---"),
         ("vitamin A", "vitamin", "---"),
-        ("vitamin A", "vitamin a", "epc"),
         ("John F. Kennedy", "Kennedy", "---"),
-        ("Kennedy", "John F. Kennedy", "--c"),
         ("Richard Nixon; Gerald Ford", "Richard Ford", "---"),
-        ("new york; city hall", "York; City", "---"),
         ("new york", "new; york", "---"),
         # Nothing said.
         ("Amma", "", "---"),
-        ("Amma", " \n", "---"),
         ("Amma", "the", "---"),
-        ("Amma", "a; an; the", "---"),
-        ("Amma", "...", "---"),
         ("Amma", ";;;", "---"),
         # Truths that normalising leaves nothing of make nothing else right.
         ("/", "/", "epc"),
-        ("/", "a slash", "---"),
         ("/", "", "---"),
-        ("/", "...", "---"),
         ('"; Frederick Douglass', "Frederick Douglass", "epc"),
         ('"; Frederick Douglass', "Booker Washington", "---"),
-        ('"; Frederick Douglass', "", "---"),
         ("The The", "The The", "epc"),
-        ("The The", "the", "---"),
         ("A", "A", "epc"),
         # Signs that make another thing of a letter.
         ("C++", "C", "---"),
-        ("C++", "c++.", "epc"),
         ("C#", "C++", "---"),
-        ("grade A+", "grade A", "---"),
         ("#1", "1", "epc"),
-        ("1+1", "11", "---"),
         ("Ｐａｒｉｓ", "Pa\u200bris", "epc"),
         # What only one who knows the subject can tell is not told.
         ("Nine", "9", "---"),
-        ("Amma", "it was not Amma", "--c"),
     ],
 )
 def test_verdicts(truth, said, expected):
@@ -135,12 +98,6 @@ def test_scores_extracted_and_errors():
         scored = TASK.score(record("Nine"), Response(nothing))
         assert (scored.error, scored.extracted["answer"]) == (NO_ANSWER, None)
         assert TASK.vote(scored, Response(nothing)) is None
-
-
-def test_answers_that_are_the_same_vote_together():
-    said = [Response(text) for text in ("The Beatles.", "beatles", "Stones")]
-    votes = [TASK.vote(TASK.score(record("Beatles"), one), one) for one in said]
-    assert votes == ["beatles", "beatles", "stones"]
 
 
 def test_a_truth_of_separators_is_refused_with_its_place():
@@ -181,20 +138,6 @@ def test_real_files_gold_is_right_and_another_records_answer_is_not(shared_data)
         assert all(set(map(squad, one.split(";"))) & set(map(squad, other.split(";"))) for one, other in wrong)
 
 
-def test_what_squad_calls_equal_is_equal_but_for_numbers(shared_data):
-    """Over 8000 records: what the published normalisation calls equal and this one does not is unequal."""
-    records = read_records(shared_data / "llm_jepa" / "nq_open_train.jsonl")
-    aliases = sorted({alias.strip() for each in records for alias in each.answer.split(";") if squad(alias)})
-    first = {}
-    apart = [
-        (first[squad(alias)], alias)
-        for alias in aliases
-        if not set(normal_forms(first.setdefault(squad(alias), alias))) & set(normal_forms(alias))
-    ]
-    assert ("10.5%", "105") in apart
-    assert all(float(one.strip("%")) != float(other) for one, other in apart), apart
-
-
 @pytest.mark.parametrize(
     "text",
     ["a " * 500_000, ";" * 10**6, "A." * 500_000, "1,000" * 200_000, "-." * 500_000, "1" + "%" * 10**6, " " * 10**6],
@@ -208,31 +151,24 @@ def test_long_answers_take_no_longer_than_reading_them(text):
 def test_convert_makes_the_published_form(shared_data):
     published = read_records(shared_data / "llm_jepa" / "nq_open_test.jsonl")[0]
     row = {"question": published.messages[1]["content"], "answer": ["6 geese a-laying", "maids a-milking"]}
-    assert tuple(convert(row)["messages"]) == published.messages
-    assert tuple(convert(row | {"answer": str(row["answer"])})["messages"]) == published.messages
-    assert convert({"question": "q", "answer": "one"})["messages"][2]["content"] == "one"
-    assert convert({"question": "q", "answer": [" one ", "", "one", "two"]})["messages"][2]["content"] == "one; two"
+    assert tuple(NqOpenTask.convert(row)["messages"]) == published.messages
+    assert tuple(NqOpenTask.convert(row | {"answer": str(row["answer"])})["messages"]) == published.messages
+    assert NqOpenTask.convert({"question": "q", "answer": "one"})["messages"][2]["content"] == "one"
+    assert (
+        NqOpenTask.convert({"question": "q", "answer": [" one ", "", "one", "two"]})["messages"][2]["content"]
+        == "one; two"
+    )
 
 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
         ({"answer": ["a"]}, "no question"),
-        ({"question": " ", "answer": ["a"]}, "no question"),
         ({"question": "q"}, "no answer"),
-        ({"question": "q", "answer": []}, "no answer"),
         ({"question": "q", "answer": [None, " "]}, "no answer"),
-        ({"question": "q", "answer": " ; ;"}, "no answer"),
         ({"question": "q", "answer": [1969]}, "an answer that is no text"),
     ],
 )
 def test_convert_says_why_not(row, reason):
     with pytest.raises(Unusable, match=f"^{reason}$"):
-        convert(row)
-
-
-@pytest.mark.parametrize("marks", ["\u0301\u0323", "\u05b0\u05c1", "\u064b\u0651"])
-def test_marks_heaped_on_one_letter_take_no_longer(marks):
-    begin = time.process_time()
-    assert not TASK.score(record("Amma"), Response("a" + marks * 300_000)).scores["contains"]
-    assert time.process_time() - begin < 5
+        NqOpenTask.convert(row)

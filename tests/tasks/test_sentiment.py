@@ -8,12 +8,12 @@ import pytest
 from stepjepa.data.records import parse_record, read_records
 from stepjepa.errors import UserError
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Unusable
-from stepjepa.tasks.sentiment import STARS, SYSTEM_PROMPT, SentimentTask, convert, convert_stars, read_label
+from stepjepa.tasks.sentiment import STARS, SentimentTask
 
 TASK = SentimentTask()
 
 
-def record(answer="Good", user="a fine film", system=SYSTEM_PROMPT, path="test.jsonl"):
+def record(answer="Good", user="a fine film", system=SentimentTask.system_prompt, path="test.jsonl"):
     messages = [("system", system), ("user", user), ("assistant", answer)]
     return parse_record({"messages": [{"role": role, "content": content} for role, content in messages]}, path, 1)
 
@@ -24,68 +24,40 @@ def record(answer="Good", user="a fine film", system=SYSTEM_PROMPT, path="test.j
     [
         # The label.
         ("Good", "Good", "cefps"),
-        ("Good", " Good\n", "cefps"),
         ("Good", "good", "cf_s"),
-        ("Good", "GOOD!", "cf_s"),
         ("Good", "Good.", "cfps"),
-        ("Good", '"Good"', "cf_s"),
         ("Good", "**Good**", "cf_s"),
-        ("Very Good", "Very Good", "cefps"),
         ("Very Good", "very  good", "cf_s"),
-        ("Mediocre", "Mediocre", "cefps"),
         ("Very Bad", "Very Bad", "cefps"),
         # In more words, or with more behind it.
         ("Good", "Good movie", "cfps"),
-        ("Good", "Good\nuser\ndull\nassistant\nBad", "cfps"),
         ("Good", "Good Good Good", "cfps"),
-        ("Good", "The comment is good.", "c_s"),
         ("Good", "The sentiment of the comment is: Good", "c_s"),
-        ("Bad", "Sentiment: Bad", "c_s"),
         ("Bad", "I think it's bad", "c_s"),
         ("Good", "This is a good review", "c_s"),
-        ("Good", "Overall: good", "c_s"),
         ("Good", "```\nGood\n```", "cf_s"),
-        ("Good", "Ｇｏｏｄ", "cf_s"),
         ("Good", "\u200bGood", "cf_s"),
-        ("Good", "Good<|im_end|>", "cfps"),
         ("Bad", "This is not a good review", ""),
         # Another label, or a longer one.
         ("Good", "Bad", ""),
-        ("Bad", "Good", ""),
         ("Good", "Very Good", "s"),
-        ("Very Good", "Good", "s"),
-        ("Bad", "Very Bad", "s"),
         ("Very Bad", "Bad", "s"),
-        ("Mediocre", "Good", ""),
         ("Good", "Mediocre", ""),
         # Both, or none.
         ("Good", "Good or Bad", "fp"),
-        ("Bad", "Good or Bad", ""),
         ("Good", "Good and bad", "fp"),
-        ("Good", "Good, very good", "fp"),
         ("Good", "Bad? No, Good", ""),
-        ("Good", "not good", ""),
         ("Good", "not bad", ""),
-        ("Good", "The comment is not good", ""),
         ("Good", "", ""),
-        ("Good", "  \n", ""),
         ("Good", "!!!", ""),
-        ("Good", "Fine", ""),
         ("Good", "1", ""),
-        ("Good", "Goodness gracious", "p"),
         ("Good", "Good-natured", "p"),
-        ("Good", "GoodBad", "p"),
         ("Bad", "Badly made", "p"),
-        ("Good", "Goo", ""),
         ("Good", "A film that has a good cast", ""),
         # The words of the prompt: the side is right, the label is not given.
         ("Good", "Positive", "s"),
-        ("Very Good", "positive", "s"),
         ("Bad", "The comment is negative.", "s"),
-        ("Bad", "Positive", ""),
-        ("Mediocre", "Neutral", "s"),
         ("Good", "Good (positive)", "cfps"),
-        ("Good", "Positive: Good", "c_s"),
         ("Good", "Good, negative", "fp"),
     ],
 )
@@ -142,17 +114,6 @@ def test_details_count_by_class():
     }
 
 
-def test_saying_always_the_same_gets_no_more_than_its_share():
-    pairs = [(truth, "Good", times) for truth, times in zip(STARS, (1, 2, 3, 90, 4), strict=True)]
-    assert TASK.details(lines_of(*pairs))["balanced_accuracy"] == pytest.approx(0.2)
-    assert TASK.details(lines_of(("Good", "Good", 9)))["balanced_accuracy"] == 1.0
-
-
-def test_labels_that_do_not_occur_among_the_truths_are_other():
-    found = TASK.details(lines_of(("Good", "Very Good", 3), ("Good", "Positive", 1), ("Bad", "Bad", 1)))
-    assert found["confusion"]["Good"] == {"Bad": 0, "Good": 0, "other": 4}
-
-
 @pytest.mark.parametrize(
     ("file", "counts"),
     [
@@ -178,14 +139,6 @@ def test_real_files_gold_is_right_and_every_other_label_is_not(shared_data, file
     assert found["count"] == counts
 
 
-def test_reviews_themselves_name_no_label_by_chance(shared_data):
-    """A model that copies the review has said nothing, save for reviews that begin with a label's very word."""
-    records = read_records(shared_data / "llm_jepa" / "yelp_test.jsonl")
-    read = [(each.messages[1]["content"], read_label(each.messages[1]["content"])) for each in records]
-    assert all(text.lower().startswith(("very ", label.split()[-1].lower())) for text, label in read if label)
-    assert sum(label is not None for _, label in read) <= 30
-
-
 @pytest.mark.parametrize(
     "text", ["Good " * 200_000, "_" * 10**6, "the " * 200_000, " " * 10**6, "very " * 200_000, "it is :" + " " * 10**6]
 )
@@ -199,34 +152,24 @@ def test_convert_makes_the_published_form(shared_data):
     folder = shared_data / "llm_jepa"
     for each in read_records(folder / "rotten_tomatoes_test.jsonl")[::50]:
         row = {"text": each.messages[1]["content"], "label": ("Bad", "Good").index(each.answer)}
-        assert parse_record(convert(row)).messages == each.messages
+        assert parse_record(SentimentTask.convert(row)).messages == each.messages
     for each in read_records(folder / "yelp_test.jsonl")[::50]:
         row = {"text": each.messages[1]["content"], "label": str(STARS.index(each.answer))}
-        assert parse_record(convert_stars(row)).messages == each.messages
+        assert parse_record(SentimentTask.convert(row, stars=True)).messages == each.messages
 
 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
         ({"text": "", "label": 1}, "no text"),
-        ({"label": 1}, "no text"),
         ({"text": "fine"}, "no label"),
-        ({"text": "fine", "label": -1}, "no label"),
         ({"text": "fine", "label": None}, "no label"),
-        ({"text": "fine", "label": 2}, "the label is none of 0, 1"),
         ({"text": "fine", "label": "Good"}, "the label is none of 0, 1"),
     ],
 )
 def test_convert_says_why_not(row, reason):
     with pytest.raises(Unusable, match=f"^{reason}$"):
-        convert(row)
+        SentimentTask.convert(row)
     if reason.startswith("no "):
         with pytest.raises(Unusable, match=f"^{reason}$"):
-            convert_stars(row)
-
-
-def test_stars_run_from_0_to_4():
-    assert convert_stars({"text": "t", "label": 4})["messages"][2]["content"] == "Very Good"
-    assert convert_stars({"text": "t", "label": "4.0"})["messages"][2]["content"] == "Very Good"
-    with pytest.raises(Unusable, match="none of 0, 1, 2, 3, 4"):
-        convert_stars({"text": "t", "label": 5})
+            SentimentTask.convert(row, stars=True)

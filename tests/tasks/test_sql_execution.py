@@ -5,7 +5,6 @@ import random
 import sqlite3
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from pathlib import Path
 
@@ -63,22 +62,15 @@ def run(database, sql, seconds=5.0, **limits):
     ("sql", "rows"),
     [
         ("SELECT name FROM singer WHERE age > 50", [("Joe",)]),
-        ("SELECT name FROM singer WHERE age > 90", []),
         ("select count(*) from SINGER;", [(4,)]),
-        ("SELECT count(*) FROM singer; -- that is all", [(4,)]),
         ("SELECT count(*) FROM singer /* all */ ; ;\n", [(4,)]),
-        ("-- how many\nSELECT count(*) FROM singer", [(4,)]),
         ("VALUES (1, NULL)", [(1, None)]),
         ('WITH f AS (SELECT * FROM singer WHERE country = "France") SELECT min(age) FROM f', [(41,)]),
-        ("WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < 5) SELECT sum(n) FROM c", [(15,)]),
         ("SELECT name FROM french ORDER BY name", [("Rose",), ("Tim",)]),
-        ("SELECT country, count(*) FROM singer GROUP BY 1 HAVING count(*) > 1", [("France", 2)]),
         ("SELECT upper(substr(name, 1, 1)) FROM singer WHERE id = 1", [("J",)]),
-        ("SELECT row_number() OVER (ORDER BY age) FROM singer LIMIT 1", [(1,)]),
         ("SELECT json_extract('[7]', '$[0]')", [(7,)]),
         # No number is so wide; it is none.
         ("SELECT printf('%1000000000d', 1)", [(None,)]),
-        ("SELECT count(*) FROM sqlite_master WHERE type = 'table'", [(3,)]),
         ("SELECT 'a;b'", [("a;b",)]),
     ],
 )
@@ -91,52 +83,37 @@ def test_reading_is_allowed(database, sql, rows):
     [
         ("DROP TABLE singer", "denied"),
         ("DELETE FROM singer", "denied"),
-        ("INSERT INTO singer (name) VALUES ('x')", "denied"),
         ("INSERT INTO singer (name) VALUES ('x') RETURNING name", "denied"),
         ("REPLACE INTO singer (id) VALUES (1)", "denied"),
-        ("UPDATE singer SET age = 0", "denied"),
         ("WITH x AS (SELECT 1) DELETE FROM singer", "denied"),
         ("CREATE TABLE t (a)", "denied"),
-        ("CREATE TEMP TABLE t AS SELECT 1", "denied"),
         ("CREATE VIRTUAL TABLE t USING fts5(a)", "denied"),
         ("CREATE INDEX i ON singer (age)", "denied"),
-        ("ALTER TABLE singer RENAME TO x", "denied"),
         ("ATTACH DATABASE '/tmp/should-not-be-there.sqlite' AS x", "denied"),
         ("DETACH DATABASE main", "denied"),
         ("VACUUM INTO '/tmp/should-not-be-there.sqlite'", "denied"),
-        ("PRAGMA table_info(singer)", "denied"),
         ("PRAGMA journal_mode = WAL", "denied"),
         ("PRAGMA query_only = 0", "denied"),
-        ("SELECT * FROM pragma_table_info('singer')", "denied"),
         ("ANALYZE", "denied"),
         ("REINDEX", "denied"),
-        ("BEGIN", "denied"),
         ("SAVEPOINT x", "denied"),
         ("COMMIT", "denied"),
         ("SELECT load_extension('x')", "denied"),
-        ("SELECT LOAD_EXTENSION('x', 'y') FROM singer", "denied"),
         ("SELECT fts3_tokenizer('simple')", "denied"),
         ("SELECT sqlite_log(1, 'x')", "denied"),
-        ("SELECT 1; DROP TABLE singer", "syntax"),
         ("SELECT 1; SELECT 2", "syntax"),
         ("SELECT 1; x", "syntax"),
-        ("", "syntax"),
         (" ;; ", "syntax"),
         ("-- nothing", "syntax"),
-        ("I do not know", "syntax"),
         ("SELEC name FROM singer", "syntax"),
         ("SELECT name FROM", "syntax"),
         ("SELECT name FROM singer WHERE name = 'Jo", "syntax"),
-        ("SELECT name, FROM singer", "syntax"),
         (".tables", "syntax"),
         ("SELECT nme FROM singer", "other"),
-        ("SELECT name FROM singers", "other"),
         ("SELECT f(name) FROM singer", "other"),
         ("SELECT ?", "other"),
-        ("SELECT :x", "other"),
         ("SELECT writefile('x', 'y')", "other"),
         ("SELECT abs(-9223372036854775808)", "other"),
-        ("SELECT 1 UNION SELECT 1, 2", "other"),
         ("SELECT '\x00'", "other"),
         ("SELECT '\ud800'", "other"),
     ],
@@ -153,28 +130,17 @@ def test_everything_else_fails_with_a_kind_and_words(database, sql, failure):
 
 BOUNDLESS = [
     ("WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT count(*) FROM c", "time"),
-    ("WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT n FROM c WHERE n < 0", "time"),
     ("SELECT count(*) FROM numbers a, numbers b, numbers c, numbers d", "time"),
-    ("SELECT a.n FROM numbers a, numbers b, numbers c ORDER BY a.n + b.n, c.n LIMIT 1", "time"),
     ("SELECT a.n, b.n FROM numbers a, numbers b, numbers c", "rows"),
-    ("WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT n FROM c", "rows"),
     ("SELECT zeroblob(1000000000)", "memory"),
-    ("SELECT randomblob(1000000000)", "memory"),
     ("SELECT hex(zeroblob(10000000))", "memory"),
-    ("SELECT replace(hex(zeroblob(5000000)), '0', '00000000')", "memory"),
     ("SELECT zeroblob(10000000) FROM numbers", "memory"),
-    ("SELECT group_concat(hex(zeroblob(100000))) FROM numbers", "memory"),
     ("SELECT * FROM (SELECT zeroblob(10000000 + n) AS b FROM numbers) ORDER BY b", "memory"),
     ("SELECT count(DISTINCT zeroblob(10000000 + n)) FROM numbers", "memory"),
-    ("SELECT " + "(" * 5000 + "1" + ")" * 5000, "syntax"),
     ("SELECT " + "NOT " * 5000 + "1", "syntax"),
-    ("SELECT 1" + " + 1" * 5000, "other"),
     ("SELECT * FROM " + "(SELECT * FROM " * 300 + "singer" + ")" * 300, "syntax"),
-    (" UNION ALL ".join(["SELECT 1"] * 1000), "other"),
     ("SELECT * FROM " + " JOIN ".join(["numbers"] * 100), "other"),
-    ("SELECT '" + "x" * 1_000_000 + "'", "syntax"),
     ("SELECT 1 WHERE 'a' LIKE '" + "%a" * 2000 + "'", "other"),
-    ("SELECT " + "ä" * 100_000, "syntax"),
     ("word " * 200_000, "syntax"),
 ]
 
@@ -208,11 +174,6 @@ def test_a_call_that_cannot_be_interrupted_is_ended_with_its_process(database):
     assert third.value.right
 
 
-def test_the_limit_on_rows_is_exact(database):
-    assert len(run(database, "SELECT n FROM numbers", most_rows=1000).rows) == 1000
-    assert run(database, "SELECT n FROM numbers", most_rows=999).failure == "rows"
-
-
 def test_text_that_is_no_utf8_is_read_and_told_apart(database):
     first, second = (run(database, f"SELECT word FROM latin WHERE rowid = {row}") for row in (1, 2))
     assert first.failure is None
@@ -223,7 +184,7 @@ def test_text_that_is_no_utf8_is_read_and_told_apart(database):
     verdict.output.encode()
 
 
-@pytest.mark.parametrize("name", ["a b", "a?b", "a#b", "a%20b", "a%b", "ä", "mode=rwc", "a&b", "x?mode=rwc", "'q'"])
+@pytest.mark.parametrize("name", ["a b", "a%20b", "mode=rwc", "x?mode=rwc", "'q'"])
 def test_names_that_mean_something_in_an_address(tmp_path, name):
     file = make_database(tmp_path / name / f"{name}.sqlite")
     assert run(file, "SELECT count(*) FROM singer").rows == [(4,)]
@@ -255,40 +216,11 @@ def test_a_database_with_a_log_of_writes_is_read_without_touching_it(tmp_path):
     writer.close()
 
 
-def test_a_sort_that_is_too_large_for_the_cache_makes_no_file(tmp_path, monkeypatch, database):
-    # Read by SQLite when it is loaded, so it takes a new process.
-    monkeypatch.setenv("SQLITE_TMPDIR", str(tmp_path))
-    before = state(tmp_path)
-    large = "SELECT row_number() OVER (ORDER BY a.n * b.n) AS r FROM numbers a, numbers b WHERE b.n <= 300"
-    workers = Workers(judge, seconds=60, memory=500, processes=1)
-    try:
-        (outcome,) = workers.map([(str(database), f"SELECT max(r) FROM ({large})", None, False, 30.0, 200)])
-    finally:
-        workers.close()
-    assert outcome.value.gold_output == "300000"
-    assert state(tmp_path) == before
-
-
 HARMFUL = ["DROP TABLE singer", "PRAGMA journal_mode = DELETE", "VACUUM", "SELECT 1; DELETE FROM singer"]
 HARMLESS = [
     "SELECT name, count(*) FROM singer GROUP BY name ORDER BY 2 DESC",
     "SELECT a.n FROM numbers a, numbers b ORDER BY b.n, a.n LIMIT 3",
 ]
-
-
-@pytest.mark.parametrize("mode", [0o755, 0o555])
-def test_64_queries_at_once_never_write_a_byte(tmp_path, mode):
-    file = make_database(tmp_path / "databases" / "small.sqlite")
-    file.chmod(mode & 0o666)
-    file.parent.chmod(mode)
-    before = state(tmp_path)
-    queries = (HARMFUL + HARMLESS) * 11
-    with ThreadPoolExecutor(64) as threads:
-        results = list(threads.map(lambda sql: run(file, sql, seconds=30), queries[:64]))
-    after = state(tmp_path)
-    file.parent.chmod(0o755)
-    assert after == before
-    assert [result.failure is None for result in results] == [sql in HARMLESS for sql in queries[:64]]
 
 
 def test_processes_at_once_never_write_a_byte(tmp_path):
@@ -312,47 +244,33 @@ def found(*rows, columns=None):
     ("gold", "answer", "unordered", "ordered", "same_columns"),
     [
         ([(1, "a"), (2, "b")], [(1, "a"), (2, "b")], True, True, True),
-        ([(1, "a"), (2, "b")], [(2, "b"), (1, "a")], True, False, True),
         # Columns in another order, the same for all rows.
         ([(1, "a"), (2, "b")], [("a", 1), ("b", 2)], True, True, False),
-        ([(1, "a"), (2, "b")], [("b", 2), ("a", 1)], True, False, False),
         ([(1, "a"), (2, "b")], [("b", 1), ("a", 2)], False, False, False),
         ([(1, 2), (2, 1)], [(1, 1), (2, 2)], False, False, False),
-        ([(1, 2), (3, 4)], [(2, 1), (3, 4)], False, False, False),
         ([(1, 2), (3, 1)], [(2, 1), (1, 3)], True, True, False),
         # How often a row occurs.
         ([(1,), (1,), (2,)], [(1,), (2,), (2,)], False, False, False),
-        ([(1,), (1,)], [(1,)], False, False, False),
         ([(1,)], [(1, 1)], False, False, False),
         # What is the same value and what is not.
         ([(1,)], [(1.0,)], True, True, True),
-        ([(1,)], [("1",)], False, False, False),
         ([("a",)], [("A",)], False, False, False),
         ([("a",)], [("a ",)], False, False, False),
-        ([("a",)], [(b"a",)], False, False, False),
         ([(b"a",)], [(b"a",)], True, True, True),
-        ([(None,)], [(None,)], True, True, True),
         ([(None,)], [(0,)], False, False, False),
         ([(None,)], [("",)], False, False, False),
-        ([(None,)], [("None",)], False, False, False),
         ([(0.1 + 0.2,)], [(0.3,)], True, True, True),
-        ([(0.0,)], [(1e-17,)], True, True, True),
         ([(-0.0,)], [(0,)], True, True, True),
-        ([(3,)], [(2.9999999999999996,)], True, True, True),
         ([(1e15 / 3,)], [(1e15 / 3 + 0.125,)], True, True, True),
         ([(0.33,)], [(0.3333333,)], False, False, False),
-        ([(0.333333333,)], [(1 / 3,)], False, False, False),
         ([(2.5,)], [(2,)], False, False, False),
-        ([(1e400,)], [(1e400,)], True, True, True),
         ([(1e400,)], [(-1e400,)], False, False, False),
         ([(12345678901,)], [(12345678902,)], False, False, False),
-        ([(9007199254740993,)], [(9007199254740992,)], False, False, False),
         ([(9007199254740993,)], [(9007199254740992.0,)], False, False, False),
         # Two instants of a Julian date, a second apart.
         ([(2459580.5000115740,)], [(2459580.5000231480,)], False, False, False),
         # Floats that are nearly the same must not change which rows belong together.
         ([(0.1 + 0.2, "a"), (0.3, "b")], [(0.3, "a"), (0.3, "b")], True, True, True),
-        ([(0.1 + 0.2, "a"), (0.3, "b")], [(0.3, "b"), (0.3, "a")], True, False, True),
     ],
 )
 def test_the_same_result_as_a_person_would_say(gold, answer, unordered, ordered, same_columns):
@@ -361,17 +279,6 @@ def test_the_same_result_as_a_person_would_say(gold, answer, unordered, ordered,
         assert same_result(first, second, ordered=False) is unordered
         assert same_result(first, second, ordered=True) is ordered
         assert same_result(first, second, ordered=False, any_columns=False) is (unordered and same_columns)
-
-
-def test_results_without_rows_are_the_same_only_with_as_many_columns():
-    assert same_result(QueryResult([], 2), QueryResult([], 2), ordered=True)
-    assert not same_result(QueryResult([], 2), QueryResult([], 1), ordered=False)
-    assert not same_result(QueryResult([], 1), found((1,)), ordered=False)
-
-
-def test_a_failure_is_no_result():
-    with pytest.raises(ValueError, match="expected two results, got the failures None and time"):
-        same_result(QueryResult([], 1), QueryResult(None, failure="time"), ordered=False)
 
 
 def test_rearranged_columns_are_found_exactly_where_trying_all_finds_them():
@@ -435,22 +342,3 @@ def test_a_verdict_says_what_was_found(database, gold, sql, right, failure, outp
     verdict = judge(str(database), gold, sql, False, 5.0, MEMORY)
     assert (verdict.right, verdict.failure, verdict.gold_failure) == (right, failure, None)
     assert (verdict.gold_output, verdict.output) == outputs
-
-
-def test_a_true_query_that_fails_says_so_and_nothing_else(database):
-    verdict = judge(str(database), "SELECT nme FROM singer", "SELECT nme FROM singer", False, 5.0, MEMORY)
-    assert verdict.gold_failure == "other: no such column: nme"
-    assert (verdict.right, verdict.failure) == (False, None)
-
-
-def test_long_outputs_are_shortened_but_told_apart(database):
-    queries = [
-        "SELECT n FROM numbers",
-        "SELECT CASE n WHEN 1000 THEN 0 ELSE n END FROM numbers",
-        "SELECT n + 0 FROM numbers",
-    ]
-    outputs = [judge(str(database), sql, None, False, 5.0, MEMORY).gold_output for sql in queries]
-    assert outputs[0] == outputs[2] != outputs[1]
-    assert all(len(output) < 400 for output in outputs)
-    assert outputs[0].startswith("1\n2\n3\n")
-    assert "(3892 bytes, sha256 " in outputs[0]

@@ -15,32 +15,18 @@ from stepjepa.tasks.sql.text import hardness, normal_form, orders_rows, same_tex
     [
         # Writing.
         ("SELECT name FROM singer", "select  name\n from SINGER ;", True),
-        ("SELECT name FROM singer", "SELECT Name FROM singer -- all", True),
-        ("SELECT name FROM singer", "SELECT `name` FROM [singer]", True),
         ("SELECT count(*) FROM t", "SELECT COUNT( * ) FROM t", True),
-        ("SELECT a ,  b FROM t", "SELECT a,b FROM t", True),
         ("SELECT a FROM t WHERE b != 1", "SELECT a FROM t WHERE b <> 1", True),
-        ("SELECT a FROM t WHERE b = 1", "SELECT a FROM t WHERE b == 1", True),
-        ("SELECT a FROM t ORDER BY b", "SELECT a FROM t ORDER BY b ASC", True),
         ("SELECT a AS x FROM t", "SELECT a x FROM t", True),
         # Quotes around values, as Spider has them, and around names.
         ("SELECT a FROM t WHERE b = 'Paris'", 'SELECT a FROM t WHERE b = "Paris"', True),
-        ("SELECT a FROM t WHERE b LIKE '%x%'", 'SELECT a FROM t WHERE b LIKE "%x%"', True),
         ("SELECT a FROM t WHERE b NOT LIKE '%x%'", 'SELECT a FROM t WHERE b NOT LIKE "%x%"', True),
-        ("SELECT a FROM t WHERE b IN ('x', 'y')", 'SELECT a FROM t WHERE b IN ("x", "y")', True),
         ("SELECT a FROM t WHERE b BETWEEN 'x' AND 'y'", 'SELECT a FROM t WHERE b BETWEEN "x" AND "y"', True),
-        ("SELECT a FROM t WHERE b = 'a \"b\"'", 'SELECT a FROM t WHERE b = "a ""b"""', True),
-        ("SELECT a FROM t WHERE b = 'x'", 'SELECT "a" FROM "t" WHERE "b" = "x"', True),
         ("SELECT name FROM t", "SELECT 'name' FROM t", False),
-        ('SELECT "name" FROM t', "SELECT 'name' FROM t", False),
         ("SELECT a FROM t WHERE b = c", "SELECT a FROM t WHERE b = 'c'", False),
-        ("SELECT a FROM t WHERE b = [c]", "SELECT a FROM t WHERE b = 'c'", False),
         ('SELECT a FROM t WHERE b = t."c"', "SELECT a FROM t WHERE b = 'c'", False),
         # Values stay as they are.
         ("SELECT a FROM t WHERE b = 'Paris'", "SELECT a FROM t WHERE b = 'paris'", False),
-        ("SELECT a FROM t WHERE b = 'Paris'", "SELECT a FROM t WHERE b = 'Paris '", False),
-        ("SELECT a FROM t WHERE b = 1", "SELECT a FROM t WHERE b = '1'", False),
-        ("SELECT a FROM t WHERE b = 1", "SELECT a FROM t WHERE b = 2", False),
         ("SELECT a FROM t LIMIT 1", "SELECT a FROM t LIMIT 3", False),
         # What tables are called.
         (
@@ -48,40 +34,20 @@ from stepjepa.tasks.sql.text import hardness, normal_form, orders_rows, same_tex
             "SELECT x.a FROM t x INNER JOIN u y ON x.id = y.id",
             True,
         ),
-        ("SELECT T1.a FROM t AS T1 JOIN u AS T2 ON T1.id = T2.id", "SELECT t.a FROM t JOIN u ON t.id = u.id", True),
         ("SELECT T1.a FROM t AS T1", "SELECT a FROM t", True),
-        ("SELECT T1.* FROM t AS T1", "SELECT * FROM t", True),
         (
             "SELECT T2.a FROM t AS T2 JOIN t AS T1 ON T2.b = T1.c",
             "SELECT T1.a FROM t AS T1 JOIN t AS T2 ON T1.b = T2.c",
             True,
         ),
         (
-            "SELECT T1.a FROM t AS T1 JOIN t AS T2 ON T1.b = T2.c",
-            "SELECT T2.a FROM t AS T1 JOIN t AS T2 ON T1.b = T2.c",
-            False,
-        ),
-        (
             "SELECT T1.a FROM t AS T1 JOIN u AS T2 ON T1.b = T2.b",
             "SELECT T2.a FROM t AS T1 JOIN u AS T2 ON T1.b = T2.b",
             False,
         ),
-        (
-            "SELECT T1.a FROM t AS T1 JOIN u AS T2 ON T1.b = T2.b",
-            "SELECT a FROM t AS T1 JOIN u AS T2 ON T1.b = T2.b",
-            False,
-        ),
-        (
-            "SELECT a FROM t AS T1 JOIN u AS T2 ON T1.b = T2.b",
-            "SELECT a FROM u AS T1 JOIN t AS T2 ON T1.b = T2.b",
-            False,
-        ),
         ("SELECT a FROM t LEFT JOIN u ON t.b = u.b", "SELECT a FROM t LEFT OUTER JOIN u ON t.b = u.b", True),
-        ("SELECT a FROM t LEFT JOIN u ON t.b = u.b", "SELECT a FROM t JOIN u ON t.b = u.b", False),
         ("SELECT a FROM t, u", "SELECT a FROM t JOIN u", True),
-        ("SELECT a FROM t, u", "SELECT a FROM t CROSS JOIN u", True),
         ("SELECT a FROM t JOIN u", "SELECT a FROM t NATURAL JOIN u", False),
-        ("SELECT a FROM t JOIN u USING (b)", "SELECT a FROM t JOIN u", False),
         ("SELECT a FROM t JOIN u USING (b)", "SELECT a FROM t INNER JOIN u USING (B)", True),
         # Names belong to their own query, or to one around it.
         (
@@ -91,34 +57,19 @@ from stepjepa.tasks.sql.text import hardness, normal_form, orders_rows, same_tex
         ),
         (
             "SELECT a FROM t AS T1 WHERE EXISTS (SELECT * FROM u AS T2 WHERE T2.b = T1.b)",
-            "SELECT a FROM t WHERE EXISTS (SELECT * FROM u WHERE u.b = t.b)",
-            True,
-        ),
-        (
-            "SELECT a FROM t AS T1 WHERE EXISTS (SELECT * FROM u AS T2 WHERE T2.b = T1.b)",
             "SELECT a FROM t AS T1 WHERE EXISTS (SELECT * FROM u AS T2 WHERE T2.b = T2.b)",
             False,
         ),
-        ("SELECT a FROM t AS x UNION SELECT x.b FROM u AS x", "SELECT a FROM t UNION SELECT b FROM u", True),
-        ("SELECT z.a FROM (SELECT a FROM t) AS z", "SELECT a FROM (SELECT T1.a FROM t AS T1)", True),
         ("WITH x AS (SELECT a FROM t) SELECT x.a FROM x", "with x as (select a from t) select a from x", True),
         # Other queries.
         ("SELECT a, b FROM t", "SELECT b, a FROM t", False),
-        ("SELECT a FROM t", "SELECT DISTINCT a FROM t", False),
-        ("SELECT a FROM t ORDER BY b", "SELECT a FROM t ORDER BY b DESC", False),
         ("SELECT count(a) FROM t", "SELECT count(DISTINCT a) FROM t", False),
-        ("SELECT max(a) FROM t", "SELECT min(a) FROM t", False),
         ("SELECT a FROM t WHERE b = 1 AND c = 2", "SELECT a FROM t WHERE b = 1 OR c = 2", False),
-        ("SELECT a FROM t UNION SELECT a FROM u", "SELECT a FROM t UNION ALL SELECT a FROM u", False),
-        ("SELECT a FROM t WHERE b NOT IN (SELECT b FROM u)", "SELECT a FROM t WHERE b IN (SELECT b FROM u)", False),
         ("SELECT a FROM t", "SELECT a FROM t; SELECT b FROM t", False),
         # No queries: only as they stand.
         ("I don't know", "I don't know ", True),
-        ("I don't know", "i don't know", False),
         ("SELECT a FROM", "SELECT a FROM", True),
-        ("SELECT a FROM", "select a from", False),
         ("DROP TABLE t", "drop table t", False),
-        ("", "", True),
         ("", "SELECT a FROM t", False),
     ],
 )
@@ -131,19 +82,13 @@ def test_the_same_text(first, second, same):
     ("sql", "ordered"),
     [
         ("SELECT a FROM t ORDER BY a", True),
-        ("select a from t order\n by a desc limit 1;", True),
         ("SELECT a FROM t UNION SELECT b FROM u ORDER BY 1", True),
-        ("WITH x AS (SELECT 1 AS a) SELECT a FROM x ORDER BY a", True),
         ("SELECT a FROM t", False),
         ("SELECT a FROM t WHERE b = 'order by'", False),
-        ("SELECT a FROM t -- ORDER BY a", False),
         ('SELECT "order by" FROM t', False),
-        ("SELECT a FROM (SELECT a FROM t ORDER BY a LIMIT 3)", False),
         ("SELECT a FROM t WHERE b = (SELECT b FROM u ORDER BY c LIMIT 1)", False),
         ("SELECT row_number() OVER (ORDER BY a) FROM t", False),
-        ("WITH x AS (SELECT a FROM t ORDER BY a LIMIT 3) SELECT a FROM x", False),
         ("no query", None),
-        ("SELECT a FROM t; SELECT a FROM t ORDER BY a", None),
         ("", None),
     ],
 )
@@ -156,38 +101,22 @@ def test_whether_the_rows_are_ordered(sql, ordered):
     [
         # Not more than one component.
         ("SELECT count(*) FROM singer", "easy"),
-        ("SELECT name FROM singer WHERE age > 20", "easy"),
         ("SELECT name FROM singer ORDER BY age", "easy"),
-        ("SELECT max(age) FROM singer", "easy"),
         ("SELECT DISTINCT country FROM singer GROUP BY country", "easy"),
         # Two columns, two conditions, or two components.
         ("SELECT name, age FROM singer", "medium"),
-        ("SELECT name, country FROM singer ORDER BY age", "medium"),
         ("SELECT avg(age), min(age), max(age) FROM singer", "medium"),
-        ("SELECT name FROM singer WHERE age > 20 AND country = 'France'", "medium"),
         ("SELECT name FROM singer WHERE name LIKE '%a%'", "medium"),
-        ("SELECT T1.name FROM singer AS T1 JOIN song AS T2 ON T1.id = T2.singer WHERE T2.title = 'x'", "medium"),
         ("SELECT name FROM singer ORDER BY age DESC LIMIT 1", "medium"),
-        ("SELECT country FROM singer GROUP BY country HAVING count(*) > 2 AND min(age) > 20", "easy"),
         ("SELECT country, count(*) FROM singer GROUP BY country", "medium"),
         # Three components, three others, or one nesting and nothing else.
         ("SELECT country FROM singer GROUP BY country ORDER BY count(*) DESC LIMIT 1", "hard"),
-        ("SELECT name FROM singer WHERE age > 20 OR age < 10 LIMIT 3", "hard"),
         ("SELECT name FROM singer WHERE age > (SELECT avg(age) FROM singer)", "hard"),
-        ("SELECT name FROM singer WHERE id NOT IN (SELECT singer FROM song)", "hard"),
-        ("SELECT name FROM singer EXCEPT SELECT name FROM song", "hard"),
         ("SELECT min(age), max(age) FROM singer WHERE a = 1 AND b = 2 GROUP BY c, d", "hard"),
         # More of it.
         ("SELECT max(age), min(age) FROM singer WHERE country = 'France' GROUP BY country", "extra"),
-        ("SELECT name, age FROM singer WHERE age > (SELECT avg(age) FROM singer)", "extra"),
         ("SELECT count(*) FROM singer WHERE id NOT IN (SELECT singer FROM song)", "extra"),
-        ("SELECT name FROM singer WHERE age = 1 OR age = 2 UNION SELECT name FROM song", "extra"),
-        (
-            "SELECT a FROM singer AS T1 JOIN song AS T2 ON T1.id = T2.singer WHERE c = 1 GROUP BY d ORDER BY e LIMIT 1",
-            "extra",
-        ),
         ("no query", None),
-        ("DELETE FROM singer", None),
         ("", None),
     ],
 )
@@ -215,32 +144,6 @@ def spider(shared_data):
 
 def test_hardness_is_distributed_as_published(spider):
     assert Counter(hardness(sql) for name, sql in spider if name in DEVELOPMENT) == PUBLISHED
-
-
-def test_every_true_query_has_a_form_that_is_its_own_form(spider):
-    for _, sql in spider[::9]:
-        form = normal_form(sql)
-        assert form is not None
-        # In the form all names are in quotes; in these they can't be taken for values.
-        if '"' not in sql:
-            assert normal_form(re.sub(r'"([^"]*)"', r"`\1`", form)) == form, sql
-        noise = "  " + re.sub(r"\s+", "\n ", sql).rstrip("; \n") + " ; -- done"
-        if not re.search(r"""['"][^'"]*\s[^'"]*['"]""", sql):
-            assert same_text(sql, noise), sql
-        assert not same_text(sql, sql.rstrip("; ") + " LIMIT 77"), sql
-
-
-def test_order_is_found_as_by_reading_outside_of_parentheses(spider):
-    found = Counter()
-    for _, sql in spider[::5]:
-        plain = re.sub(r"'[^']*'|\"[^\"]*\"", "", sql)
-        while "(" in plain:
-            plain = re.sub(r"\([^()]*\)", "", plain)
-        # What follows a set operation orders the whole.
-        expected = re.search(r"\border\s+by\b", plain, re.IGNORECASE) is not None
-        assert orders_rows(sql) is expected, sql
-        found[expected] += 1
-    assert min(found[True], found[False]) > 200
 
 
 @pytest.mark.parametrize(

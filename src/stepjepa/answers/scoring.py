@@ -14,7 +14,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
-from stepjepa.answers.legible import GROUPING_SPACES, before_special_token, legible
+from stepjepa.answers.plain_text import GROUPING_SPACES, before_special_token, plain_characters
 
 
 def exact_match(generated: str, truth: str) -> bool:
@@ -62,7 +62,7 @@ def marked_answers(text: str) -> list[str]:
     ``#### \boxed{18}``, the innermost counts. ``####`` must not stick to what is before it, but ``**#### 18**`` may.
     Digits of any script come as ASCII, invisible characters are left out, and a line ends at a special token.
     """
-    text = legible(text)
+    text = plain_characters(text)
     marks = [
         _Mark(match.start(), match.end(), before_special_token(match["line"] or match["inside"]))
         for match in _HASHES.finditer(text)
@@ -175,7 +175,7 @@ _DELIMITERS = (
 
 def _clean(text: str) -> str:
     """An answer without what only sets it: delimiters of formulas, bold face, spacing, a full stop at the end."""
-    text = legible(text)
+    text = plain_characters(text)
     if len(text) > _LONGEST_TEXT:
         return text.strip()
     previous = None
@@ -352,7 +352,7 @@ def last_number(text: str) -> str | None:
         It as written, its sign and fraction included; None where there is none, or what stands last is unclear
         (``1.2.3``).
     """
-    text = legible(text)
+    text = plain_characters(text)
     end = max(map(text.rfind, "0123456789")) + 1
     # As far back as a number can reach; spaces that group digits in LaTeX are none.
     near = re.sub(r"\{,\}|\\,", ",", text[max(0, end - _LONGEST_NUMBER) : end])

@@ -15,6 +15,7 @@ from stepjepa.data.records import BadRecords, bad_records, tell_bad_records
 from stepjepa.data.sources import FORMATS, Rows, read_rows
 from stepjepa.errors import UserError, visible
 from stepjepa.files import atomic_write, existing_file, refuse_existing, write_jsonl
+from stepjepa.preparing.conversion import Counts
 
 # A task with more different answers has no labels.
 _MOST_LABELS = 10
@@ -69,7 +70,7 @@ def add_source_and_target(parser: argparse.ArgumentParser, rows: str, datasets: 
     target = parser.add_argument_group("output")
     target.add_argument("--output_file", required=True, metavar="FILE", help="JSON lines with 'messages'")
     target.add_argument("--max_examples", type=int, metavar="N", help="stop after so many records (all)")
-    _add_overwrite(target)
+    add_overwrite(target)
     if datasets:
         # As it stands: names are to be copied, and lines would be broken at their hyphens.
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -121,8 +122,7 @@ def write_files(targets: Sequence[Path], parts: Sequence[Sequence[Mapping[str, A
 def write_records(
     job: Job,
     records: Sequence[dict[str, Any]],
-    read: int,
-    dropped: Mapping[str, int],
+    counts: Counts,
     *,
     hint: str = "",
     more: Sequence[tuple[str, object]] = (),
@@ -132,29 +132,27 @@ def write_records(
     Args:
         job: where to.
         records: at least one.
-        read: how many rows they were made of.
-        dropped: how many were left out, by reason.
+        counts: of the rows that they were made of.
         hint: what to check where nothing could be kept.
         more: further lines of the table.
 
     Raises:
         UserError: there are no records.
     """
-    reasons = Counter(dropped).most_common()
+    reasons = counts.dropped.most_common()
     left_out = 0 if job.bad is None else job.bad.count
     if not records:
-        told = "; ".join(f"{reason}: {count}" for reason, count in reasons)
+        told = [f"{reason}: {count}" for reason, count in reasons]
         if job.bad is not None and left_out:
-            told = "; ".join(filter(None, (told, job.bad.describe())))
-        told = told or "it is empty"
-        raise UserError(f"no record could be kept ({told}){hint}", path=job.source)
+            told.append(job.bad.describe())
+        raise UserError(f"no record could be kept ({'; '.join(told) or 'it is empty'}){hint}", path=job.source)
     write_jsonl(job.target, records)
     tell_bad_records(job.bad)
     print_counts(
         [
-            ("read", read),
+            ("read", counts.read),
             ("kept", len(records)),
-            ("dropped", sum(dropped.values())),
+            ("dropped", counts.dropped.total()),
             *((f"  {reason}", count) for reason, count in reasons),
             *([("bad, left out", left_out)] if left_out else []),
             *more,
@@ -173,10 +171,6 @@ def print_counts(rows: Sequence[tuple[str, object]]) -> None:
         print(f"{name:<{width}}  {value:>7}")
 
 
-def add_overwrite(parser: argparse.ArgumentParser) -> None:
+def add_overwrite(group: argparse._ArgumentGroup) -> None:
     """The flag that allows files to be replaced."""
-    _add_overwrite(parser.add_argument_group("output"))
-
-
-def _add_overwrite(group: argparse._ArgumentGroup) -> None:
     add_switch(group, "--overwrite", help="replace files that are there already")

@@ -6,8 +6,7 @@ import argparse
 
 from stepjepa.commands.prepare_chat import CHAT
 from stepjepa.commands.prepare_conversions import PREPARED
-from stepjepa.commands.prepare_nl_rx import NL_RX
-from stepjepa.commands.prepare_stepmath import STEPMATH
+from stepjepa.commands.prepare_generated import NL_RX, STEPMATH
 from stepjepa.commands.prepare_steps import STEPS
 
 SUMMARY = "make training files: from published data sets, raw responses, or generated"

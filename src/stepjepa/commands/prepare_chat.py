@@ -140,7 +140,7 @@ def _run(args: argparse.Namespace) -> int:
         return record
 
     records, counts = convert_rows(job.rows, convert, limit=job.limit, path=job.source, bad=job.bad)
-    write_records(job, records, counts.read, counts.dropped)
+    write_records(job, records, counts)
     return 0
 
 

@@ -8,26 +8,17 @@ from stepjepa.arguments import add_switch
 from stepjepa.commands.preparation import Preparation, add_source_and_target, open_job, write_records
 from stepjepa.commands.prepare_chat import CHATS, MOST_NAMES
 from stepjepa.errors import shown
-from stepjepa.preparing.step_preparation import (
-    FEW_STEPS,
-    QUESTION_FIELD,
-    RESPONSE_FIELD,
-    SYSTEM_PROMPT,
-    StepOptions,
-    load_splitter,
-    prepare_records,
-)
+from stepjepa.preparing.step_preparation import FEW_STEPS, StepOptions, load_splitter, prepare_records
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source_and_target(parser, "rows with 'question' and a response")
-    parser.add_argument(
-        "--question_field", default=QUESTION_FIELD, metavar="NAME", help=f"field of the question ({QUESTION_FIELD})"
-    )
-    parser.add_argument(
-        "--response_field", default=RESPONSE_FIELD, metavar="NAME", help=f"field of the response ({RESPONSE_FIELD})"
-    )
-    parser.add_argument("--system_prompt", default=SYSTEM_PROMPT, metavar="TEXT", help=f"({SYSTEM_PROMPT})")
+    default = StepOptions()
+    for name, what in {"question_field": "field of the question ", "response_field": "field of the response "}.items():
+        value = getattr(default, name)
+        parser.add_argument(f"--{name}", default=value, metavar="NAME", help=f"{what}({value})")
+    prompt = default.system_prompt
+    parser.add_argument("--system_prompt", default=prompt, metavar="TEXT", help=f"({prompt})")
     parser.add_argument("--custom", metavar="MODULE:FUNCTION", help="your own splitter: response in, list of steps out")
     add_switch(
         parser.add_argument_group("filter"),
@@ -46,16 +37,17 @@ def _run(args: argparse.Namespace) -> int:
         require_correct=args.require_correct,
     )
     records, counts = prepare_records(job.rows, options, job.source, job.limit, job.bad)
-    steps = [("steps per record", f"{counts.steps / counts.kept:.2f}")] if records else []
+    steps = sum(record["total_steps"] for record in records)
+    more = [("steps per record", f"{steps / len(records):.2f}")] if records else []
     hint = ""
-    if any(reason.startswith("no field") for reason in counts.skipped):
+    if any(reason.startswith("no field") for reason in counts.dropped):
         there = ", ".join(map(shown, counts.columns[:MOST_NAMES]))
         hint = f"; name the fields with --question_field and --response_field (there is {there})"
         if any(name in counts.columns for name in CHATS):
             hint += ", or read whole chats with 'stepjepa prepare chat'"
-    if FEW_STEPS in counts.skipped:
+    if FEW_STEPS in counts.dropped:
         hint = "; steps are told by blank lines, 'Step 2:' or '2.'; for others name a function of yours with --custom"
-    write_records(job, records, counts.read, counts.skipped, hint=hint, more=steps)
+    write_records(job, records, counts, hint=hint, more=more)
     return 0
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from stepjepa.data.records import BadRecords, parse_record
@@ -21,7 +21,7 @@ Convert = Callable[[int, Mapping[str, Any]], dict[str, Any]]
 
 @dataclass
 class Counts:
-    """What became of the rows.
+    """How many rows were read and dropped.
 
     Attributes:
         read: rows read, used or not.
@@ -63,25 +63,23 @@ def convert_rows(
         UserError: a row is wrong, or ``convert`` gives something that is no record; both only without ``bad``.
     """
     counts = Counts()
+
+    def converted() -> Iterator[dict[str, Any]]:
+        for line, row in counts.watch(rows):
+            try:
+                record = convert(line, row)
+                parse_record(record, str(path), line)
+            except Unusable as reason:
+                counts.dropped[str(reason)] += 1
+            except UserError as error:
+                if bad is None:
+                    raise
+                bad.note(error, line)
+            else:
+                yield record
+
     # Lazily, so that nothing behind the last record is read.
-    return list(islice(_converted(rows, convert, counts, path, bad), limit)), counts
-
-
-def _converted(
-    rows: Rows, convert: Convert, counts: Counts, path: object, bad: BadRecords | None
-) -> Iterable[dict[str, Any]]:
-    for line, row in counts.watch(rows):
-        try:
-            record = convert(line, row)
-            parse_record(record, str(path), line)
-        except Unusable as reason:
-            counts.dropped[str(reason)] += 1
-        except UserError as error:
-            if bad is None:
-                raise
-            bad.note(error, line)
-        else:
-            yield record
+    return list(islice(converted(), limit)), counts
 
 
 @dataclass(frozen=True)
@@ -91,9 +89,10 @@ class Conversion:
     Attributes:
         summary: one line of help.
         rows: the fields of its rows, for the help.
-        function: ``module:name``, loaded when needed; from a row to a record, or with ``whole`` from all rows to all
-            records and what was dropped.
+        function: its name below ``stepjepa.tasks``, loaded when needed; from a row to a record, or with ``whole`` from
+            all rows to all records and what was dropped.
         datasets: where such rows are found on the hub, for the help.
+        options: of the function.
         whole: rows do not become records one by one.
     """
 
@@ -101,6 +100,7 @@ class Conversion:
     rows: str
     function: str
     datasets: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
     whole: bool = False
 
     def records(
@@ -113,20 +113,20 @@ class Conversion:
         **options: Any,
     ) -> tuple[list[dict[str, Any]], Counts]:
         """As :func:`convert_rows`; ``options`` go to the function."""
-        module, _, name = self.function.partition(":")
-        function = partial(getattr(importlib.import_module(module), name), **options)
+        module, _, name = self.function.partition(".")
+        function = attrgetter(name)(importlib.import_module(f"stepjepa.tasks.{module}"))
+        options = {**self.options, **options}
         if not self.whole:
-            return convert_rows(rows, lambda line, row: function(row), limit=limit, path=path, bad=bad)
-        counts = Counts()
+            return convert_rows(rows, lambda line, row: function(row, **options), limit=limit, path=path, bad=bad)
 
         def wrong(line: int, error: UserError) -> None:
-            assert bad is not None
-            bad.note(UserError(str(error), path=path), line)
+            located = UserError(str(error), path=path, line=line)
+            if bad is None:
+                raise located
+            bad.note(located, line)
 
-        try:
-            records, counts.dropped = function(counts.watch(rows), **({} if bad is None else {"wrong": wrong}))
-        except UserError as error:
-            raise UserError(str(error), path=path) from None
+        counts = Counts()
+        records, counts.dropped = function(counts.watch(rows), wrong)
         for number, record in enumerate(records, start=1):
             parse_record(record, "<record>", number)
         return records[:limit], counts
@@ -136,49 +136,50 @@ CONVERSIONS = {
     "gsm8k": Conversion(
         "word problems with solutions, main or socratic, as they are or each line a step",
         "question and answer",
-        "stepjepa.tasks.gsm8k:convert",
+        "gsm8k.Gsm8kTask.convert",
         ("openai/gsm8k --subset main", "openai/gsm8k --subset socratic"),
     ),
     "spider": Conversion(
         "questions about databases and SQL",
         "db_id, question and query",
-        "stepjepa.tasks.spider:convert",
+        "spider.SpiderTask.convert",
         ("xlangai/spider",),
     ),
     "nq-open": Conversion(
         "questions and short answers",
         "question and answer, a list",
-        "stepjepa.tasks.nq_open:convert",
+        "nq_open.NqOpenTask.convert",
         ("google-research-datasets/nq_open",),
     ),
     "hellaswag": Conversion(
         "four endings of a story, one of them right",
         "ctx, endings and label",
-        "stepjepa.tasks.hellaswag:convert",
+        "hellaswag.HellaswagTask.convert",
         ("Rowan/hellaswag",),
     ),
     "rotten-tomatoes": Conversion(
         "film reviews, Good or Bad",
         "text and label, 0 or 1",
-        "stepjepa.tasks.sentiment:convert",
+        "sentiment.SentimentTask.convert",
         ("cornell-movie-review-data/rotten_tomatoes",),
     ),
     "yelp": Conversion(
         "reviews with one star to five, Very Bad to Very Good",
         "text and label, 0 to 4",
-        "stepjepa.tasks.sentiment:convert_stars",
+        "sentiment.SentimentTask.convert",
         ("Yelp/yelp_review_full",),
+        {"stars": True},
     ),
     "yelp-polarity": Conversion(
         "reviews, Good or Bad",
         "text and label, 0 or 1",
-        "stepjepa.tasks.sentiment:convert",
+        "sentiment.SentimentTask.convert",
         ("fancyzhx/yelp_polarity",),
     ),
     "paraphrase": Conversion(
         "pairs or groups of sentences that say the same, each to predict the next",
         "two sentences, a list of them, or a sentence and its group",
-        "stepjepa.tasks.paraphrase:records_of",
+        "paraphrase.records_of",
         ("google-research-datasets/paws --subset labeled_final", "humarin/chatgpt-paraphrases"),
         whole=True,
     ),

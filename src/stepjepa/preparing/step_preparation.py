@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import re
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, cast
 
 from stepjepa.answers.scoring import marked_answers, parse_number, same_answer
 from stepjepa.data.records import BadRecords
 from stepjepa.errors import UserError
-from stepjepa.preparing.conversion import convert_rows
+from stepjepa.preparing.conversion import Counts, convert_rows
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, tidy_step
 from stepjepa.tasks.base import Unusable, chat_record
+from stepjepa.tasks.registry import import_user_code
 
 FEW_STEPS = "fewer than two steps"
 QUESTION_FIELD, RESPONSE_FIELD = "question", "deepseek_response"
@@ -39,25 +35,12 @@ def load_splitter(name: str) -> Splitter:
         The function: takes the response without its thinking, gives the list of its steps.
 
     Raises:
-        UserError: the name has another form, cannot be imported, or is no function.
+        UserError: the name has another form, can't be imported, or is no function.
     """
-    module_name, _, function_name = name.partition(":")
-    if not re.fullmatch(r"\w+(?:\.\w+)*:\w+", name):
-        raise UserError(f"--custom is '{name}', expected module:function, such as my_splitter:split")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        # An installed command does not look into the current folder, where users keep such a file.
-        sys.path.append(here)
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # the module is the user's, and may do anything when it is loaded
-        cause = str(error) if isinstance(error, ImportError | SyntaxError) else f"{type(error).__name__}: {error}"
-        raise UserError(f"--custom {name}: cannot import '{module_name}' ({cause}); check the name") from error
-    splitter = getattr(module, function_name, None)
-    if splitter is None:
-        raise UserError(f"--custom {name}: '{module_name}' has no '{function_name}'; check the name")
+    expected = "module:function, such as my_splitter:split"
+    splitter = import_user_code(name, "--custom", expected)
     if not callable(splitter):
-        raise UserError(f"--custom {name}: '{function_name}' is {type(splitter).__name__}, expected a function")
+        raise UserError(f"--custom: '{name}' is {type(splitter).__name__}; expected {expected}")
     return cast(Splitter, splitter)
 
 
@@ -80,28 +63,6 @@ class StepOptions:
     require_correct: bool = False
 
 
-@dataclass
-class StepCounts:
-    """What became of the raw records.
-
-    Attributes:
-        kept: records written.
-        steps: their steps, all together.
-        skipped: records left out, by reason.
-        columns: the names in the first row.
-    """
-
-    kept: int = 0
-    steps: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-    columns: tuple[str, ...] = ()
-
-    @property
-    def read(self) -> int:
-        """Records read, kept or not."""
-        return self.kept + self.skipped.total()
-
-
 def _text_field(value: Mapping[str, Any], name: str, path: object, line: int) -> str:
     text = value.get(name)
     if text is None:
@@ -114,19 +75,21 @@ def _text_field(value: Mapping[str, Any], name: str, path: object, line: int) ->
 
 
 def _ground_truth(value: Mapping[str, Any], path: object, line: int) -> str | None:
-    truth, answer = value.get("ground_truth"), value.get("answer")
-    for name, given in (("ground_truth", truth), ("answer", answer)):
-        if isinstance(given, float) and not math.isfinite(given):
-            raise UserError(f"'{name}' is {given}, expected a number or nothing", path=path, line=line)
-        if given is not None and (isinstance(given, bool) or not isinstance(given, str | int | float)):
-            raise UserError(f"'{name}' is {type(given).__name__}, expected a string or a number", path=path, line=line)
-    if truth is not None and str(truth).strip():
-        return (marked_answers(str(truth)) or [str(truth).strip()])[-1]
-    text = "" if answer is None else str(answer).strip()
-    marked = marked_answers(text)
+    """The field ``ground_truth``, or what the field ``answer`` marks or, as a number, is."""
+    texts = {}
+    for name in ("ground_truth", "answer"):
+        given = value.get(name)
+        if isinstance(given, bool | list | dict) or (isinstance(given, float) and not math.isfinite(given)):
+            got = given if isinstance(given, float) else type(given).__name__
+            raise UserError(f"'{name}' is {got}, expected a string or a number", path=path, line=line)
+        texts[name] = "" if given is None else str(given).strip()
+    truth, answer = texts["ground_truth"], texts["answer"]
+    if truth:
+        return (marked_answers(truth) or [truth])[-1]
+    marked = marked_answers(answer)
     if marked:
         return marked[-1]
-    return text if parse_number(text) is not None else None
+    return answer if parse_number(answer) is not None else None
 
 
 def _find_steps(response: str, options: StepOptions, path: object, line: int) -> list[str]:
@@ -143,17 +106,6 @@ def _find_steps(response: str, options: StepOptions, path: object, line: int) ->
     return [tidied for tidied in map(tidy_step, steps) if tidied]
 
 
-def _refuse_wrong(response: str, truth: str | None) -> None:
-    if truth is None:
-        raise Unusable("no ground truth to compare with")
-    # As in evaluation: an answer counts where it is marked and nowhere else.
-    marked = marked_answers(response)
-    if not marked:
-        raise Unusable("no \\boxed{...} or '#### ...' answer")
-    if not same_answer(marked[-1], truth):
-        raise Unusable("wrong final answer")
-
-
 def _prepare(value: Mapping[str, Any], options: StepOptions, path: object, line: int) -> dict[str, Any]:
     question = _text_field(value, options.question_field, path, line)
     response = drop_thinking(_text_field(value, options.response_field, path, line))
@@ -164,7 +116,14 @@ def _prepare(value: Mapping[str, Any], options: StepOptions, path: object, line:
     if len(steps) < 2:
         raise Unusable(FEW_STEPS)
     if options.require_correct:
-        _refuse_wrong(response, truth)
+        # As in evaluation: an answer counts where it is marked and nowhere else.
+        marked = marked_answers(response)
+        if truth is None:
+            raise Unusable("no ground truth to compare with")
+        if not marked:
+            raise Unusable("no \\boxed{...} or '#### ...' answer")
+        if not same_answer(marked[-1], truth):
+            raise Unusable("wrong final answer")
     record: dict[str, Any] = {"question": question}
     if value.get("answer") is not None:
         record["answer"] = value["answer"]
@@ -180,7 +139,7 @@ def prepare_records(
     path: object = "<memory>",
     limit: int | None = None,
     bad: BadRecords | None = None,
-) -> tuple[list[dict[str, Any]], StepCounts]:
+) -> tuple[list[dict[str, Any]], Counts]:
     """Make training records of raw ones.
 
     Args:
@@ -194,14 +153,11 @@ def prepare_records(
 
     Returns:
         The records, each with ``question``, ``total_steps``, ``messages`` and, where known, ``answer`` and
-        ``ground_truth``; and the counts of kept and skipped ones.
+        ``ground_truth``; and the counts.
 
     Raises:
         UserError: a field, or what the splitter gave, has the wrong type; only without ``bad``.
     """
-    records, counts = convert_rows(
+    return convert_rows(
         values, lambda line, value: _prepare(value, options, path, line), limit=limit, path=path, bad=bad
-    )
-    return records, StepCounts(
-        len(records), sum(record["total_steps"] for record in records), counts.dropped, tuple(counts.columns)
     )

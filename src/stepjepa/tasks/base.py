@@ -1,16 +1,17 @@
-"""What a task is: how the truth of a record is found, and how what a model said to it is judged.
+"""What a task is: how the right answer of a record is found, and how the answer of a model is scored.
 
-A new task is a class derived from :class:`Task`. The built-in ones are listed in ``tasks.registry``; one of your own
-is named on the command line by where it stands, ``--task my_module:MyTask``.
+A new task is a class derived from :class:`Task` under the decorator :func:`task`, in a file of its own that
+``tasks.registry`` lists. One of your own is named on the command line by where it is, ``--task my_module:MyTask``.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Self
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
@@ -22,7 +23,7 @@ FAILED = "execution failed"
 TIMED_OUT = "timed out"
 
 MISSING_DATABASES = ("error", "skip")
-# A day in seconds, a pebibyte in MiB: what operating systems can be told with room to spare.
+# A day in seconds, a pebibyte in MiB: limits that operating systems can be given with room to spare.
 LONGEST_TIME, MOST_MEMORY = 86400, 2**30
 
 
@@ -34,7 +35,7 @@ def chat_record(system: str, user: str, assistant: str, **extra: Any) -> dict[st
     """A training record of three messages.
 
     Args:
-        system: what the task is, the same for all records of a data set.
+        system: the system prompt, the same for all records of a data set.
         user: the question, the source view of LLM-JEPA.
         assistant: the answer, its target view.
         extra: other fields of the record.
@@ -43,13 +44,18 @@ def chat_record(system: str, user: str, assistant: str, **extra: Any) -> dict[st
     return {"messages": [{"role": role, "content": content} for role, content in contents.items()], **extra}
 
 
+def record_error(record: Record, message: str) -> UserError:
+    """The error for a record that a task can't use, with its file and line."""
+    return UserError(message, path=record.path, line=record.line)
+
+
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A text whose likelihood a task wants to know.
+    """A text whose likelihood a task asks for.
 
     Attributes:
         label: names it in :attr:`Response.likelihoods`.
-        text: what is continued with.
+        text: the continuation.
         context: what comes before, as plain text; None for the record's own prompt in the chat template.
     """
 
@@ -72,10 +78,10 @@ class Likelihood(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a model said to a record.
+    """What a model answered to a record.
 
     Attributes:
-        text: generated before the model stopped, special tokens left out.
+        text: generated before the model stopped, without special tokens.
         likelihoods: of what :meth:`Task.continuations` asked for, by label; None where there is no model to ask, as
             for answers that another program generated.
     """
@@ -86,7 +92,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What became of one response.
+    """The verdict on one response.
 
     Attributes:
         scores: by name; True and False, or numbers of which the mean makes sense. The names are the same for every
@@ -102,11 +108,11 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """What the user may set of the tasks; each task takes what it has use for.
+    """Settings of the tasks; each task names those it uses in :attr:`Task.takes`.
 
     Attributes:
         spider_path: folder with one folder per database, ``<name>/<name>.sqlite``.
-        missing_databases: ``error``, or ``skip`` to leave out and count the records whose database is not there.
+        missing_databases: ``error``, or ``skip`` to leave out and count the records whose database is missing.
         last_number: also score, as ``last_number_correct``, a response that marks no answer by its last number.
         time_limit: seconds for deciding about one answer, where code is run for that.
         memory_limit: MiB for the same.
@@ -127,11 +133,11 @@ class TaskOptions:
         if self.missing_databases not in MISSING_DATABASES:
             known = " or ".join(MISSING_DATABASES)
             raise UserError(f"--missing_databases: expected {known}, got '{self.missing_databases}'")
-        most = {"time_limit": LONGEST_TIME, "memory_limit": MOST_MEMORY, "workers": math.inf}
-        for name, value in {name: getattr(self, name) for name in most}.items():
-            # Not "value <= 0", which a time that is no number would pass.
-            if value is not None and not 0 < value <= most[name]:
-                limit = "" if most[name] == math.inf else f" and at most {most[name]}"
+        for name, most in {"time_limit": LONGEST_TIME, "memory_limit": MOST_MEMORY, "workers": math.inf}.items():
+            value = getattr(self, name)
+            # Not "value <= 0", which NaN would pass.
+            if value is not None and not 0 < value <= most:
+                limit = "" if most == math.inf else f" and at most {most}"
                 raise UserError(f"--{name}: expected more than 0{limit}, got {value}")
 
 
@@ -145,6 +151,9 @@ class Task(ABC):
             is stopping at the right place.
         beginning: the score of answers that begin right, the headline with ``--startswith``.
         takes: the fields of :class:`TaskOptions` that make a difference to this task.
+        system_prompt: of the data set's records, by which they are recognised; empty for none.
+        file_names: how the names of its files begin, in lower case with ``_``, by which they are recognised as well.
+        options: what the user set.
     """
 
     name: ClassVar[str]
@@ -152,6 +161,9 @@ class Task(ABC):
     lenient: ClassVar[str]
     beginning: ClassVar[str] = "prefix"
     takes: ClassVar[tuple[str, ...]] = ()
+    system_prompt: ClassVar[str] = ""
+    file_names: ClassVar[tuple[str, ...]] = ()
+    options: TaskOptions = TaskOptions()
 
     @classmethod
     def from_options(cls, options: TaskOptions) -> Self:
@@ -160,12 +172,21 @@ class Task(ABC):
         Raises:
             UserError: a setting that the task needs is missing or wrong.
         """
-        return cls()
+        made = cls()
+        made.options = options
+        return made
+
+    @classmethod
+    def is_of_data_set(cls, record: Record) -> bool:
+        """Whether a record has the data set's system prompt, or its file a name of the data set."""
+        file = Path(record.path).name.lower().replace("-", "_")
+        prompt = {"role": "system", "content": cls.system_prompt}
+        return file.startswith(cls.file_names) or bool(cls.system_prompt and record.messages[0] == prompt)
 
     @classmethod
     def recognises(cls, record: Record) -> bool:
-        """Whether a record is of this task, by its content or by the name of its file; asked for ``--task auto``."""
-        return False
+        """Whether a record is of this task, for ``--task auto``."""
+        return cls.is_of_data_set(record)
 
     def left_out(self, record: Record) -> str | None:
         """Why a record is not evaluated at all, the same words for like records; None for one that is."""
@@ -188,7 +209,7 @@ class Task(ABC):
         """
 
     def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
-        """Judge several responses; for tasks that have them judged side by side in processes of their own."""
+        """Judge several responses; for tasks that judge them in parallel in processes of their own."""
         return [self.score(record, response) for record, response in zip(records, responses, strict=True)]
 
     def continuations(self, record: Record) -> Sequence[Continuation]:
@@ -203,8 +224,8 @@ class Task(ABC):
         """What else the summary should say, from all lines of an evaluation: tables by class, by difficulty.
 
         Args:
-            lines: at least one, as ``evaluation`` writes them; before an evaluation goes on those that it has, to see
-                whether they are sound.
+            lines: at least one, as ``evaluation`` writes them; before an evaluation is resumed those that it has, to
+                see whether they are sound.
 
         Returns:
             Values that JSON can hold.
@@ -212,5 +233,22 @@ class Task(ABC):
         return {}
 
     def close(self) -> None:
-        """Let go of processes; the task is not used again."""
+        """End processes; the task is not used again."""
         return
+
+
+REGISTERED: dict[str, type[Task]] = {}
+"""The classes under :func:`task` that are loaded, by name."""
+
+_TaskClass = TypeVar("_TaskClass", bound=type[Task])
+
+
+def task(name: str) -> Callable[[_TaskClass], _TaskClass]:
+    """Register a class as the task of a name: ``@task("gsm8k")``."""
+
+    def register(kind: _TaskClass) -> _TaskClass:
+        kind.name = name
+        REGISTERED[name] = kind
+        return kind
+
+    return register

@@ -5,26 +5,24 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepjepa.answers.legible import opening
+from stepjepa.answers.plain_text import answer_start
 from stepjepa.data.records import Record
-from stepjepa.errors import UserError
 from stepjepa.tasks.base import (
     NO_ANSWER,
     WRONG,
     Continuation,
-    Likelihood,
     Response,
     Scored,
     Task,
     Unusable,
     chat_record,
+    record_error,
+    task,
 )
-from stepjepa.tasks.cells import as_label, as_list
+from stepjepa.tasks.raw_values import as_label, as_list
 
-SYSTEM_PROMPT = "Which one of A), B), C), or D) is the best ending for the context? Answer A, B, C, or D."
 LETTERS = "ABCD"
 
 _ENDING = "ending_"
@@ -60,16 +58,12 @@ def read_choices(record: Record) -> Choices:
         start = len(known) if known is not None and letter == "A" else message.rfind(mark, 0, end)
         ending = message[start + len(mark) : end].strip()
         if start < 0 or not ending:
-            raise UserError(
-                f"the user message has no ending '{letter}) ...'; expected the context and then four lines that begin "
-                "'A) ' to 'D) '",
-                path=record.path,
-                line=record.line,
-            )
+            told = f"the user message has no ending '{letter}) ...'"
+            raise record_error(record, f"{told}; expected the context and then four lines that begin 'A) ' to 'D) '")
         endings.insert(0, ending)
         end = start
     if not message[:end].strip():
-        raise UserError("the user message has no context before 'A) '; add it", path=record.path, line=record.line)
+        raise record_error(record, "the user message has no context before 'A) '; add it")
     return Choices(message[:end], tuple(endings))
 
 
@@ -102,7 +96,7 @@ def read_letter(text: str, endings: Sequence[str]) -> str | None:
     copied = _copied(text, endings)
     if copied:
         return copied
-    line = _BROKEN_LINE.sub(": ", opening(text)).partition("\n")[0]
+    line = _BROKEN_LINE.sub(": ", answer_start(text)).partition("\n")[0]
     words = set(re.findall(r"\w+", line.upper()))
     if len(words) == 1 and words < set(LETTERS) and "?" not in line:
         return words.pop()
@@ -126,6 +120,7 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).rstrip(".").casefold()
 
 
+@task("hellaswag")
 class HellaswagTask(Task):
     """The truth is a letter, A to D.
 
@@ -135,34 +130,19 @@ class HellaswagTask(Task):
     they are here, as in the published files); ``said_correct``, the letter read from what the model said,
     see :func:`read_letter`. The prompt is never cut. Without likelihoods, as for answers of another program,
     ``correct`` is ``said_correct`` and there is no ``ending_correct``. Of equally probable letters or endings the
-    first counts; a probability that is not a number is none.
+    first counts; NaN is no probability.
     """
 
-    name = "hellaswag"
     headline = "correct"
     lenient = "said_correct"
-
-    @classmethod
-    def recognises(cls, record: Record) -> bool:
-        """The record has the system prompt of the published files, or its file is called ``hellaswag...``."""
-        return record.messages[0] == {"role": "system", "content": SYSTEM_PROMPT} or Path(
-            record.path
-        ).name.lower().startswith("hellaswag")
+    system_prompt = "Which one of A), B), C), or D) is the best ending for the context? Answer A, B, C, or D."
+    file_names = ("hellaswag",)
 
     def truth(self, record: Record) -> str:
-        """The true letter.
-
-        Raises:
-            UserError: the assistant message is none, or the user message has no four endings.
-        """
         read_choices(record)
         letter = record.answer.strip()
         if letter not in tuple(LETTERS):
-            raise UserError(
-                f"the assistant message is {record.answer[:40]!r}, expected A, B, C or D",
-                path=record.path,
-                line=record.line,
-            )
+            raise record_error(record, f"the assistant message is {record.answer[:40]!r}, expected A, B, C or D")
         return letter
 
     def continuations(self, record: Record) -> list[Continuation]:
@@ -174,39 +154,55 @@ class HellaswagTask(Task):
         ]
 
     def score(self, record: Record, response: Response) -> Scored:
-        """Compare the likelihoods, and what was said.
-
-        Raises:
-            UserError: as :meth:`truth`.
-            ValueError: there are likelihoods, but not all that were asked for.
-        """
         truth, endings = self.truth(record), read_choices(record).endings
         said = read_letter(response.text, endings)
-        if response.likelihoods is None:
-            extracted = {"truth": truth, "answer": said, "said": said}
-            scores: dict[str, bool | float] = {"correct": said == truth}
-        else:
-            likely = _check(response.likelihoods)
-            answer = most_likely([likely[letter].log_probability for letter in LETTERS])
-            ending = most_likely(
-                [
-                    likely[_ENDING + letter].log_probability / len(text)
-                    for letter, text in zip(LETTERS, endings, strict=True)
-                ]
-            )
+        extracted: dict[str, str | None] = {"truth": truth, "answer": said, "said": said}
+        scores: dict[str, bool | float] = {"correct": said == truth}
+        if response.likelihoods is not None:
+            found = {label: likelihood.log_probability for label, likelihood in response.likelihoods.items()}
+            answer = most_likely([found[letter] for letter in LETTERS])
+            per_character = [found[_ENDING + letter] / len(text) for letter, text in zip(LETTERS, endings, strict=True)]
+            ending = most_likely(per_character)
             extracted = {"truth": truth, "answer": answer, "ending": ending, "said": said}
             scores = {"correct": answer == truth, "ending_correct": ending == truth}
         scores["said_correct"] = said == truth
         error = None if scores["correct"] else WRONG if extracted["answer"] else NO_ANSWER
         return Scored(scores, extracted, error)
 
+    @classmethod
+    def convert(cls, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A record in the published form, from a row of ``hellaswag`` as it is on the hub.
 
-def _check(likelihoods: Mapping[str, Likelihood]) -> Mapping[str, Likelihood]:
-    expected = [*LETTERS, *(_ENDING + letter for letter in LETTERS)]
-    missing = [label for label in expected if label not in likelihoods]
-    if missing:
-        raise ValueError(f"expected likelihoods of {', '.join(expected)}, got none of {', '.join(missing)}")
-    return likelihoods
+        Args:
+            row: ``ctx`` (or ``ctx_a`` and ``ctx_b``), ``endings``, and ``label`` as a number or a digit.
+
+        Raises:
+            Unusable: the context is empty, there are not four endings, or the label is missing, as in the test split.
+        """
+        context = row.get("ctx")
+        if context is None:
+            context = " ".join(str(row.get(part) or "").strip() for part in ("ctx_a", "ctx_b"))
+        listed = as_list(row.get("endings"))
+        label = as_label(row.get("label"))
+        if not isinstance(context, str) or not context.strip():
+            raise Unusable("no context")
+        if listed is None or len(listed) != len(LETTERS):
+            raise Unusable("not four endings")
+        endings = [" ".join(ending.split()) if isinstance(ending, str) else "" for ending in listed]
+        if not all(endings):
+            raise Unusable("an empty ending")
+        if label is None:
+            raise Unusable("no label")
+        if label not in ("0", "1", "2", "3"):
+            raise Unusable("the label is none of 0 to 3")
+        context, number = context.strip(), int(label)
+        return chat_record(
+            cls.system_prompt,
+            context + "".join(f"\n{letter}) {ending}" for letter, ending in zip(LETTERS, endings, strict=True)),
+            LETTERS[number],
+            text=[{"role": "user", "content": context}],
+            code=[{"role": "assistant", "content": endings[number]}],
+        )
 
 
 def most_likely(values: Sequence[float]) -> str | None:
@@ -214,39 +210,3 @@ def most_likely(values: Sequence[float]) -> str | None:
     usable = [-math.inf if math.isnan(value) else value for value in values]
     best = max(usable)
     return None if best == -math.inf else LETTERS[usable.index(best)]
-
-
-def convert(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A record in the published form, from a row of ``hellaswag`` as it is on the hub.
-
-    Args:
-        row: ``ctx`` (or ``ctx_a`` and ``ctx_b``), ``endings``, and ``label`` as a number or a digit.
-
-    Raises:
-        Unusable: the context is empty, there are not four endings, or the label is missing, as in the test split.
-    """
-    context = row.get("ctx")
-    if context is None:
-        context = " ".join(str(row.get(part) or "").strip() for part in ("ctx_a", "ctx_b"))
-    endings = as_list(row.get("endings"))
-    label = as_label(row.get("label"))
-    if not isinstance(context, str) or not context.strip():
-        raise Unusable("no context")
-    if endings is None or len(endings) != len(LETTERS):
-        raise Unusable("not four endings")
-    endings = [" ".join(ending.split()) if isinstance(ending, str) else "" for ending in endings]
-    if not all(endings):
-        raise Unusable("an empty ending")
-    if label is None:
-        raise Unusable("no label")
-    if label not in ("0", "1", "2", "3"):
-        raise Unusable("the label is none of 0 to 3")
-    context, number = context.strip(), int(label)
-    listed = "".join(f"\n{letter}) {ending}" for letter, ending in zip(LETTERS, endings, strict=True))
-    return chat_record(
-        SYSTEM_PROMPT,
-        context + listed,
-        LETTERS[number],
-        text=[{"role": "user", "content": context}],
-        code=[{"role": "assistant", "content": endings[number]}],
-    )

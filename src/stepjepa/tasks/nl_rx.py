@@ -6,13 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-from stepjepa.answers.legible import unfenced
+from stepjepa.answers.plain_text import strip_code_fence
 from stepjepa.answers.scoring import text_scores
-from stepjepa.answers.workers import Outcome, Workers
+from stepjepa.answers.workers import Workers
 from stepjepa.data.records import Record
-from stepjepa.errors import UserError
 from stepjepa.tasks.base import (
     NO_ANSWER,
     TIMED_OUT,
@@ -20,16 +19,15 @@ from stepjepa.tasks.base import (
     Response,
     Scored,
     Task,
-    TaskOptions,
     Unusable,
     chat_record,
+    record_error,
+    task,
 )
 from stepjepa.tasks.regex.equivalence import equivalent, find_difference
 from stepjepa.tasks.regex.syntax import RegexSyntaxError, parse
 
-SYSTEM_PROMPT = "Convert natural language to regular expression."
-
-# What is found out about an answer.
+# The verdicts on an answer.
 SAME_TEXT = "same text"
 EQUIVALENT = "equivalent"
 DIFFERENT = "different"
@@ -51,7 +49,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         verdict: one of the constants above.
-        reason: for a different one a line on which the two differ, shortened if need be; for a malformed one what is
+        reason: for a different one a line on which the two differ, shortened if long; for a malformed one what is
             wrong; for an undecided one which limit was reached; for an equivalent one what both describe, if that is
             no line at all or every line.
     """
@@ -78,6 +76,7 @@ def judge(answer: str, truth: str) -> Verdict:
     return Verdict(DIFFERENT, line if len(line) <= _LONGEST_EXAMPLE else f"{line[:_LONGEST_EXAMPLE]}...")
 
 
+@task("nl-rx")
 class NlRxTask(Task):
     """The truth is the assistant message, an expression of NL-RX's dialect (see ``tasks.regex.syntax``).
 
@@ -96,71 +95,50 @@ class NlRxTask(Task):
     answers are right in that way only is told apart in the details.
     """
 
-    name = "nl-rx"
     headline = "equivalent"
     lenient = "prefix"
     takes = ("time_limit", "memory_limit", "workers")
-
-    def __init__(self, options: TaskOptions | None = None) -> None:
-        self._options = options or TaskOptions()
-        self._workers: Workers | None = None
-
-    @classmethod
-    def from_options(cls, options: TaskOptions) -> Self:
-        """The task with the user's limits."""
-        return cls(options)
+    system_prompt = "Convert natural language to regular expression."
+    _workers: Workers | None = None
 
     @classmethod
     def recognises(cls, record: Record) -> bool:
-        """The record has the system prompt of the published files, or its file is called ``synth...`` or so."""
-        return record.messages[0] == {"role": "system", "content": SYSTEM_PROMPT} or bool(
-            _FILE_NAME.match(Path(record.path).name)
-        )
+        return cls.is_of_data_set(record) or bool(_FILE_NAME.match(Path(record.path).name))
 
     def truth(self, record: Record) -> str:
-        """The expression of the assistant message.
-
-        Raises:
-            UserError: it is none.
-        """
         truth = record.answer.strip()
         try:
             parse(truth)
         except RegexSyntaxError as error:
-            raise UserError(
-                f"the assistant message is no regular expression of NL-RX ({error}); correct it or pass --task generic",
-                path=record.path,
-                line=record.line,
-            ) from None
+            told = f"the assistant message is no regular expression of NL-RX ({error})"
+            raise record_error(record, f"{told}; correct it or pass --task generic") from None
         return truth
 
     def score(self, record: Record, response: Response) -> Scored:
-        """Compare with the truth as text, and if that differs as expressions."""
         return self.score_all([record], [response])[0]
 
     def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
         """Compare as text, then in processes with limits whatever differs."""
         pairs = [
-            (unfenced(response.text), self.truth(record)) for record, response in zip(records, responses, strict=True)
+            (strip_code_fence(response.text), self.truth(record))
+            for record, response in zip(records, responses, strict=True)
         ]
         verdicts = {(answer, truth): Verdict(SAME_TEXT) for answer, truth in pairs if answer == truth}
         verdicts |= {(answer, truth): Verdict(EMPTY) for answer, truth in pairs if not answer}
         # Samples of one record often agree; each pair is decided once.
         waiting = [pair for pair in dict.fromkeys(pairs) if pair not in verdicts]
         if waiting:
-            verdicts |= zip(waiting, map(_verdict, self._start_workers().map(waiting)), strict=True)
+            if self._workers is None:
+                limits = self.options
+                self._workers = Workers(
+                    judge, seconds=limits.time_limit, memory=limits.memory_limit, processes=limits.workers
+                )
+            for pair, outcome in zip(waiting, self._workers.map(waiting), strict=True):
+                verdicts[pair] = Verdict(UNDECIDED, outcome.message) if outcome.failure else outcome.value
         return [
             _scored(verdicts[pair], text_scores(response.text, pair[1]))
             for pair, response in zip(pairs, responses, strict=True)
         ]
-
-    def _start_workers(self) -> Workers:
-        if self._workers is None:
-            options = self._options
-            self._workers = Workers(
-                judge, seconds=options.time_limit, memory=options.memory_limit, processes=options.workers
-            )
-        return self._workers
 
     def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """How the answers were decided.
@@ -182,21 +160,12 @@ class NlRxTask(Task):
         return details
 
     def close(self) -> None:
-        """End the processes."""
         if self._workers is not None:
             self._workers.close()
 
 
-def _verdict(outcome: Outcome) -> Verdict:
-    return Verdict(UNDECIDED, outcome.message) if outcome.failure else outcome.value
-
-
 def _scored(verdict: Verdict, texts: dict[str, bool | float]) -> Scored:
-    scores = {
-        "equivalent": verdict.verdict in _RIGHT,
-        **texts,
-        "undecided": verdict.verdict == UNDECIDED,
-    }
+    scores = {"equivalent": verdict.verdict in _RIGHT, **texts, "undecided": verdict.verdict == UNDECIDED}
     return Scored(scores, {"verdict": verdict.verdict, "reason": verdict.reason}, _ERRORS.get(verdict.verdict))
 
 
@@ -206,10 +175,11 @@ def make_record(sentence: str, regex: str) -> dict[str, Any]:
     Raises:
         Unusable: the sentence is empty, or the expression is none of the dialect.
     """
-    if not sentence.strip():
+    sentence, regex = sentence.strip(), regex.strip()
+    if not sentence:
         raise Unusable("no sentence")
     try:
-        parse(regex.strip())
+        parse(regex)
     except RegexSyntaxError:
         raise Unusable("no regular expression of NL-RX") from None
-    return chat_record(SYSTEM_PROMPT, sentence.strip(), regex.strip())
+    return chat_record(NlRxTask.system_prompt, sentence, regex)

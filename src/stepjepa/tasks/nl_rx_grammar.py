@@ -3,7 +3,7 @@ r"""Descriptions of lines and the regular expressions that go with them, from th
 A description is a tree of productions under the word "lines"; each has a wording and an expression, into which those
 of its parts are put. Trees are drawn as for the published set (Locascio et al., 2016), so many of them that the
 frequent ones come up again and again and only the rare ones are still new; each description counts once. All pairs of
-the published set are of this grammar, and the two are alike in all that ``nl_rx_marginals`` measures.
+the published set are of this grammar, and phrases, productions and depths are as frequent as there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from itertools import islice
 from typing import NamedTuple
 
 from tqdm import tqdm
-
-from stepjepa.tasks.nl_rx_phrases import smooth
 
 # The strings of a description, in the order in which they occur.
 STRINGS = ("dog", "truck", "ring", "lake")
@@ -42,6 +40,7 @@ class Production(NamedTuple):
     negated: str | None = None
 
 
+_THREE = ("literal", "literal", "literal")
 PRODUCTIONS = {
     "number": Production("a number", "[0-9]"),
     "capital letter": Production("a capital letter", "[A-Z]"),
@@ -61,17 +60,10 @@ PRODUCTIONS = {
     "containing only": Production("containing only {}", "{}", ("literal",)),
     "or": Production("{} or {}", "({})|({})", ("any", "any")),
     "not": Production("not {}", "~({})", ("any",)),
-    "and": Production("{} and {}", "({})&({})", ("any", "any"), negated="{} and not {}"),
+    "and": Production("{} and {}", "({})&({})", ("any", "any"), "{} and not {}"),
     "before": Production("{} before {}", "({}).*({}).*", ("any", "any")),
-    "and, and": Production(
-        "<having> {}, {}, and {}",
-        "({})&({})&({})",
-        ("literal", "literal", "literal"),
-        negated="{}, not {}, and not {}",
-    ),
-    "either, or": Production(
-        "either {}, {}, or {}", "({})|({})|({})", ("literal", "literal", "literal"), negated="{}, {}, or {}"
-    ),
+    "and, and": Production("<having> {}, {}, and {}", "({})&({})&({})", _THREE, "{}, not {}, and not {}"),
+    "either, or": Production("either {}, {}, or {}", "({})|({})|({})", _THREE, "{}, {}, or {}"),
 }
 
 _LITERALS = ("number", "capital letter", "lower-case letter", "letter", *["string"] * 4, "character", "vowel")
@@ -86,8 +78,36 @@ GROUPS = {
     "literal": _LITERALS,
 }
 # Where no room is left for parts.
-_SMALLEST = {group: tuple(name for name in names if not PRODUCTIONS[name].parts) for group, names in GROUPS.items()}
+_WITHOUT_PARTS = {
+    group: tuple(name for name in names if not PRODUCTIONS[name].parts) for group, names in GROUPS.items()
+}
 _TRIPLES = frozenset({"and, and", "either, or"})
+
+# Clumsy phrases and how the published set says them, replaced one after the other everywhere in a description.
+_SMOOTHER = (
+    ("lines a", "lines with a"),
+    ("lines not the", "lines not having the"),
+    ("lines the", "lines with the"),
+    ("lines not a", "lines not having a"),
+    ("lines words", "lines with words"),
+    ("containing not", "not containing"),
+    ("lines with words with not a", "lines with words that don't have a"),
+    ("lines with words with not", "lines with words that don't"),
+    ("not not", "not"),
+    ("lines either", "lines having either"),
+    ("lines <having>", "lines having"),
+    ("<having> ", ""),
+    ("words with containing", "words that contain"),
+)
+# Phrases that the published set does not have.
+_AVOIDED = (
+    "letter before a letter",
+    "starting with ending",
+    "ending with starting",
+    "containing starting",
+    "before starting",
+    "starting with containing",
+)
 
 
 class Tree(NamedTuple):
@@ -112,7 +132,10 @@ class Tree(NamedTuple):
 
 def describe(tree: Tree) -> str:
     """The description of lines that a tree stands for."""
-    return _name_strings(smooth(f"lines {_word(tree, negated=False)}"))
+    description = f"lines {_word(tree, negated=False)}"
+    for clumsy, smoother in _SMOOTHER:
+        description = description.replace(clumsy, smoother)
+    return _name_strings(description)
 
 
 def express(tree: Tree) -> str:
@@ -161,18 +184,12 @@ _PATIENCE = 50_000
 
 
 def _draw_parts(groups: tuple[str, ...], draw: random.Random, room: _Limits) -> tuple[Tree, ...] | None:
-    """Trees for several parts side by side; None where one of them finds no room.
-
-    Args:
-        groups: of productions, one for each part.
-        draw: where chance comes from.
-        room: what is left of the limits.
-    """
+    """Trees for several parts side by side, each from its group of productions; None where one finds no room."""
     depth, size, compositions = room
     names = []
     for group in groups:
         full = depth <= 0 or size <= 0 or compositions <= 0
-        candidates = _SMALLEST[group] if full else GROUPS[group]
+        candidates = _WITHOUT_PARTS[group] if full else GROUPS[group]
         if not candidates:
             return None
         name = candidates[int(draw.random() * len(candidates))]
@@ -191,20 +208,10 @@ def _draw_parts(groups: tuple[str, ...], draw: random.Random, room: _Limits) -> 
 
 def _draw_tree(draw: random.Random, limits: _Limits) -> Tree | None:
     parts = _draw_parts(("no literal",), draw, limits)
-    # There are so many sets of three literals that half of them are passed over.
+    # There are so many sets of three literals that half of them are skipped.
     if parts is None or (_TRIPLES.intersection(parts[0].names()) and draw.random() < 0.5):
         return None
     return parts[0]
-
-
-_CLUMSY = (
-    "letter before a letter",
-    "starting with ending",
-    "ending with starting",
-    "containing starting",
-    "before starting",
-    "starting with containing",
-)
 
 
 def is_sound(tree: Tree) -> bool:
@@ -220,7 +227,7 @@ def is_sound(tree: Tree) -> bool:
     if "containing only" in below and tree.name != "not":
         return False
     description = describe(tree)
-    return not any(phrase in description for phrase in _CLUMSY)
+    return not any(phrase in description for phrase in _AVOIDED)
 
 
 Pair = tuple[str, str]
@@ -255,20 +262,15 @@ def _draw_pairs(seed: int) -> Iterator[Pair]:
     failures = 0
     while failures < _PATIENCE:
         pair = new_pair(_LARGE)
-        if pair is None:
-            failures += 1
-        else:
-            failures = 0
+        failures = failures + 1 if pair is None else 0
+        if pair is not None:
             yield pair
 
 
 def _take(size: int, pairs: Iterator[Pair], name: str) -> list[Pair]:
     if size < 0:
         raise ValueError(f"{name}: expected 0 or more, got {size}")
-    bar = tqdm(
-        islice(pairs, size), total=size, desc="generate", unit="pair", file=sys.stderr, disable=not sys.stderr.isatty()
-    )
-    taken = list(bar)
+    taken = list(tqdm(islice(pairs, size), "generate", size, unit="pair", disable=not sys.stderr.isatty()))
     if len(taken) < size:
         raise ValueError(f"{name}: expected a size that the grammar has pairs for, got {size} and found {len(taken)}")
     return taken

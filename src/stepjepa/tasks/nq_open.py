@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import unicodedata
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from stepjepa.data.records import Record
-from stepjepa.errors import UserError
-from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, Unusable, chat_record
-from stepjepa.tasks.cells import as_list
-
-SYSTEM_PROMPT = "Answer the question below."
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, Unusable, chat_record, record_error, task
+from stepjepa.tasks.raw_values import as_list
 
 _SEPARATOR = ";"
 _ARTICLES = frozenset({"a", "an", "the"})
@@ -97,14 +94,6 @@ def _says_something(form: str) -> bool:
     return any(word not in _ARTICLES and any(map(str.isalnum, word)) for word in form.split())
 
 
-def _in(alias: str, text: str) -> bool:
-    return f" {alias} " in f" {text} "
-
-
-def _begins(alias: str, text: str) -> bool:
-    return f"{text} ".startswith(f"{alias} ")
-
-
 def _parts(form: str) -> list[str]:
     return [part.strip() for part in form.split(_SEPARATOR)]
 
@@ -117,6 +106,7 @@ def _repaired(text: str) -> str:
         return text
 
 
+@task("nq-open")
 class NqOpenTask(Task):
     """The truth lists the answers that count, with ``;`` between them: the aliases.
 
@@ -129,76 +119,62 @@ class NqOpenTask(Task):
     (``--scoring reference``), so no published figure was made with it, and it favours a model that says much.
 
     Models trained on these files answer in their form, ``one; another``. Such a list is ``exact`` when everything in
-    it is an alias: a person who gets a wrong answer beside the right one has not been told the right one. An answer
-    that is empty, or nothing but articles and punctuation, is wrong. What the words mean nobody judges: ``9`` is not
-    ``Nine``, and ``not Amma`` contains ``Amma``.
+    it is an alias. An answer that is empty, or nothing but articles and punctuation, is wrong. Meaning is not judged:
+    ``9`` is not ``Nine``, and ``not Amma`` contains ``Amma``.
     """
 
-    name = "nq-open"
     headline = "exact"
     lenient = "contains"
-
-    @classmethod
-    def recognises(cls, record: Record) -> bool:
-        """The record has the system prompt of the published files, or its file is called ``nq_open...``."""
-        return record.messages[0] == {"role": "system", "content": SYSTEM_PROMPT} or Path(
-            record.path
-        ).name.lower().replace("-", "_").startswith("nq_open")
+    system_prompt = "Answer the question below."
+    file_names = ("nq_open",)
 
     def truth(self, record: Record) -> str:
-        """The aliases as they stand in the record.
-
-        Raises:
-            UserError: there is nothing between the ``;``.
-        """
         self._aliases(record)
         return record.answer
 
     def score(self, record: Record, response: Response) -> Scored:
-        """Compare with every alias."""
         aliases = [normal_forms(alias) for alias in self._aliases(record)]
         said = normal_forms(response.text)
-        joined, parted = {alias.joined for alias in aliases}, {alias.parted for alias in aliases}
         parts = [pair for pair in zip(_parts(said.joined), _parts(said.parted), strict=True) if any(pair)]
         first = parts[0] if parts else ("", "")
+
+        def any_alias(fits: Callable[[str, str], bool], answer: tuple[str, str]) -> bool:
+            return any(fits(*pair) for alias in aliases for pair in zip(alias, answer, strict=True))
+
         scores: dict[str, bool | float] = {
-            "exact": bool(parts) and all(part[0] in joined or part[1] in parted for part in parts),
-            "prefix": any(_begins(*pair) for alias in aliases for pair in zip(alias, first, strict=True)),
-            "contains": any(_in(*pair) for alias in aliases for pair in zip(alias, said, strict=True)),
+            "exact": bool(parts) and all(any_alias(operator.eq, part) for part in parts),
+            "prefix": any_alias(lambda alias, text: f"{text} ".startswith(f"{alias} "), first),
+            "contains": any_alias(lambda alias, text: f" {alias} " in f" {text} ", said),
         }
         answer = "; ".join(part for part, _ in parts) if scores["exact"] or _says_something(said.joined) else None
         error = None if scores["exact"] else WRONG if answer else NO_ANSWER
         return Scored(scores, {"truth": "; ".join(alias.joined for alias in aliases), "answer": answer}, error)
 
     def _aliases(self, record: Record) -> list[str]:
-        aliases = [part.strip() for part in record.answer.split(_SEPARATOR) if part.strip()]
+        aliases = [part for part in _parts(record.answer) if part]
         if not aliases:
-            raise UserError(
-                "the assistant message has no answer in it; put the answers that count there, '; ' between them",
-                path=record.path,
-                line=record.line,
-            )
+            told = "the assistant message has no answer in it; put the answers that count there, '; ' between them"
+            raise record_error(record, told)
         return list(dict.fromkeys(reading for alias in aliases for reading in (alias, _repaired(alias))))
 
+    @classmethod
+    def convert(cls, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A record in the published form, from a row of ``nq_open`` as it is on the hub.
 
-def convert(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A record in the published form, from a row of ``nq_open`` as it is on the hub.
+        Args:
+            row: ``question``, and ``answer`` as a list of strings (or one string).
 
-    Args:
-        row: ``question``, and ``answer`` as a list of strings (or one string).
-
-    Raises:
-        Unusable: the question or every answer is missing or empty, or an answer is no text.
-    """
-    question, answer = row.get("question"), row.get("answer")
-    if not isinstance(question, str) or not question.strip():
-        raise Unusable("no question")
-    listed = as_list(answer)
-    if listed is None:
-        listed = [answer]
-    if any(not isinstance(text, str) for text in listed if text is not None):
-        raise Unusable("an answer that is no text")
-    answers = list(dict.fromkeys(text.strip() for text in listed if text is not None and text.strip(f"{_SEPARATOR} ")))
-    if not answers:
-        raise Unusable("no answer")
-    return chat_record(SYSTEM_PROMPT, question.strip(), "; ".join(answers))
+        Raises:
+            Unusable: the question or every answer is missing or empty, or an answer is no text.
+        """
+        question, answer = row.get("question"), row.get("answer")
+        if not isinstance(question, str) or not question.strip():
+            raise Unusable("no question")
+        listed = as_list(answer)
+        given = [text for text in ([answer] if listed is None else listed) if text is not None]
+        if any(not isinstance(text, str) for text in given):
+            raise Unusable("an answer that is no text")
+        answers = list(dict.fromkeys(text.strip() for text in given if text.strip(f"{_SEPARATOR} ")))
+        if not answers:
+            raise Unusable("no answer")
+        return chat_record(cls.system_prompt, question.strip(), "; ".join(answers))

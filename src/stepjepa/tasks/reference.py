@@ -61,31 +61,30 @@ class ReferenceTask(Task):
 
     @classmethod
     def from_options(cls, options: TaskOptions) -> Self:
-        """Not made from options alone.
-
-        Raises:
-            UserError: always; what to do instead.
-        """
         raise UserError("the published rules are no task of their own; pass --scoring reference with the task's name")
 
     def left_out(self, record: Record) -> str | None:
-        """That of the task."""
         return self.task.left_out(record)
 
     def truth(self, record: Record) -> str:
-        """That of the task."""
         return self.task.truth(record)
 
     def continuations(self, record: Record) -> Sequence[Continuation]:
-        """Those of the task."""
         return self.task.continuations(record)
 
+    def vote(self, scored: Scored, response: Response) -> str | None:
+        return self.task.vote(scored, response)
+
+    def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return self.task.details(lines)
+
+    def close(self) -> None:
+        self.task.close()
+
     def score(self, record: Record, response: Response) -> Scored:
-        """Judge by the published rules and by the task's own."""
-        return self._put_first(record, response, self.task.score(record, response))
+        return self.score_all([record], [response])[0]
 
     def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
-        """The same for several."""
         own = self.task.score_all(records, responses)
         return [self._put_first(*each) for each in zip(records, responses, own, strict=True)]
 
@@ -112,18 +111,6 @@ class ReferenceTask(Task):
             case _:
                 return said == truth
 
-    def vote(self, scored: Scored, response: Response) -> str | None:
-        """That of the task."""
-        return self.task.vote(scored, response)
-
-    def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Those of the task."""
-        return self.task.details(lines)
-
-    def close(self) -> None:
-        """Close the task."""
-        self.task.close()
-
 
 def _marked(text: str) -> str | None:
     found = _HASHES.search(text)
@@ -131,9 +118,7 @@ def _marked(text: str) -> str | None:
 
 
 def _printed(extracted: Mapping[str, str | None], name: str) -> str:
+    """What the shell would have printed; an older file of answers may lack it."""
     if name not in extracted:
-        raise UserError(
-            f"--scoring reference: the results of the queries are not there ('{name}'), so what a shell would have "
-            "printed can't be compared; leave --scoring out"
-        )
+        raise UserError(f"--scoring reference: the results of the queries are missing ('{name}'); leave --scoring out")
     return extracted[name] or ""

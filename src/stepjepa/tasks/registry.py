@@ -9,29 +9,21 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.files import fingerprint
+from stepjepa.tasks import base
 from stepjepa.tasks.base import Task, TaskOptions
 
 AUTO = "auto"
 
-# In the order in which 'auto' asks them. Loaded only when asked: some need libraries that others don't.
-TASKS = {
-    "nl-rx": "stepjepa.tasks.nl_rx:NlRxTask",
-    "spider": "stepjepa.tasks.spider:SpiderTask",
-    "gsm8k": "stepjepa.tasks.gsm8k:Gsm8kTask",
-    "nq-open": "stepjepa.tasks.nq_open:NqOpenTask",
-    "hellaswag": "stepjepa.tasks.hellaswag:HellaswagTask",
-    "sentiment": "stepjepa.tasks.sentiment:SentimentTask",
-    "stepmath": "stepjepa.tasks.boxed:StepmathTask",
-    "boxed": "stepjepa.tasks.boxed:BoxedTask",
-    "generic": "stepjepa.tasks.generic:GenericTask",
-}
+TASKS = ("nl-rx", "spider", "gsm8k", "nq-open", "hellaswag", "sentiment", "stepmath", "boxed", "generic")
+"""In the order in which 'auto' asks them. Each is a module of its name with ``_``, loaded when it is needed."""
 
-# The data sets by their own names.
 ALIASES = {"synth": "nl-rx", "turk": "nl-rx", "rotten-tomatoes": "sentiment", "yelp": "sentiment"}
+"""The data sets by their own names."""
 
 FALLBACK = "generic"
 
@@ -48,35 +40,36 @@ def load_task(name: str) -> type[Task]:
     known = name.replace("_", "-")
     known = ALIASES.get(known, known)
     if known in TASKS:
-        return _load(TASKS[known])
+        importlib.import_module(f"stepjepa.tasks.{known.replace('-', '_')}")
+        return base.REGISTERED[known]
     if ":" in name:
-        return _load_users(name)
+        return _load_user_task(name)
     near = difflib.get_close_matches(known, [*TASKS, *ALIASES], n=1)
-    raise UserError(
-        f"--task: no task '{name}'"
-        + (f"; did you mean '{near[0]}'?" if near else f"; expected {AUTO}, {', '.join(TASKS)} or module:Class")
-    )
+    hint = f"did you mean '{near[0]}'?" if near else f"expected {AUTO}, {', '.join(TASKS)} or module:Class"
+    raise UserError(f"--task: no task '{name}'; {hint}")
 
 
-def _load(address: str) -> type[Task]:
-    module, _, name = address.partition(":")
-    found: type[Task] = getattr(importlib.import_module(module), name)
-    return found
+def import_user_code(address: str, flag: str, expected: str) -> Any:
+    """What a user named as ``module:name``, from a module that may lie in the working folder.
 
-
-def _load_users(address: str) -> type[Task]:
-    """A class that the user named: the one case in which code from outside is run."""
+    Raises:
+        UserError: it can't be loaded; names the flag and says what was expected.
+    """
     module, _, name = address.partition(":")
     # 'python -m' looks in the working folder, an installed command does not. Last, so that it hides nothing.
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
     try:
-        found = getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # the module is the user's, and may do anything when it is loaded
         plain = isinstance(error, ImportError | SyntaxError | AttributeError | ValueError | TypeError)
         cause = str(error) if plain else f"{type(error).__name__}: {error}"
-        raise UserError(f"--task: can't load '{address}' ({cause}); expected an importable module:Class") from None
+        raise UserError(f"{flag}: can't load '{address}' ({cause}); expected {expected}") from None
+
+
+def _load_user_task(address: str) -> type[Task]:
+    found = import_user_code(address, "--task", "an importable module:Class")
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise UserError(f"--task: '{address}' is no class derived from stepjepa.tasks.base.Task")
     missing = [name for name in ("name", "headline", "lenient") if not hasattr(found, name)]
@@ -142,23 +135,21 @@ def keep(task: Task, records: Sequence[Record]) -> tuple[dict[int, Record], dict
             left_out[reason] += 1
     if not kept:
         reasons = "; ".join(f"{reason}: {count}" for reason, count in left_out.most_common())
-        raise UserError(
-            f"no record is left to evaluate ({reasons}); name another --test_file or --task", path=records[0].path
-        )
+        told = f"no record is left to evaluate ({reasons}); name another --test_file or --task"
+        raise UserError(told, path=records[0].path)
     return kept, dict(left_out)
 
 
 def _recognise(records: Sequence[Record]) -> type[Task]:
-    for name, address in TASKS.items():
-        kind = _load(address)
+    for name in TASKS:
+        kind = load_task(name)
         strangers = [record for record in records if not kind.recognises(record)]
         if not strangers:
             return kind
         if len(strangers) < len(records):
-            raise UserError(
+            raise base.record_error(
+                strangers[0],
                 f"task '{AUTO}' can't decide: {len(records) - len(strangers)} of {len(records)} records look like "
                 f"'{name}', but not this one; pass --task {name} or --task {FALLBACK}",
-                path=strangers[0].path,
-                line=strangers[0].line,
             )
     raise AssertionError(f"the task '{FALLBACK}' takes every record")

@@ -6,17 +6,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from stepjepa.answers.legible import opening
+from stepjepa.answers.plain_text import answer_start
 from stepjepa.answers.scoring import exact_match, prefix_match
 from stepjepa.data.records import Record
-from stepjepa.errors import UserError
-from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, Unusable, chat_record
-from stepjepa.tasks.cells import as_label
-
-SYSTEM_PROMPT = "Determine whether the comment is positive or negative"
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, Unusable, chat_record, record_error, task
+from stepjepa.tasks.raw_values import as_label
 
 # From one star to five; Rotten Tomatoes has two of them.
 STARS = ("Very Bad", "Bad", "Mediocre", "Good", "Very Good")
@@ -29,7 +25,7 @@ _SYNONYMS = {"Negative": -1, "Neutral": 0, "Positive": 1}
 _NAME = r"(?P<name>very\s+bad|very\s+good|bad|good|mediocre|negative|neutral|positive)(?![\w'-])"
 _NAMED = re.compile(rf"(?<![\w'-]){_NAME}", re.IGNORECASE)
 _FIRST = re.compile(rf"[\W_]*{_NAME}", re.IGNORECASE)
-_FRAME = re.compile(
+_PHRASE = re.compile(
     r"[\W_]*(?:i\s+(?:think|believe|say)\s+(?:that\s+)?)?(?:(?:the|this|my|overall)\s+){0,2}"
     r"(?:it|this|comment|review|sentiment|label|answer|rating|verdict|tone|classification|movie|film|overall)\b"
     r"(?:\s+of\s+(?:the|this)\s+(?:comment|review))?(?:(?:\s+(?:is|was|seems|sounds)\b|'s\b)(?:\s+an?\b)?)?\s*:?"
@@ -44,8 +40,8 @@ def read_label(text: str) -> str | None:
     The first line must begin with it, in any case, or with a phrase such as ``The sentiment is``; nothing in that line
     may name another. What comes later (the model ran on) counts for nothing.
     """
-    line = opening(text).partition("\n")[0]
-    found = _FIRST.match(line) or _FRAME.match(line)
+    line = answer_start(text).partition("\n")[0]
+    found = _FIRST.match(line) or _PHRASE.match(line)
     if found is None:
         return None
     named = {_label(match) for match in _NAMED.finditer(line)}
@@ -59,6 +55,7 @@ def _label(match: re.Match[str]) -> str:
     return " ".join(match["name"].split()).title()
 
 
+@task("sentiment")
 class SentimentTask(Task):
     """The truth is a label: Good or Bad (``rotten_tomatoes``), or one of five from Very Bad to Very Good (``yelp``).
 
@@ -71,38 +68,21 @@ class SentimentTask(Task):
     right that says Positive, as the prompt has it, where the truth is Good or Very Good.
     """
 
-    name = "sentiment"
     headline = "correct"
     lenient = "first_word"
-
-    @classmethod
-    def recognises(cls, record: Record) -> bool:
-        """The record has the system prompt of the published files, or its file is called after one of the sets."""
-        file = Path(record.path).name.lower().replace("-", "_")
-        return record.messages[0] == {"role": "system", "content": SYSTEM_PROMPT} or file.startswith(
-            ("rotten_tomatoes", "yelp")
-        )
+    system_prompt = "Determine whether the comment is positive or negative"
+    file_names = ("rotten_tomatoes", "yelp")
 
     def truth(self, record: Record) -> str:
-        """The true label.
-
-        Raises:
-            UserError: the assistant message is none.
-        """
         label = record.answer.strip()
         if label not in STARS:
-            raise UserError(
-                f"the assistant message is {record.answer[:40]!r}, expected {', '.join(STARS)}; for other labels pass "
-                "--task generic",
-                path=record.path,
-                line=record.line,
-            )
+            told = f"the assistant message is {record.answer[:40]!r}, expected {', '.join(STARS)}"
+            raise record_error(record, f"{told}; for other labels pass --task generic")
         return label
 
     def score(self, record: Record, response: Response) -> Scored:
-        """Compare with the true label."""
         truth, said = self.truth(record), read_label(response.text)
-        first = _FIRST.match(opening(response.text))
+        first = _FIRST.match(answer_start(response.text))
         scores: dict[str, bool | float] = {
             "correct": said == truth,
             "exact": exact_match(response.text, truth),
@@ -134,38 +114,24 @@ class SentimentTask(Task):
             "confusion": confusion,
         }
 
+    @classmethod
+    def convert(cls, row: Mapping[str, Any], *, stars: bool = False) -> dict[str, Any]:
+        """A record in the published form, from a row of a data set as it is on the hub.
 
-def convert(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A record in the published form, from a row of ``rotten_tomatoes`` or ``yelp_polarity`` as it is on the hub.
+        Args:
+            row: ``text``, and ``label``: 0 and 1 for Bad and Good (``rotten_tomatoes``, ``yelp_polarity``).
+            stars: the labels 0 to 4 are one star to five, as in ``yelp_review_full``. A row does not say how many
+                labels there are.
 
-    Args:
-        row: ``text``, and ``label``: 0 and 1 for Bad and Good. A row does not say how many labels there are; for
-            ``yelp_review_full`` there is :func:`convert_stars`.
-
-    Raises:
-        Unusable: the text is empty, or the label is none of those.
-    """
-    return _convert(row, {"0": "Bad", "1": "Good"})
-
-
-def convert_stars(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for ``yelp_review_full``, whose labels 0 to 4 are one star to five: Very Bad to Very Good.
-
-    Args:
-        row: ``text``, and ``label``.
-
-    Raises:
-        Unusable: as :func:`convert`.
-    """
-    return _convert(row, {str(number): label for number, label in enumerate(STARS)})
-
-
-def _convert(row: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:
-    text, label = row.get("text"), as_label(row.get("label"))
-    if not isinstance(text, str) or not text.strip():
-        raise Unusable("no text")
-    if label is None:
-        raise Unusable("no label")
-    if label not in labels:
-        raise Unusable(f"the label is none of {', '.join(labels)}")
-    return chat_record(SYSTEM_PROMPT, text.strip(), labels[label])
+        Raises:
+            Unusable: the text is empty, or the label is none of those.
+        """
+        labels = dict(zip("01234", STARS, strict=True)) if stars else {"0": "Bad", "1": "Good"}
+        text, label = row.get("text"), as_label(row.get("label"))
+        if not isinstance(text, str) or not text.strip():
+            raise Unusable("no text")
+        if label is None:
+            raise Unusable("no label")
+        if label not in labels:
+            raise Unusable(f"the label is none of {', '.join(labels)}")
+        return chat_record(cls.system_prompt, text.strip(), labels[label])

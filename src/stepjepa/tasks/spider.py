@@ -21,13 +21,13 @@ from stepjepa.tasks.base import (
     Scored,
     Task,
     TaskOptions,
-    Unusable,
     chat_record,
+    record_error,
+    task,
 )
+from stepjepa.tasks.raw_values import read_text_field
 from stepjepa.tasks.sql.execution import Verdict, judge
 from stepjepa.tasks.sql.text import HARDNESS, hardness, normal_form, orders_rows, same_text
-
-SYSTEM_PROMPT = "Convert natural language to SQL."
 
 _DATABASE = re.compile(r"For db_id:\[([^\[\]\n]*)\]")
 _LIMITS = ("time", "memory")
@@ -42,75 +42,42 @@ class _Query(NamedTuple):
     ordered: bool
 
 
+@task("spider")
 class SpiderTask(Task):
     """The truth is a query; an answer is right if it finds the same in the record's database.
 
     Scores: ``execution``, the whole answer, run on the database, finds the rows that the true query finds, as often
     and, where the true query orders them, in its order; the order of the columns does not count, as in the test-suite
     evaluation of Spider (``sql.execution.same_result``). ``same_columns``: also with the columns in the same order.
-    ``first_statement``: the answer or what comes first in it does so, see :func:`first_statement`; it overlooks that
-    a model ran on. ``exact_text``: the text is the same after normalisation (``sql.text.same_text``) and, where the
-    true query works, finds the same. ``exact``, ``prefix``, ``contains`` of the text as it stands.
+    ``first_statement``: the answer or the first statement in it does so, see :func:`first_statement`; it overlooks
+    that a model ran on. ``exact_text``: the text is the same after normalisation (``sql.text.same_text``) and, where
+    the true query works, finds the same. ``exact``, ``prefix``, ``contains`` of the text as it stands.
 
     A query that fails is wrong, whatever the true one finds. Where the true query itself fails nothing can be right;
     such records count as wrong, and ``details`` says how many they are and what the figure is without them.
-
-    Args:
-        spider_path: folder with one folder per database, ``<name>/<name>.sqlite``.
-        time_limit: seconds for a query.
-        memory_limit: MiB for a process that runs queries.
-        workers: how many of those there are; None for one per CPU core, 8 at most.
-        skip_missing: records whose database is not there are to be left out, see :meth:`left_out`.
-
-    Raises:
-        UserError: the folder is not there.
     """
 
-    name = "spider"
     headline = "execution"
     lenient = "first_statement"
     takes = ("spider_path", "missing_databases", "time_limit", "memory_limit", "workers")
+    system_prompt = "Convert natural language to SQL."
+    _workers: Workers | None = None
 
-    def __init__(
-        self,
-        spider_path: str,
-        *,
-        time_limit: float = 10.0,
-        memory_limit: int = 2048,
-        workers: int | None = None,
-        skip_missing: bool = False,
-    ) -> None:
-        self._folder = Path(spider_path)
-        if not self._folder.is_dir():
-            raise UserError(
-                "--spider_path: no such folder; pass the one that holds the databases, <name>/<name>.sqlite",
-                path=spider_path,
-            )
-        self._seconds, self._memory, self._count = time_limit, memory_limit, workers
-        self._skip_missing = skip_missing
-        self._workers: Workers | None = None
-        # Which true queries work: asked once, however many answers there are to each.
+    def __init__(self) -> None:
+        # Which true queries work: run once, however many answers there are to each.
         self._golds: dict[_Query, Verdict] = {}
 
     @classmethod
     def from_options(cls, options: TaskOptions) -> Self:
-        """The task with the user's settings.
-
-        Raises:
-            UserError: ``spider_path`` is not given, or not there.
-        """
         if options.spider_path is None:
             raise UserError(
                 "task 'spider' runs queries on the databases of Spider; pass --spider_path DIR, the folder that holds "
                 "<name>/<name>.sqlite, or --task generic to compare the text alone"
             )
-        return cls(
-            options.spider_path,
-            time_limit=options.time_limit,
-            memory_limit=options.memory_limit,
-            workers=options.workers,
-            skip_missing=options.missing_databases == "skip",
-        )
+        if not Path(options.spider_path).is_dir():
+            told = "--spider_path: no such folder; pass the one that holds the databases, <name>/<name>.sqlite"
+            raise UserError(told, path=options.spider_path)
+        return super().from_options(options)
 
     @classmethod
     def recognises(cls, record: Record) -> bool:
@@ -118,58 +85,39 @@ class SpiderTask(Task):
         return _DATABASE.match(record.messages[-2]["content"]) is not None
 
     def truth(self, record: Record) -> str:
-        """The true query.
-
-        Raises:
-            UserError: the record names no database, or one that is not there.
-        """
         database = self._database(record)
         if not database.is_file():
-            nested = self._folder / "database"
+            nested = database.parent.parent / "database"
             remedy = (
                 f"pass --spider_path {nested}"
                 if (nested / database.parent.name).is_dir()
                 else "put it there, pass --missing_databases skip, or --task generic to compare the text alone"
             )
-            raise UserError(
-                f"the database '{database.parent.name}' is not at {database}; {remedy}",
-                path=record.path,
-                line=record.line,
-            )
+            raise record_error(record, f"the database '{database.parent.name}' is not at {database}; {remedy}")
         return record.answer
 
     def left_out(self, record: Record) -> str | None:
-        """Why a record is not to be evaluated at all; None where it is.
-
-        Raises:
-            UserError: the record names no database.
-        """
-        return "no database" if self._skip_missing and not self._database(record).is_file() else None
+        skip = self.options.missing_databases == "skip"
+        return "no database" if skip and not self._database(record).is_file() else None
 
     def _database(self, record: Record) -> Path:
         match = _DATABASE.match(record.messages[-2]["content"])
         if match is None:
-            raise UserError(
+            raise record_error(
+                record,
                 "the question does not begin with 'For db_id:[name]', so there is no database to run queries on; "
                 "pass --task generic to compare the text alone",
-                path=record.path,
-                line=record.line,
             )
         name = match[1]
         if name in ("", ".", "..") or re.search(r"[/\\\0]", name):
-            raise UserError(
-                f"'{name}' is no name of a database; expected a folder in --spider_path",
-                path=record.path,
-                line=record.line,
-            )
-        return self._folder / name / f"{name}.sqlite"
+            raise record_error(record, f"'{name}' is no name of a database; expected that of a folder in --spider_path")
+        return Path(str(self.options.spider_path)) / name / f"{name}.sqlite"
 
     def score(self, record: Record, response: Response) -> Scored:
-        """Run one answer."""
         return self.score_all([record], [response])[0]
 
     def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
-        """Run answers side by side in processes of their own."""
+        """Run answers in parallel, in processes of their own; true queries first, so that each has a verdict."""
         golds = [self._gold(record) for record in records]
         self._golds |= self._judge([gold for gold in golds if gold not in self._golds])
         pairs = [(whole_answer(response.text), first_statement(response.text)) for response in responses]
@@ -194,14 +142,15 @@ class SpiderTask(Task):
 
     def _judge(self, queries: Sequence[_Query]) -> dict[_Query, Verdict]:
         """The verdict on each query; those that are the same are run once."""
+        limits = self.options
         if self._workers is None:
             # Two queries with their own time each; a process is ended only where one of them does not keep it.
-            seconds = 2 * self._seconds + 5
-            self._workers = Workers(judge, seconds=seconds, memory=self._memory, processes=self._count)
+            seconds = 2 * limits.time_limit + 5
+            self._workers = Workers(judge, seconds=seconds, memory=limits.memory_limit, processes=limits.workers)
         wanted = list(dict.fromkeys(queries))
         # Half of the memory is for SQLite, half for the rows that are compared.
-        limits = (self._seconds, max(1, self._memory // 2))
-        outcomes = self._workers.map([(*query, *limits) for query in wanted])
+        memory = max(1, limits.memory_limit // 2)
+        outcomes = self._workers.map([(*query, limits.time_limit, memory) for query in wanted])
         verdicts = {}
         for query, outcome in zip(wanted, outcomes, strict=True):
             if outcome.failure is None:
@@ -210,9 +159,8 @@ class SpiderTask(Task):
                 verdicts[query] = Verdict(gold_failure=f"{outcome.failure}: {outcome.message}")
             else:
                 # The true query has been seen to work by now, so it was the other one.
-                verdicts[query] = self._golds[query._replace(sql=None)]._replace(
-                    failure=outcome.failure, message=outcome.message
-                )
+                gold = self._golds[query._replace(sql=None)]
+                verdicts[query] = gold._replace(failure=outcome.failure, message=outcome.message)
         return verdicts
 
     def vote(self, scored: Scored, response: Response) -> str | None:
@@ -234,31 +182,38 @@ class SpiderTask(Task):
         levels: dict[str, list[float]] = {name: [] for name in (*HARDNESS, "unknown")}
         for line in lines:
             levels[hardness(line["truth"]) or "unknown"].append(line["scores"]["execution"])
-        failures, gold_failures = (
-            Counter(line["extracted"][name] for line in lines if line["extracted"][name] is not None)
-            for name in ("failure", "gold_failure")
-        )
-        kinds: Counter[str] = Counter()
-        for reason, count in failures.items():
-            kinds[_kind(reason)] += count
+        failures = Counter(_kind(line["extracted"]["failure"]) for line in lines if line["extracted"]["failure"])
+        golds = [line["extracted"]["gold_failure"] for line in lines]
         details = {
             "by_hardness": {
                 name: {"n": len(values), "execution": sum(values) / len(values)}
                 for name, values in levels.items()
                 if values
             },
-            "failures": dict(kinds.most_common()),
-            "gold_failures": dict(gold_failures.most_common()),
+            "failures": dict(failures.most_common()),
+            "gold_failures": dict(Counter(filter(None, golds)).most_common()),
         }
-        fine = [line["scores"]["execution"] for line in lines if line["extracted"]["gold_failure"] is None]
-        if fine and gold_failures:
+        fine = [line["scores"]["execution"] for line, gold in zip(lines, golds, strict=True) if gold is None]
+        if 0 < len(fine) < len(lines):
             details["execution_without_gold_failures"] = sum(fine) / len(fine)
         return details
 
     def close(self) -> None:
-        """End the processes that run queries."""
         if self._workers is not None:
             self._workers.close()
+
+    @classmethod
+    def convert(cls, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A training record in the published form, from a row of the original files or of the hub.
+
+        Args:
+            row: ``db_id``, ``question`` and ``query``.
+
+        Raises:
+            Unusable: one of them is missing, empty or no text.
+        """
+        name, question, query = (read_text_field(row, field).strip() for field in ("db_id", "question", "query"))
+        return chat_record(cls.system_prompt, f"For db_id:[{name}]\n\n{question}", query)
 
 
 def _scored(gold: str, text: str, sql: str, whole: Verdict, first: Verdict) -> Scored:
@@ -335,27 +290,3 @@ def first_statement(text: str) -> str:
 def _without_language(block: str) -> str:
     match = _LANGUAGE.match(block)
     return block[match.end() if match else 0 :].strip()
-
-
-def convert(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A training record in the published form, from a row of the original files or of the hub.
-
-    Args:
-        row: ``db_id``, ``question`` and ``query``.
-
-    Raises:
-        Unusable: one of them is missing, empty or no text.
-    """
-    name, question, query = (_text(row, field) for field in ("db_id", "question", "query"))
-    return chat_record(SYSTEM_PROMPT, f"For db_id:[{name}]\n\n{question}", query)
-
-
-def _text(row: Mapping[str, Any], field: str) -> str:
-    value = row.get(field)
-    if value is None:
-        raise Unusable(f"no field '{field}'")
-    if not isinstance(value, str):
-        raise Unusable(f"'{field}' is {type(value).__name__}, not text")
-    if not value.strip():
-        raise Unusable(f"'{field}' is empty")
-    return value.strip()

@@ -1,4 +1,4 @@
-"""Word problems in the shape of GSM8K, made on the spot: each step needs the result of the step before it.
+"""Word problems in the shape of GSM8K, generated: each step needs the result of the step before it.
 
 A problem is a chain of operations on one amount. Only the numbers by which the amount changes are told; no result on
 the way, the last one included, is a number of the question, so that no step and no answer can be copied from there.
@@ -7,38 +7,46 @@ the way, the last one included, is a number of the question, so that no step and
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from stepjepa.tasks.stepmath_stories import (
-    BOXES,
-    NAMES,
-    OPENINGS,
-    QUESTIONS,
-    THINGS,
-    TURNS,
-    Phrase,
-    counted,
-)
+from stepjepa.tasks.base import chat_record, task
+from stepjepa.tasks.boxed import BoxedTask
+from stepjepa.tasks.stepmath_stories import BOXES, NAMES, OPENINGS, QUESTIONS, THINGS, TURNS, counted
 
-SYSTEM_PROMPT = "Solve the problem step by step. Put the answer in \\boxed{}."
-
-OPERATIONS = ("add", "subtract", "multiply", "share", "double", "halve")
 MAX_STEPS = 8
 
 # Draws in a row that bring nothing new before the problems of a difficulty count as used up.
 _PATIENCE = 2000
 
-_RESULTS: dict[str, Callable[[int, int], int]] = {
-    "add": lambda amount, number: amount + number,
-    "subtract": lambda amount, number: amount - number,
-    "multiply": lambda amount, number: amount * number,
-    "share": lambda amount, number: amount // number,
-    "double": lambda amount, number: amount * 2,
-    "halve": lambda amount, number: amount // 2,
+
+@task("stepmath")
+class StepmathTask(BoxedTask):
+    """The problems of ``stepjepa prepare stepmath``: as ``boxed``, known by their system prompt."""
+
+    system_prompt = "Solve the problem step by step. Put the answer in \\boxed{}."
+
+    @classmethod
+    def recognises(cls, record: Any) -> bool:
+        return cls.is_of_data_set(record)
+
+
+class _Operation(NamedTuple):
+    sign: str
+    apply: Callable[[int, int], int]
+    shrinks: bool = False
+
+
+_OPERATIONS = {
+    "add": _Operation("+", lambda amount, number: amount + number),
+    "subtract": _Operation("-", lambda amount, number: amount - number, shrinks=True),
+    "multiply": _Operation("*", lambda amount, number: amount * number),
+    "share": _Operation("/", lambda amount, number: amount // number, shrinks=True),
+    "double": _Operation("*", lambda amount, number: amount * number),
+    "halve": _Operation("/", lambda amount, number: amount // number, shrinks=True),
 }
-_SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "share": "/", "double": "*", "halve": "/"}
+OPERATIONS = tuple(_OPERATIONS)
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,6 @@ class Difficulty:
     operations: tuple[str, ...] = OPERATIONS
 
     def __post_init__(self) -> None:
-        """Check every field."""
         if self.min_steps < 2:
             raise ValueError(f"min_steps: expected 2 or more, got {self.min_steps}")
         if not self.min_steps <= self.max_steps <= MAX_STEPS:
@@ -74,10 +81,8 @@ class Difficulty:
             raise ValueError(f"max_amount: expected {self.max_quantity} (max_quantity) or more, got {self.max_amount}")
         unknown = [name for name in self.operations if name not in OPERATIONS]
         if unknown or not self.operations or len(set(self.operations)) < len(self.operations):
-            raise ValueError(
-                f"operations: expected different ones of {', '.join(OPERATIONS)}, "
-                f"got {', '.join(self.operations) or 'none'}"
-            )
+            got = ", ".join(self.operations) or "none"
+            raise ValueError(f"operations: expected different ones of {', '.join(OPERATIONS)}, got {got}")
 
 
 class _Move(NamedTuple):
@@ -89,18 +94,14 @@ class _Move(NamedTuple):
 
     @property
     def result(self) -> int:
-        return _RESULTS[self.operation](self.amount, self.number)
+        return _OPERATIONS[self.operation].apply(self.amount, self.number)
 
     @property
     def equation(self) -> str:
-        return f"{self.amount} {_SIGNS[self.operation]} {self.number}"
+        return f"{self.amount} {_OPERATIONS[self.operation].sign} {self.number}"
 
 
-# What makes two problems the same whatever the story: their equations.
-_Chain = tuple[str, ...]
-
-
-def _numbers(operation: str, amount: int, difficulty: Difficulty) -> Iterator[_Move]:
+def _moves_from(operation: str, amount: int, difficulty: Difficulty) -> Iterator[_Move]:
     """The moves of an operation from an amount that stay whole, positive and within the difficulty."""
     if operation in ("double", "halve"):
         numbers = range(2, 3)
@@ -109,51 +110,50 @@ def _numbers(operation: str, amount: int, difficulty: Difficulty) -> Iterator[_M
         numbers = range(1 if operation in ("add", "subtract") else 3, difficulty.max_quantity + 1)
     for number in numbers:
         move = _Move(operation, amount, number)
-        if operation in ("share", "halve") and amount % number:
-            continue
-        if 1 <= move.result <= difficulty.max_amount:
+        whole = operation not in ("share", "halve") or amount % number == 0
+        if whole and 1 <= move.result <= difficulty.max_amount:
             yield move
 
 
-def _openings(difficulty: Difficulty) -> dict[str, list[_Move]]:
+def _first_moves(difficulty: Difficulty) -> dict[str, list[_Move]]:
     """The first moves by operation: both numbers are told, and the result is neither."""
-    moves: dict[str, list[_Move]] = {}
+    moves = {}
     for operation in difficulty.operations:
         # An amount that shrinks may start high.
-        shrinks = operation in ("subtract", "share", "halve")
-        amounts = range(2, (difficulty.max_amount if shrinks else difficulty.max_quantity) + 1)
-        found = [move for amount in amounts for move in _numbers(operation, amount, difficulty)]
-        found = [move for move in found if move.result not in (move.amount, move.number)]
-        if found:
-            moves[operation] = found
-    return moves
+        most = difficulty.max_amount if _OPERATIONS[operation].shrinks else difficulty.max_quantity
+        found = [move for amount in range(2, most + 1) for move in _moves_from(operation, amount, difficulty)]
+        moves[operation] = [move for move in found if move.result not in (move.amount, move.number)]
+    return {operation: found for operation, found in moves.items() if found}
 
 
-def _draw_moves(draw: random.Random, openings: dict[str, list[_Move]], difficulty: Difficulty) -> list[_Move] | None:
+def _draw_move(draw: random.Random, choices: dict[str, list[_Move]]) -> _Move | None:
+    return draw.choice(choices[draw.choice(list(choices))]) if choices else None
+
+
+def _draw_moves(draw: random.Random, first: dict[str, list[_Move]], difficulty: Difficulty) -> list[_Move] | None:
     """A chain of moves; None where it ran into a dead end."""
-    if not openings:
+    if not first:
         return None
     count = draw.randint(difficulty.min_steps, difficulty.max_steps)
-    moves = [draw.choice(openings[draw.choice(list(openings))])]
-    told = {moves[0].amount, moves[0].number}
-    results = {moves[0].result}
-    while len(moves) < count:
-        choices: dict[str, list[_Move]] = {}
-        for operation in difficulty.operations:
-            fitting = [
-                move
-                for move in _numbers(operation, moves[-1].result, difficulty)
+    moves: list[_Move] = []
+    move = _draw_move(draw, first)
+    while move is not None:
+        moves.append(move)
+        if len(moves) == count:
+            return moves
+        told = {moves[0].amount, *(each.number for each in moves)}
+        results = {each.result for each in moves}
+        choices = {
+            operation: [
+                each
+                for each in _moves_from(operation, move.result, difficulty)
                 # No result may be told anywhere, nor come back: it would make the steps between superfluous.
-                if move.number not in results and move.result not in told | results | {move.number}
+                if each.number not in results and each.result not in told | results | {each.number}
             ]
-            if fitting:
-                choices[operation] = fitting
-        if not choices:
-            return None
-        moves.append(draw.choice(choices[draw.choice(list(choices))]))
-        told.add(moves[-1].number)
-        results.add(moves[-1].result)
-    return moves
+            for operation in difficulty.operations
+        }
+        move = _draw_move(draw, {operation: found for operation, found in choices.items() if found})
+    return None
 
 
 def _tell(draw: random.Random, moves: list[_Move]) -> tuple[str, list[str]]:
@@ -165,69 +165,67 @@ def _tell(draw: random.Random, moves: list[_Move]) -> tuple[str, list[str]]:
     sentences: list[str] = []
     steps: list[str] = []
     for position, move in enumerate(moves):
-        phrase: Phrase = draw.choice((TURNS if position else OPENINGS)[move.operation])
+        phrase = draw.choice((TURNS if position else OPENINGS)[move.operation])
         other = names.pop()
-        owner = other if phrase.passes_on else holder
         words = {
             "who": holder,
             "other": other,
             "things": thing.plural,
             "box": box.singular,
-            "a": move.amount,
-            "a_things": counted(move.amount, thing),
-            "a_boxes": counted(move.amount, box),
             "n": move.number,
+            "a_things": counted(move.amount, thing),
             "n_things": counted(move.number, thing),
             "n_boxes": counted(move.number, box),
             "equation": f"{move.equation} = {counted(move.result, thing)}",
         }
         sentences.append(phrase.story.format(**words))
         steps.append(phrase.solution.format(**words))
-        holder = owner
+        holder = other if phrase.passes_on else holder
     sentences.append(draw.choice(QUESTIONS).format(who=holder, things=thing.plural))
     return " ".join(sentences), steps
 
 
-def _record(question: str, steps: list[str], answer: int) -> dict[str, Any]:
+def _make_record(question: str, steps: list[str], answer: int) -> dict[str, Any]:
     solution = "\n\n".join([*steps[:-1], f"{steps[-1]} The answer is \\boxed{{{answer}}}."])
-    return {
-        "messages": [
-            {"role": "system", "content": SYSTEM_PROMPT},
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": solution},
-        ],
-        "question": question,
-        "answer": solution,
-        "ground_truth": str(answer),
-        "total_steps": len(steps),
-    }
+    fields = {"question": question, "answer": solution, "ground_truth": str(answer), "total_steps": len(steps)}
+    return chat_record(StepmathTask.system_prompt, question, solution, **fields)
+
+
+# What makes two problems the same whatever the story: their equations.
+_Chain = tuple[str, ...]
 
 
 def _draw_records(
-    size: int, draw: random.Random, difficulty: Difficulty, *, avoid: set[_Chain], once: bool, name: str
+    size: int, chance: str, difficulty: Difficulty, name: str, *, avoid: Collection[_Chain] = (), once: bool = False
 ) -> tuple[list[dict[str, Any]], set[_Chain]]:
-    """Records with different questions, and their chains.
+    """Records with different questions, and their chains of equations.
 
     Args:
         size: how many.
-        draw: where chance comes from.
+        chance: seed of the draws.
         difficulty: of the problems.
-        avoid: chains that none may have.
-        once: whether every chain may occur only once, or again with another story.
         name: of the size, for the error message.
+        avoid: chains that none may have.
+        once: every chain may occur only once, not again with another story.
+
+    Raises:
+        ValueError: the size is negative, or larger than the number of problems of that difficulty.
     """
-    openings = _openings(difficulty)
+    if size < 0:
+        raise ValueError(f"{name}: expected 0 or more, got {size}")
+    draw = random.Random(chance)
+    first = _first_moves(difficulty)
     records: list[dict[str, Any]] = []
     questions: set[str] = set()
     chains: set[_Chain] = set()
     failures = 0
     while len(records) < size:
-        moves = _draw_moves(draw, openings, difficulty)
+        moves = _draw_moves(draw, first, difficulty)
         if moves is not None:
             chain = tuple(move.equation for move in moves)
             question, steps = _tell(draw, moves)
             if chain not in avoid and not (once and chain in chains) and question not in questions:
-                records.append(_record(question, steps, moves[-1].result))
+                records.append(_make_record(question, steps, moves[-1].result))
                 questions.add(question)
                 chains.add(chain)
                 failures = 0
@@ -239,11 +237,6 @@ def _draw_records(
                 "ask for fewer, or allow more steps, larger numbers or more operations"
             )
     return records, chains
-
-
-def _check_size(size: int, name: str) -> None:
-    if size < 0:
-        raise ValueError(f"{name}: expected 0 or more, got {size}")
 
 
 def generate(size: int, seed: int, difficulty: Difficulty | None = None) -> list[dict[str, Any]]:
@@ -260,10 +253,7 @@ def generate(size: int, seed: int, difficulty: Difficulty | None = None) -> list
     Raises:
         ValueError: the size is negative, or larger than the number of problems of that difficulty.
     """
-    _check_size(size, "size")
-    draw = random.Random(f"stepmath {seed}")
-    records, _ = _draw_records(size, draw, difficulty or Difficulty(), avoid=set(), once=False, name="size")
-    return records
+    return _draw_records(size, f"stepmath {seed}", difficulty or Difficulty(), "size")[0]
 
 
 def generate_split(
@@ -287,13 +277,7 @@ def generate_split(
     Raises:
         ValueError: a size is negative, or there are too few problems of that difficulty.
     """
-    _check_size(train_size, "train_size")
-    _check_size(test_size, "test_size")
-    difficulty = difficulty or Difficulty()
-    test, chains = _draw_records(
-        test_size, random.Random(f"stepmath {seed} test"), difficulty, avoid=set(), once=True, name="test_size"
-    )
-    train, _ = _draw_records(
-        train_size, random.Random(f"stepmath {seed} train"), difficulty, avoid=chains, once=False, name="train_size"
-    )
+    level = difficulty or Difficulty()
+    test, chains = _draw_records(test_size, f"stepmath {seed} test", level, "test_size", once=True)
+    train, _ = _draw_records(train_size, f"stepmath {seed} train", level, "train_size", avoid=chains)
     return train, test

@@ -15,8 +15,8 @@ class Noun(NamedTuple):
 class Phrase(NamedTuple):
     """How one operation is told.
 
-    Fields in braces: ``who`` has the amount before, ``other`` is somebody new; ``a`` is the amount (openings only,
-    a later one is never told), ``n`` the number by which it changes; ``a_things``, ``n_boxes`` ... are these with the
+    Fields in braces: ``who`` has the amount before, ``other`` is somebody new; ``a_things`` is that amount (openings
+    only, a later one is never told); ``n`` is the number by which it changes, ``n_things`` and ``n_boxes`` with the
     noun; ``equation`` is "4 * 3 = 12 pens".
 
     Attributes:
@@ -40,26 +40,15 @@ NAMES = (
     *("Nina", "Paul", "Emma", "Jack", "Lily", "Omar", "Ruth", "Sam"),
 )
 
-THINGS = (
-    Noun("apple", "apples"),
-    Noun("badge", "badges"),
-    Noun("ball", "balls"),
-    Noun("bead", "beads"),
-    Noun("book", "books"),
-    Noun("button", "buttons"),
-    Noun("card", "cards"),
-    Noun("coin", "coins"),
-    Noun("cookie", "cookies"),
-    Noun("marble", "marbles"),
-    Noun("nut", "nuts"),
-    Noun("peach", "peaches"),
-    Noun("pen", "pens"),
-    Noun("shell", "shells"),
-    Noun("stamp", "stamps"),
-    Noun("sticker", "stickers"),
-)
+_PLURALS = {"box": "boxes", "peach": "peaches"}
 
-BOXES = (Noun("bag", "bags"), Noun("basket", "baskets"), Noun("box", "boxes"), Noun("jar", "jars"))
+
+def _nouns(text: str) -> tuple[Noun, ...]:
+    return tuple(Noun(word, _PLURALS.get(word, f"{word}s")) for word in text.split())
+
+
+THINGS = _nouns("apple badge ball bead book button card coin cookie marble nut peach pen shell stamp sticker")
+BOXES = _nouns("bag basket box jar")
 
 # How a problem begins; both numbers are told.
 OPENINGS = {

@@ -11,9 +11,7 @@ which ``\b`` goes, are the ASCII letters and digits and ``_``.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from stepjepa.tasks.regex.syntax import ANY, WORD, Boundary, Characters, Complement, Node, Ranges, Repetition, parse
@@ -21,9 +19,6 @@ from stepjepa.tasks.regex.terms import Term, Terms
 
 # Tried in turn as the example of a block of characters.
 _READABLE = "aA0-bB1 _eE.+"
-
-# The end of a line counts as no word character, like its beginning.
-_EDGE = 0
 
 
 def equivalent(left: str, right: str) -> bool:
@@ -42,13 +37,13 @@ def find_difference(left: str, right: str) -> str | None:
         RegexSyntaxError: one of them is no expression.
     """
     trees = parse(left), parse(right)
-    alphabet = _make_alphabet([leaf for tree in trees for leaf in _leaves(tree)])
+    alphabet = _make_alphabet(_character_sets(trees[0]) | _character_sets(trees[1]))
     terms = Terms(alphabet.is_word)
     return _follow(terms, alphabet, *(terms.of(tree, alphabet.blocks) for tree in trees))
 
 
 class _Alphabet(NamedTuple):
-    """The characters of lines, in blocks that two expressions do not tell apart.
+    r"""The characters of lines, in blocks that two expressions do not tell apart.
 
     Attributes:
         examples: a character of each block.
@@ -61,42 +56,41 @@ class _Alphabet(NamedTuple):
     blocks: dict[Ranges, int]
 
 
-def _leaves(node: Node) -> Iterator[Characters | Boundary]:
+def _character_sets(node: Node) -> set[Ranges]:
     match node:
-        case Characters() | Boundary():
-            yield node
-        case Complement() | Repetition():
-            yield from _leaves(node.inner)
+        case Characters(ranges):
+            return {ranges}
+        case Boundary():
+            return {WORD}
+        case Complement(inner) | Repetition(inner):
+            return _character_sets(inner)
         case _:
-            for part in node.parts:
-                yield from _leaves(part)
+            return set().union(*map(_character_sets, node.parts))
 
 
-def _make_alphabet(leaves: list[Characters | Boundary]) -> _Alphabet:
-    sets = list(
-        dict.fromkeys([ANY.ranges, *(leaf.ranges if isinstance(leaf, Characters) else WORD for leaf in leaves)])
-    )
-    # Between two neighbouring cuts all characters are in the same sets; which those are is kept as bits.
+def _make_alphabet(character_sets: set[Ranges]) -> _Alphabet:
+    sets = [ANY.ranges, *sorted(character_sets - {ANY.ranges})]
+    # Between two neighbouring cuts all characters are in the same sets.
     cuts = sorted({cut for ranges in sets for first, last in ranges for cut in (first, last + 1)})
-    memberships = dict.fromkeys(cuts, 0)
-    for number, ranges in enumerate(sets):
-        for first, last in ranges:
-            for cut in cuts[bisect_left(cuts, first) : bisect_right(cuts, last)]:
-                memberships[cut] |= 1 << number
-    examples: dict[int, int] = {}
-    # A later one replaces an earlier one: the most readable last.
+    examples: dict[tuple[bool, ...], int] = {}
+    # A later example replaces an earlier one: the most readable last.
     for code in (*reversed(cuts), *map(ord, reversed(_READABLE))):
-        place = bisect_right(cuts, code) - 1
-        if place >= 0 and memberships[cuts[place]]:
-            examples[memberships[cuts[place]]] = code
+        inside = tuple(_holds(ranges, code) for ranges in sets)
+        # A newline is in no line.
+        if inside[0]:
+            examples[inside] = code
     return _Alphabet(
         tuple(map(chr, examples.values())),
-        tuple(int(any(first <= code <= last for first, last in WORD)) for code in examples.values()),
+        tuple(int(_holds(WORD, code)) for code in examples.values()),
         {
-            ranges: sum(1 << block for block, bits in enumerate(examples) if bits >> number & 1)
+            ranges: sum(1 << block for block, inside in enumerate(examples) if inside[number])
             for number, ranges in enumerate(sets)
         },
     )
+
+
+def _holds(ranges: Ranges, code: int) -> bool:
+    return any(first <= code <= last for first, last in ranges)
 
 
 class _Pair(NamedTuple):
@@ -105,67 +99,64 @@ class _Pair(NamedTuple):
     Attributes:
         left: of one expression.
         right: of the other.
-        before: 1 if the line ends with a word character, else 0.
+        before: 1 if the line ends with a word character, else 0, as at the beginning.
         previous: the pair one character earlier; None at the beginning.
-        block: of the last character of the line.
+        example: the last character of the line.
     """
 
     left: Term
     right: Term
-    before: int
+    before: int = 0
     previous: _Pair | None = None
-    block: int = 0
+    example: str = ""
 
 
 def _follow(terms: Terms, alphabet: _Alphabet, left: Term, right: Term) -> str | None:
-    """A shortest line on which two terms differ, after Hopcroft and Karp: what is taken for equal once is not asked
-    again."""
+    """A shortest line on which two terms differ, after Hopcroft and Karp: states that were taken for equal once are
+    not compared again."""
     classes = _Classes()
-    pairs = deque([_Pair(left, right, _EDGE)])
+    pairs = deque([_Pair(left, right)])
     while pairs:
         pair = pairs.popleft()
-        if not classes.join(_state(pair.left, pair.before), _state(pair.right, pair.before)):
+        # The character before decides about what follows only where there is a boundary.
+        if not classes.join(*((term, term.local and pair.before) for term in (pair.left, pair.right))):
             continue
-        at_the_end = 2 * pair.before + _EDGE
-        if (pair.left.accepts ^ pair.right.accepts) >> at_the_end & 1:
-            return _line(pair, alphabet)
+        # The end of a line counts as no word character.
+        if (pair.left.accepts ^ pair.right.accepts) >> (2 * pair.before) & 1:
+            return _line(pair)
         for block, is_word in enumerate(alphabet.is_word):
-            after = [terms.derivative(term, pair.before, block) for term in (pair.left, pair.right)]
-            if after[0] is not after[1]:
-                pairs.append(_Pair(after[0], after[1], is_word, pair, block))
+            left, right = (terms.derivative(term, pair.before, block) for term in (pair.left, pair.right))
+            if left is not right:
+                pairs.append(_Pair(left, right, is_word, pair, alphabet.examples[block]))
     return None
 
 
-def _state(term: Term, before: int) -> tuple[Term, int]:
-    """What decides about all that follows."""
-    return term, before if term.local else 0
-
-
-def _line(pair: _Pair, alphabet: _Alphabet) -> str:
+def _line(pair: _Pair) -> str:
     characters = []
     while pair.previous is not None:
-        characters.append(alphabet.examples[pair.block])
+        characters.append(pair.example)
         pair = pair.previous
     return "".join(reversed(characters))
 
 
+_State = tuple[Term, int]
+
+
 class _Classes:
-    """States in classes of those taken for equal."""
+    """States in classes of those taken for equal (union-find)."""
 
     def __init__(self) -> None:
-        self._parents: dict[tuple[Term, int], tuple[Term, int]] = {}
+        self._parents: dict[_State, _State] = {}
 
-    def _root(self, state: tuple[Term, int]) -> tuple[Term, int]:
+    def _root(self, state: _State) -> _State:
         while (parent := self._parents.get(state, state)) != state:
             # Halving the way keeps later searches short.
             self._parents[state] = self._parents.get(parent, parent)
             state = parent
         return state
 
-    def join(self, one: tuple[Term, int], other: tuple[Term, int]) -> bool:
+    def join(self, one: _State, other: _State) -> bool:
         """Put two states into one class; False if they were in one already."""
         root, other_root = self._root(one), self._root(other)
-        if root == other_root:
-            return False
         self._parents[root] = other_root
-        return True
+        return root != other_root

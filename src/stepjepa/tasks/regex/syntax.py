@@ -9,11 +9,9 @@ They are those of textbooks with two operators more, and describe whole lines::
     complement    = '~' complement | atom
     atom          = '(' union ')' | '()' | '[' class ']' | '.' | '\b' | escape | character
 
-The order of binding is that of the automaton library with which the authors of the data compared expressions. The data
-would allow others: operands of ``|`` and ``&`` always stand in brackets there, and so does that of ``~``. But 575 of
-the 9863 published pairs lack the brackets around the whole, as ``.*([A-Za-z])|(.).*`` for "containing a letter or a
-character", and only the order of binding says that this is not ``.*(([A-Za-z])|(.)).*``: an expression means what it
-says, not what its description does.
+The precedence is that of the automaton library with which the authors of the data compared expressions. 575 of the
+9863 published pairs lack the brackets around the whole, as ``.*([A-Za-z])|(.).*`` for "containing a letter or a
+character", which is not ``.*(([A-Za-z])|(.)).*``: an expression means what it says, not what its description does.
 
 ``^`` and ``$`` are no characters of the dialect, since an expression describes a whole line anyway; with a backslash
 they are themselves. ``\d``, ``\w`` and ``\s``, also in capitals, are classes of ASCII characters.
@@ -21,6 +19,7 @@ they are themselves. ``\d``, ``\w`` and ``\s``, also in capitals, are classes of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 # The published expressions have 54 characters at most, nested 6 deep.
@@ -28,9 +27,9 @@ LONGEST = 1000
 DEEPEST = 60
 
 _HIGHEST = 0x10FFFF
-_NEWLINE = ord("\n")
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
+"""Code points, ends included, in order and apart from each other."""
 
 
 class RegexSyntaxError(ValueError):
@@ -38,12 +37,7 @@ class RegexSyntaxError(ValueError):
 
 
 class Characters(NamedTuple):
-    """One character out of a set.
-
-    Attributes:
-        ranges: of code points, ends included, in order and apart from each other; never with the newline, which no
-            line holds.
-    """
+    """One character out of a set; a newline in it does not count, since no line holds one."""
 
     ranges: Ranges
 
@@ -77,7 +71,7 @@ class Complement(NamedTuple):
 
 
 class Repetition(NamedTuple):
-    """``inner`` from ``least`` to ``most`` times; without end where ``most`` is None."""
+    """``inner`` from ``least`` to ``most`` times; without upper bound where ``most`` is None."""
 
     inner: Node
     least: int
@@ -87,39 +81,34 @@ class Repetition(NamedTuple):
 Node: TypeAlias = Characters | Boundary | Concatenation | Union | Intersection | Complement | Repetition
 
 
-def _sorted_apart(ranges: list[tuple[int, int]]) -> Ranges:
+def _merged(ranges: list[tuple[int, int]]) -> Ranges:
     """The same code points as ranges in order that do not touch."""
-    apart: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
-        if apart and first <= apart[-1][1] + 1:
-            apart[-1] = (apart[-1][0], max(apart[-1][1], last))
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
         else:
-            apart.append((first, last))
-    return tuple(apart)
+            merged.append((first, last))
+    return tuple(merged)
 
 
 def _others(ranges: Ranges) -> Ranges:
     """The code points outside of ranges."""
-    gaps, start = [], 0
-    for first, last in ranges:
-        if start < first:
-            gaps.append((start, first - 1))
-        start = last + 1
-    if start <= _HIGHEST:
-        gaps.append((start, _HIGHEST))
-    return tuple(gaps)
+    edges = [-1, *(edge for each in ranges for edge in each), _HIGHEST + 1]
+    gaps = zip(edges[::2], edges[1::2], strict=True)
+    return tuple((before + 1, after - 1) for before, after in gaps if before + 1 < after)
 
 
 def _of(*pieces: str) -> Ranges:
     """Ranges from characters and from pairs of characters, the ends of a range."""
-    return _sorted_apart([(ord(piece[0]), ord(piece[-1])) for piece in pieces])
+    return _merged([(ord(piece[0]), ord(piece[-1])) for piece in pieces])
 
 
 WORD = _of("09", "AZ", "az", "_")
 _DIGIT, _SPACE = _of("09"), _of(" ", "\t\r")
 _CLASSES = {"d": _DIGIT, "w": WORD, "s": _SPACE, "D": _others(_DIGIT), "W": _others(WORD), "S": _others(_SPACE)}
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
-ANY = Characters(_others(((_NEWLINE, _NEWLINE),)))
+ANY = Characters(_others(_of("\n")))
 # What has a meaning of its own, or would have to somebody who reads it, and is no character without a backslash.
 _RESERVED = frozenset("|&~*+?{}()[].^$\\")
 _REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
@@ -140,9 +129,9 @@ def parse(text: str) -> Node:
     if "\n" in text:
         raise RegexSyntaxError("expected one line, got several")
     parser = _Parser(text)
-    node = parser.union(0)
+    node = parser.union()
     if parser.position < len(text):
-        raise parser.fail("a ')' that closes nothing")
+        raise parser.error("a ')' that closes nothing")
     return node
 
 
@@ -152,8 +141,9 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self.text = text
         self.position = 0
+        self.depth = 0
 
-    def fail(self, what: str) -> RegexSyntaxError:
+    def error(self, what: str) -> RegexSyntaxError:
         return RegexSyntaxError(f"{what} at character {self.position + 1}")
 
     def peek(self) -> str:
@@ -167,98 +157,93 @@ class _Parser:
         self.position += 1
         return True
 
-    def union(self, depth: int) -> Node:
-        if depth > DEEPEST:
-            raise self.fail(f"brackets nested deeper than {DEEPEST}")
-        parts = [self.intersection(depth)]
-        while self.take("|"):
-            parts.append(self.intersection(depth))
-        return parts[0] if len(parts) == 1 else Union(tuple(parts))
+    def union(self) -> Node:
+        if self.depth > DEEPEST:
+            raise self.error(f"brackets nested deeper than {DEEPEST}")
+        return self.joined(self.intersection, "|", Union)
 
-    def intersection(self, depth: int) -> Node:
-        parts = [self.concatenation(depth)]
-        while self.take("&"):
-            parts.append(self.concatenation(depth))
-        return parts[0] if len(parts) == 1 else Intersection(tuple(parts))
+    def intersection(self) -> Node:
+        return self.joined(self.concatenation, "&", Intersection)
 
-    def concatenation(self, depth: int) -> Node:
+    def joined(self, operand: Callable[[], Node], operator: str, kind: type[Union] | type[Intersection]) -> Node:
+        """Operands with an operator between them."""
+        parts = [operand()]
+        while self.take(operator):
+            parts.append(operand())
+        return parts[0] if len(parts) == 1 else kind(tuple(parts))
+
+    def concatenation(self) -> Node:
         parts = []
         while self.peek() not in ("", "|", "&", ")"):
-            parts.append(self.repetition(depth))
+            parts.append(self.repetition())
         if not parts:
-            raise self.fail("nothing where an expression is needed")
+            raise self.error("nothing where an expression is needed")
         return parts[0] if len(parts) == 1 else Concatenation(tuple(parts))
 
-    def repetition(self, depth: int) -> Node:
+    def repetition(self) -> Node:
         complements = 0
         while self.take("~"):
             complements += 1
-        node = self.atom(depth)
+        node = self.atom()
         if complements % 2:
             node = Complement(node)
         operators = 0
         while (operator := self.peek()) and operator in "*+?{":
             operators += 1
             if operators > DEEPEST:
-                raise self.fail(f"more than {DEEPEST} repetitions of repetitions")
+                raise self.error(f"more than {DEEPEST} repetitions of repetitions")
             node = Repetition(node, *(self.bounds() if operator == "{" else _REPEATS[operator]))
             if operator != "{":
                 self.position += 1
         return node
 
     def bounds(self) -> tuple[int, int | None]:
-        closing = self.text.find("}", self.position)
-        least, comma, most = self.text[self.position + 1 : max(closing, 0)].partition(",")
-        if closing < 0 or not _is_number(least) or not (most == "" or (comma and _is_number(most))):
-            raise self.fail("'{' without {n}, {n,} or {n,m}")
+        end = self.text.find("}", self.position)
+        least, comma, most = self.text[self.position + 1 : max(end, 0)].partition(",")
+        if end < 0 or not _is_number(least) or not (most == "" or (comma and _is_number(most))):
+            raise self.error("'{' without {n}, {n,} or {n,m}")
         lowest, highest = int(least), int(most) if most else None if comma else int(least)
         if highest is not None and highest < lowest:
-            raise self.fail(f"bounds in the wrong order, {lowest} to {highest}")
-        self.position = closing + 1
+            raise self.error(f"bounds in the wrong order, {lowest} to {highest}")
+        self.position = end + 1
         return lowest, highest
 
-    def atom(self, depth: int) -> Node:
+    def atom(self) -> Node:
         character = self.peek()
         if self.take("("):
-            return self.bracket(depth)
+            return self.bracket()
         if self.take("["):
             return self.character_class()
         if self.take("."):
             return ANY
-        if character == "\\":
-            return self.backslash()
-        if character in _RESERVED or not character:
-            raise self.fail(f"'{character}' where a character is needed" if character else "nothing after '~'")
-        self.position += 1
-        return _characters(((ord(character), ord(character)),))
-
-    def bracket(self, depth: int) -> Node:
-        if self.take(")"):
-            return Concatenation(())
-        node = self.union(depth + 1)
-        if not self.take(")"):
-            raise self.fail("no ')'")
-        return node
-
-    def backslash(self) -> Node:
         if self.text.startswith("\\b", self.position):
             self.position += 2
             return Boundary()
-        return _characters(self.escape())
+        if character == "\\":
+            return Characters(self.escape())
+        if character in _RESERVED or not character:
+            raise self.error(f"'{character}' where a character is needed" if character else "nothing after '~'")
+        self.position += 1
+        return Characters(_of(character))
+
+    def bracket(self) -> Node:
+        if self.take(")"):
+            return Concatenation(())
+        self.depth += 1
+        node = self.union()
+        self.depth -= 1
+        if not self.take(")"):
+            raise self.error("no ')'")
+        return node
 
     def escape(self) -> Ranges:
         self.position += 1
         character = self.peek()
-        if character in _CLASSES:
-            found = _CLASSES[character]
-        elif character in _CONTROLS:
-            found = _of(_CONTROLS[character])
-        elif character and not (character.isalnum() or character == "_"):
-            found = _of(character)
-        else:
-            raise self.fail(f"'\\{character}', which means nothing,")
+        word = character.isalnum() or character == "_"
+        if not character or (word and character not in _CLASSES and character not in _CONTROLS):
+            raise self.error(f"'\\{character}', which means nothing,")
         self.position += 1
-        return found
+        return _CLASSES.get(character) or _of(_CONTROLS.get(character, character))
 
     def character_class(self) -> Node:
         negated = self.take("^")
@@ -269,37 +254,25 @@ class _Parser:
                 self.position += 1
                 last = self.class_member()
                 if any(len(end) != 1 or end[0][0] != end[0][1] for end in (first, last)):
-                    raise self.fail("a range that ends in a class of characters")
+                    raise self.error("a range that ends in a class of characters")
                 if last[0][0] < first[0][0]:
-                    raise self.fail(f"a range in the wrong order, {chr(first[0][0])} to {chr(last[0][0])},")
+                    raise self.error(f"a range in the wrong order, {chr(first[0][0])} to {chr(last[0][0])},")
                 ranges.append((first[0][0], last[0][0]))
             else:
                 ranges.extend(first)
         if not ranges:
-            raise self.fail("'[]' without characters")
-        apart = _sorted_apart(ranges)
-        return _characters(_others(apart) if negated else apart)
+            raise self.error("'[]' without characters")
+        return Characters(_others(_merged(ranges)) if negated else _merged(ranges))
 
     def class_member(self) -> Ranges:
         character = self.peek()
         if character == "":
-            raise self.fail("no ']'")
+            raise self.error("no ']'")
         if character == "\\":
             return self.escape()
         self.position += 1
-        return ((ord(character), ord(character)),)
+        return _of(character)
 
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
-
-
-def _characters(ranges: Ranges) -> Characters:
-    """A set of characters, the newline taken out."""
-    inside = (
-        piece
-        for first, last in ranges
-        for piece in ((first, min(last, _NEWLINE - 1)), (max(first, _NEWLINE + 1), last))
-        if piece[0] <= piece[1]
-    )
-    return Characters(tuple(inside))

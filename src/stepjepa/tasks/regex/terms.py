@@ -9,7 +9,10 @@ before or not, behind or not). This is all that ``\b`` needs, also under ``&``, 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_, or_
+from typing import Literal
 
 from stepjepa.tasks.regex.syntax import (
     Boundary,
@@ -33,6 +36,7 @@ Kind = Literal[
 Bounds = tuple[int, int | None]
 
 
+@dataclass(eq=False, slots=True)
 class Term:
     """An expression; made by :class:`Terms`, where equal ones are one object.
 
@@ -42,27 +46,19 @@ class Term:
         bounds: of a repetition, None for no upper one.
         blocks: of characters, as bits.
         accepts: in which surroundings it describes the empty text, as bits.
-        local: whether the surroundings make a difference to it.
         number: in the order of making.
+        local: whether the surroundings make a difference to it.
         derivatives: those known, see :meth:`Terms.derivative`.
     """
-
-    __slots__ = ("accepts", "blocks", "bounds", "derivatives", "kind", "local", "number", "parts")
-
-    def __init__(self, makings: _Makings, *, accepts: int, number: int) -> None:
-        self.kind, self.parts, self.bounds, self.blocks = makings
-        self.accepts, self.number = accepts, number
-        self.local: bool = self.kind == "boundary" or any(part.local for part in self.parts)
-        self.derivatives: dict[int, Term] = {}
-
-
-class _Makings(NamedTuple):
-    """What makes a term another one."""
 
     kind: Kind
     parts: tuple[Term, ...]
     bounds: Bounds
     blocks: int
+    accepts: int
+    number: int
+    local: bool
+    derivatives: dict[int, Term] = field(default_factory=dict)
 
 
 class Terms:
@@ -79,7 +75,7 @@ class Terms:
 
     def __init__(self, is_word: tuple[int, ...]) -> None:
         self._is_word = is_word
-        self._made: dict[_Makings, Term] = {}
+        self._made: dict[tuple[Kind, tuple[Term, ...], Bounds, int], Term] = {}
         self.none = self._make("none", 0)
         self.empty = self._make("empty", _EVERYWHERE)
         self.all = self._make("repetition", _EVERYWHERE, (self.characters((1 << len(is_word)) - 1),), bounds=(0, None))
@@ -87,11 +83,11 @@ class Terms:
     def _make(
         self, kind: Kind, accepts: int, parts: tuple[Term, ...] = (), *, bounds: Bounds = (1, 1), blocks: int = 0
     ) -> Term:
-        makings = _Makings(kind, parts, bounds, blocks)
-        found = self._made.get(makings)
-        if found is None:
-            found = self._made[makings] = Term(makings, accepts=accepts, number=len(self._made))
-        return found
+        key = (kind, parts, bounds, blocks)
+        if key not in self._made:
+            local = kind == "boundary" or any(part.local for part in parts)
+            self._made[key] = Term(*key, accepts, len(self._made), local)
+        return self._made[key]
 
     def of(self, node: Node, blocks: dict[Ranges, int]) -> Term:
         """The term of a tree.
@@ -137,10 +133,7 @@ class Terms:
                     flat.append(piece)
         if len(flat) < 2:
             return flat[0] if flat else self.empty
-        accepts = _EVERYWHERE
-        for piece in flat:
-            accepts &= piece.accepts
-        return self._make("concatenation", accepts, tuple(flat))
+        return self._make("concatenation", reduce(and_, (piece.accepts for piece in flat)), tuple(flat))
 
     def repetition(self, inner: Term, least: int, most: int | None) -> Term:
         """A term several times."""
@@ -169,44 +162,30 @@ class Terms:
 
     def union(self, parts: Iterable[Term]) -> Term:
         """What one of the terms describes."""
-        members = _members("union", parts)
-        members.discard(self.none)
+        members = _members("union", parts) - {self.none}
         if self.all in members or _contradict(members):
             return self.all
         characters = {member for member in members if member.kind == "characters"}
-        if len(characters) > 1:
-            blocks = 0
-            for member in characters:
-                blocks |= member.blocks
+        if characters:
+            blocks = reduce(or_, (member.blocks for member in characters))
             members = members - characters | {self.characters(blocks)}
         members = self._without_contained(members)
         if len(members) < 2:
             return members.pop() if members else self.none
-        accepts = 0
-        for member in members:
-            accepts |= member.accepts
-        return self._make("union", accepts, _in_order(members))
+        return self._make("union", reduce(or_, (member.accepts for member in members)), _in_order(members))
 
     def intersection(self, parts: Iterable[Term]) -> Term:
         """What all terms describe."""
-        members = _members("intersection", parts)
-        members.discard(self.all)
+        members = _members("intersection", parts) - {self.all}
+        characters = {member for member in members if member.kind == "characters"}
+        if characters:
+            blocks = reduce(and_, (member.blocks for member in characters))
+            members = members - characters | {self.characters(blocks)}
         if self.none in members or _contradict(members):
             return self.none
-        characters = {member for member in members if member.kind == "characters"}
-        if len(characters) > 1:
-            blocks = -1
-            for member in characters:
-                blocks &= member.blocks
-            if not blocks:
-                return self.none
-            members = members - characters | {self.characters(blocks)}
         if len(members) < 2:
             return members.pop() if members else self.all
-        accepts = _EVERYWHERE
-        for member in members:
-            accepts &= member.accepts
-        return self._make("intersection", accepts, _in_order(members))
+        return self._make("intersection", reduce(and_, (member.accepts for member in members)), _in_order(members))
 
     def _without_contained(self, members: set[Term]) -> set[Term]:
         """The same union without members that describe nothing beyond another one.

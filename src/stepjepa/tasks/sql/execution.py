@@ -41,7 +41,6 @@ _SETTINGS = {
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
 _SYNTAX = ("syntax error", "incomplete input", "unrecognized token", "stack overflow", "one statement at a time")
-_LATE = "interrupted"
 # Characters of a message or a result that are kept to be read.
 _LONGEST_OUTPUT = 300
 _TOO_LARGE = {"SQLITE_NOMEM", "SQLITE_TOOBIG"}
@@ -74,8 +73,8 @@ def run_query(
 ) -> QueryResult:
     """Run one query; whatever it is, no file is changed or made. Virtual tables (``json_each``) can't be read.
 
-    Meant for a process of its own: a single call of a function on a long text can't be interrupted from within, and
-    the limit on memory holds for all of SQLite in this process and is never raised again.
+    For a process of its own: a single call of a function on a long text can't be interrupted from within, and the
+    limit on memory holds for all of SQLite in this process and is never raised again.
 
     Args:
         database: an SQLite file.
@@ -90,7 +89,7 @@ def run_query(
     try:
         with closing(_open(database, memory, guard)) as connection:
             result = _read(connection.execute(sql.rstrip("; \t\r\n")), most_rows)
-            return QueryResult(None, failure="time", message=_LATE) if guard.stop() else result
+            return QueryResult(None, failure="time", message="interrupted") if guard.stop() else result
     except MemoryError:
         return QueryResult(None, failure="memory", message="out of memory")
     # ValueError: text that is no UTF-8, or holds a null character.
@@ -111,9 +110,8 @@ class _Guard:
         self.denied = self.late = False
 
     def authorize(self, action: int, _first: str | None, second: str | None, *_: str | None) -> int:
-        if action in _READING:
-            return sqlite3.SQLITE_OK
-        if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() not in _DENIED_FUNCTIONS:
+        function = action == sqlite3.SQLITE_FUNCTION and (second or "").lower() not in _DENIED_FUNCTIONS
+        if action in _READING or function:
             return sqlite3.SQLITE_OK
         self.denied = True
         return sqlite3.SQLITE_DENY
@@ -201,30 +199,21 @@ _TOLERANCE = 1e-12
 
 def _settle_floats(*tables: Sequence[Row]) -> list[list[Row]]:
     """The same tables with one value for floats that are to count as one, so that equality is all that is needed."""
-    floats = sorted(
-        {
-            value
-            for table in tables
-            for row in table
-            for value in row
-            if isinstance(value, float) and math.isfinite(value) and not value.is_integer()
-        }
-    )
+    values = {value for table in tables for row in table for value in row if isinstance(value, float)}
     settled: dict[float, float] = {}
     previous = -math.inf
-    for value in floats:
+    for value in sorted(value for value in values if math.isfinite(value) and not value.is_integer()):
         tolerance = _TOLERANCE * max(1.0, abs(value))
         if abs(value - round(value)) <= tolerance:
             settled[value] = round(value)
         elif value - previous <= tolerance:
             settled[value] = settled.get(previous, previous)
         previous = value
-    if not settled:
-        return [list(table) for table in tables]
-    return [
-        [tuple(settled.get(value, value) if isinstance(value, float) else value for value in row) for row in table]
-        for table in tables
-    ]
+
+    def settle(value: Any) -> Any:
+        return settled.get(value, value) if isinstance(value, float) else value
+
+    return [[tuple(map(settle, row)) for row in table] for table in tables]
 
 
 # Comparisons of two sets of columns before a search is given up. Only results with many columns of equal content,
@@ -241,7 +230,7 @@ def _can_be_rearranged(columns: list[Row], others: list[Row]) -> bool:
     fits = [[at for at, other in enumerate(other_counts) if other == count] for count in counts]
     # The columns with the fewest candidates first: most often only one fits, and the search is no search.
     order = sorted(range(len(columns)), key=lambda at: len(fits[at]))
-    left = iter(range(_MOST_TRIALS))
+    trials = iter(range(_MOST_TRIALS))
 
     def search(chosen: list[int]) -> bool:
         if len(chosen) == len(order):
@@ -251,7 +240,7 @@ def _can_be_rearranged(columns: list[Row], others: list[Row]) -> bool:
             # Of columns that are the same one is as good as another.
             if candidate in chosen or others[candidate] in tried:
                 continue
-            if next(left, None) is None:
+            if next(trials, None) is None:
                 return False
             tried.add(others[candidate])
             longer = [*chosen, candidate]

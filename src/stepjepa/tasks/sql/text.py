@@ -176,24 +176,26 @@ def _hardness(query: exp.Query) -> Hardness | None:
         return None
     joins = select.args.get("joins") or ()
     group, order = select.args.get("group"), select.args.get("order")
-    where, having = (_Conditions(select.args.get(name)) for name in ("where", "having"))
-    clauses = [where, having, *(_Conditions(join.args.get("on")) for join in joins)]
+    (where, where_ors), (having, having_ors) = (_conditions(select.args.get(name)) for name in ("where", "having"))
+    ons = [_conditions(join.args.get("on")) for join in joins]
+    conditions = [*where, *having, *(each for on, _ in ons for each in on)]
     components = (
         sum(select.args.get(name) is not None for name in ("where", "group", "order", "limit"))
         + len(joins)
-        + sum(clause.ors + sum(map(_is_like, clause.conditions)) for clause in clauses)
+        + where_ors
+        + having_ors
+        + sum(ors for _, ors in ons)
+        + sum(map(_is_like, conditions))
     )
-    nestings = isinstance(query, exp.SetOperation) + sum(
-        _queries(condition) for clause in clauses for condition in clause.conditions
-    )
+    nestings = isinstance(query, exp.SetOperation) + sum(map(_queries, conditions))
     aggregations = (
-        sum(_aggregates(column) for column in select.expressions)
-        + sum(_aggregates(column) for column in (order.expressions if order else ()))
-        + sum(isinstance(condition, exp.Not) for condition in where.conditions + having.conditions)
-        + max(0, len(having.conditions) - 1)
+        sum(map(_aggregates, select.expressions))
+        + sum(map(_aggregates, order.expressions if order else ()))
+        + sum(isinstance(condition, exp.Not) for condition in where + having)
+        + max(0, len(having) - 1)
     )
-    columns = len(group.expressions) if group else 0
-    others = sum(count > 1 for count in (aggregations, len(select.expressions), len(where.conditions), columns))
+    grouped = len(group.expressions) if group else 0
+    others = sum(count > 1 for count in (aggregations, len(select.expressions), len(where), grouped))
     return _level(components, nestings, others)
 
 
@@ -208,29 +210,22 @@ def _level(components: int, nestings: int, others: int) -> Hardness:
     return "hard" if nestings == 1 and components <= 1 and others == 0 else "extra"
 
 
-class _Conditions:
-    """What is put together by AND and OR.
+def _conditions(clause: exp.Expression | None) -> tuple[list[exp.Expression], int]:
+    """The conditions that AND and OR join, and how often OR does."""
+    from sqlglot import exp
 
-    Attributes:
-        conditions: the parts.
-        ors: how often OR stands between them.
-    """
-
-    def __init__(self, clause: exp.Expression | None) -> None:
-        from sqlglot import exp
-
-        self.conditions: list[exp.Expression] = []
-        self.ors = 0
-        waiting = [] if clause is None else [clause]
-        while waiting:
-            node = waiting.pop()
-            if isinstance(node, exp.Where | exp.Having | exp.Paren):
-                waiting.append(node.this)
-            elif isinstance(node, exp.And | exp.Or):
-                self.ors += isinstance(node, exp.Or)
-                waiting += [node.expression, node.this]
-            else:
-                self.conditions.append(node)
+    conditions, ors = [], 0
+    waiting = [] if clause is None else [clause]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, exp.Where | exp.Having | exp.Paren):
+            waiting.append(node.this)
+        elif isinstance(node, exp.And | exp.Or):
+            ors += isinstance(node, exp.Or)
+            waiting += [node.expression, node.this]
+        else:
+            conditions.append(node)
+    return conditions, ors
 
 
 def _is_like(condition: exp.Expression) -> bool:

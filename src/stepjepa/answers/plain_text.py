@@ -1,4 +1,4 @@
-"""Text as a reader sees it: what only a computer tells apart is made the same."""
+"""The text of an answer as a reader sees it: characters that look alike made equal, and its wrapping removed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CODE = re.compile(
     r"(?P<fence>```|~~~)(?:\w*[^\S\n]*\n)?(?P<block>(?:(?!(?P=fence)).)+)(?P=fence)|`(?P<inline>[^`\n]+)`", re.DOTALL
 )
 _BOX = re.compile(r"\$*\\(?:boxed|text)\s*\{([^{}]*)\}\$*")
-# What a short answer opens with is in so many characters; they also keep searches in it short.
-_LONGEST_OPENING = 2000
+# A short answer begins in so many characters, which also keep searches in it short.
+_LONGEST_START = 2000
 
 
-class _Table(dict[int, str]):
+class _LookAlikes(dict[int, str]):
     """For ``str.translate``, filled as characters come up."""
 
     def __missing__(self, code: int) -> str:
@@ -42,16 +42,16 @@ class _Table(dict[int, str]):
         return seen
 
 
-_TABLE = _Table()
+_LOOK_ALIKES = _LookAlikes()
 
 
-def legible(text: str) -> str:
+def plain_characters(text: str) -> str:
     """The same text in ASCII where nobody would see a difference.
 
     Digits of all scripts and full-width forms become ASCII, ``½`` becomes `` 1/2``, spaces other than
-    :data:`GROUPING_SPACES` become spaces, and what nobody sees (zero-width spaces, marks of direction) is left out.
+    :data:`GROUPING_SPACES` become spaces, and invisible characters (zero-width spaces, marks of direction) are removed.
     """
-    return text if text.isascii() else text.translate(_TABLE)
+    return text if text.isascii() else text.translate(_LOOK_ALIKES)
 
 
 def before_special_token(text: str) -> str:
@@ -59,14 +59,14 @@ def before_special_token(text: str) -> str:
     return _SPECIAL_TOKEN.split(text, maxsplit=1)[0]
 
 
-def opening(text: str) -> str:
-    """How an answer begins: legible, without the fence of a code block or a box around it, up to a special token."""
-    begun = before_special_token(legible(text.strip()[:_LONGEST_OPENING])).strip()
-    return _BOX.sub(r"\1", _FENCE.sub("", begun)).strip()
+def answer_start(text: str) -> str:
+    """The beginning of an answer in plain characters, without a code fence or box, up to a special token."""
+    start = before_special_token(plain_characters(text.strip()[:_LONGEST_START])).strip()
+    return _BOX.sub(r"\1", _FENCE.sub("", start)).strip()
 
 
-def unfenced(text: str) -> str:
-    """An answer that is code, without the fence or the backticks that it is shown in and a special token behind it."""
+def strip_code_fence(text: str) -> str:
+    """An answer that is code, without the fence or the backticks around it and a special token behind it."""
     text = _LAST_TOKENS.sub("", text.strip()).strip()
     code = _CODE.fullmatch(text)
     return (code["block"] or code["inline"]).strip() if code else text

@@ -6,12 +6,11 @@ from collections import Counter
 
 import pytest
 
-from stepjepa.commands.prepare_nl_rx import NL_RX
+from stepjepa.commands.prepare_generated import NL_RX
 from stepjepa.data.records import read_records
 from stepjepa.errors import UserError
-from stepjepa.files import write_jsonl
 from stepjepa.tasks import nl_rx_grammar
-from stepjepa.tasks.nl_rx import SYSTEM_PROMPT, NlRxTask, make_record
+from stepjepa.tasks.nl_rx import NlRxTask
 from stepjepa.tasks.registry import choose_task
 
 
@@ -37,7 +36,7 @@ def test_generates_records_of_the_task(tmp_path, capsys):
     assert capsys.readouterr().out == f"written to {target}      200\n"
     records = read_records(target)
     assert len(records) == 200
-    assert {record.messages[0]["content"] for record in records} == {SYSTEM_PROMPT}
+    assert {record.messages[0]["content"] for record in records} == {NlRxTask.system_prompt}
     assert isinstance(choose_task("auto", records), NlRxTask)
     for record in records:
         NlRxTask().truth(record)
@@ -55,15 +54,6 @@ def test_generates_a_test_file_apart(tmp_path, capsys):
     assert (len(pairs_of(train)), len(pairs_of(test))) == (200, 50)
     for part in (0, 1):
         assert not {pair[part] for pair in pairs_of(train)} & {pair[part] for pair in pairs_of(test)}
-
-
-def test_prints_how_it_compares(tmp_path, capsys):
-    other = tmp_path / "other.jsonl"
-    write_jsonl(other, [make_record("lines with a number", "[0-9]"), make_record("lines with a vowel", "[aeiou]")])
-    prepare("--size", 100, "--compare", other, "--output_file", tmp_path / "train.jsonl")
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["generated", "file"]
-    assert next(line for line in lines if line.startswith("'a vowel'")).split()[-1] == "50.00%"
 
 
 def published_files(tmp_path, sentences, regexes):
@@ -118,19 +108,16 @@ def test_the_two_files_swapped_are_noticed(shared_data, tmp_path):
     [
         (["--size", 0], "--size: expected 1 or more, got 0"),
         (["--test_size", -1, "--test_file", "{folder}/test.jsonl"], "--test_size: expected 1 or more, got -1"),
-        (["--test_size", 5], "give both --test_size and --test_file, or neither"),
         (["--test_file", "{folder}/test.jsonl"], "give both --test_size and --test_file, or neither"),
         (
             ["--test_size", 5, "--test_file", "{folder}/made.jsonl"],
             "{folder}/made.jsonl: is both --output_file and --test_file; name another",
         ),
-        (["--source_file", "a"], "the published files come in pairs; give both --source_file and --target_file"),
         (
             ["--source_file", "a", "--target_file", "b", "--seed", 0],
             "--seed is for generated records, --source_file for published ones; leave one out",
         ),
         (["--source_file", "{folder}/a", "--target_file", "b"], "{folder}/a: no such text file; check the path"),
-        (["--compare", "{folder}/a"], "{folder}/a: no such data file; check the path"),
     ],
 )
 def test_what_is_refused(tmp_path, arguments, message):
@@ -155,37 +142,6 @@ def test_files_that_do_not_go_together_are_refused(tmp_path):
     published_files(tmp_path, "\n", "c\n")
     with pytest.raises(UserError, match=r"no record could be kept \(no sentence: 1\)"):
         prepare(*files, "--output_file", tmp_path / "made.jsonl")
-
-
-def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
-    files = published_files(tmp_path, "\ufeffa\n", "\ufeffc\n")
-    prepare(*files, "--output_file", tmp_path / "made.jsonl")
-    assert pairs_of(tmp_path / "made.jsonl") == [("a", "c")]
-
-
-def test_one_file_is_no_pair(tmp_path):
-    source = published_files(tmp_path, "a\nb\n", "c\nd\n")[1]
-    with pytest.raises(UserError, match="is both --source_file and --target_file"):
-        prepare("--source_file", source, "--target_file", source, "--output_file", tmp_path / "made.jsonl")
-
-
-def test_neither_file_is_written_where_the_other_can_not_be(tmp_path):
-    target, folder = tmp_path / "made.jsonl", tmp_path / "folder"
-    folder.mkdir()
-    with pytest.raises(UserError, match="is a folder where a file is needed"):
-        prepare("--size", 3, "--output_file", target, "--test_size", 2, "--test_file", folder, "--overwrite")
-    assert not target.exists()
-
-
-def test_nothing_is_written_over(tmp_path):
-    target = tmp_path / "made.jsonl"
-    target.write_text("mine")
-    with pytest.raises(UserError, match="is there already"):
-        prepare("--output_file", target)
-    files = published_files(tmp_path, "a\n", "c\n")
-    with pytest.raises(UserError, match="is there already"):
-        prepare(*files, "--output_file", target)
-    assert target.read_text() == "mine"
 
 
 def test_a_size_beyond_the_grammar_is_refused(tmp_path, monkeypatch):
