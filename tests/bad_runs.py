@@ -15,7 +15,7 @@ from bad_inputs import ODD_VALUES, attempt, damaged_text
 from made_up_runs import make_run
 from stepjepa.errors import UserError
 from stepjepa.experiments.grid import Trial
-from stepjepa.experiments.sweep import sweep
+from stepjepa.experiments.sweep import sweep, table
 from stepjepa.experiments.sweep_folder import SweepFolder
 from stepjepa.terminal import visible_lines
 
@@ -152,8 +152,8 @@ def try_sweep(capsys: pytest.CaptureFixture[str], folder: Path, number: int, see
         outcome = sweep(place, trials)
         if outcome.failed:
             return "again"
-        table = place.table(outcome.finished)
-        assert "a/seed3" in table, what
+        shown = table(place, outcome.finished)
+        assert "a/seed3" in shown, what
     except UserError as error:
         assert str(folder) in str(error) or "in one table" in str(error), f"{what}: {error}"
         return "error"

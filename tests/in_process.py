@@ -11,11 +11,9 @@ from stepjepa.cli import main
 
 
 class InProcess:
-    """Stands for ``experiments.processes.Child``: runs ``python -P -m stepjepa ...`` to its end once it is made."""
+    """Stands for ``experiments.trial_run.Child``: runs ``python -P -m stepjepa ...`` to its end once it is made."""
 
-    def __init__(
-        self, command: Sequence[str], log: IO[bytes], environment: Mapping[str, str], lock: int | None = None
-    ) -> None:
+    def __init__(self, command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]) -> None:
         assert list(command[1:4]) == ["-P", "-m", "stepjepa"]
         said = io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from run_figures import Figures, from_folder, read_figures, write_figures
+
 from stepjepa.errors import UserError
-from stepjepa.experiments.figures import Figures, from_folder, read_figures, write_figures
 from stepjepa.files import read_json_object
 
 FIGURES = Path(__file__).resolve().parent / "figures"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from run_figures import Figures
 from shares import BASELINE, difference, score
 
-from stepjepa.experiments.comparison import SAME_FLOPS
-from stepjepa.experiments.figures import Figures
 from stepjepa.experiments.statistics import spread
+from stepjepa.experiments.verdict import SAME_FLOPS
 
 # What the rows are of, the file of figures of a test set, and the score if it is not the headline. The shares of synth
 # have a table of their own.

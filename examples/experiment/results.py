@@ -20,12 +20,14 @@ import shares
 import unseen
 from collect import FIGURES
 from overview import REFERENCE
+from run_figures import Figures, read_figures
 
-from stepjepa.experiments.comparison import SAME_FLOPS, compare_runs
+from stepjepa.experiments.comparison import compare_runs
 from stepjepa.experiments.comparison_plot import write_picture
-from stepjepa.experiments.comparison_table import Table, tables
-from stepjepa.experiments.figures import Figures, read_figures
+from stepjepa.experiments.comparison_table import tables
 from stepjepa.experiments.statistics import spread
+from stepjepa.experiments.text_table import Table
+from stepjepa.experiments.verdict import SAME_FLOPS
 from stepjepa.files import atomic_write, read_text
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stepjepa.experiments.figures import Figures
+from run_figures import Figures
+
 from stepjepa.experiments.statistics import paired_t, spread
 from stepjepa.files import atomic_write
 

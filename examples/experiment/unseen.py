@@ -12,8 +12,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from run_figures import Figures
+
 from data import answer
-from stepjepa.experiments.figures import Figures
 from stepjepa.experiments.statistics import spread
 from stepjepa.files import existing_file, read_json_object, write_json
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,9 @@ from stepjepa.cli import main
 from stepjepa.experiments import trial_run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+# At the end, since names as common as those of the scripts may be taken.
+sys.path.append(str(EXAMPLES / "experiment"))
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from run_figures import read_figures
 
 from made_up_runs import make_run
 from stepjepa.cli import main
-from stepjepa.experiments.figures import read_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENT = ROOT / "examples" / "experiment"

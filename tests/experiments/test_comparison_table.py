@@ -12,11 +12,11 @@ from xml.etree import ElementTree
 import pytest
 
 from made_up_runs import make_run
-from stepjepa.commands.compare import FORMATS as COMMAND_FORMATS
 from stepjepa.errors import UserError
 from stepjepa.experiments.comparison import compare
 from stepjepa.experiments.comparison_plot import check_picture, draw, write_picture
-from stepjepa.experiments.comparison_table import FORMATS, as_dict, latex_escape, p_text, tables
+from stepjepa.experiments.comparison_table import FORMATS, as_dict, latex_escape, tables
+from stepjepa.experiments.verdict import verdict
 
 LLM = {"mode": "llm-jepa"}
 RIGHT = {
@@ -71,7 +71,7 @@ def test_tables_by_hand(runs):
         {
             "arm": "llm-jepa",
             "seeds": "4",
-            "exact": "62.50% ± 25.00",
+            "exact": "* 62.50% ± 25.00",
             "prefix": "62.50% ± 25.00",
             "stop rate": "100.00% ± 0.00",
             "LM loss": "0.500",
@@ -178,21 +178,37 @@ def test_folders_are_told_apart(tmp_path, monkeypatch):
     assert [row["folder"] for row in rows_of(tables(compare([first, "."]))[3])] == ["a/23", "b/23"]
 
 
-def test_p_for_people():
-    assert [p_text(p) for p in (None, 0.0, 0.00009, 0.0001, 0.05, 1.0)] == [
-        *("–", "< 0.0001", "< 0.0001", "0.0001", "0.0500", "1.0000")
-    ]
+def test_text_fits_80_columns_and_begins_with_the_verdict(runs):
+    for names, first in (((), "llm-jepa"), (("regular", "step-jepa layout=inplace lbd=0.5 predictors=2"), "(2)")):
+        text = FORMATS["text"](compare(runs, names=names))
+        assert max(map(len, text.splitlines())) <= 80
+        assert text.startswith("at equal steps, better than regular in exact: ")
+        # Every table is aligned, and names its row in each of its blocks.
+        for block in re.findall(r"(?m)^arm .*\n-.*\n(?:.+\n)+", text):
+            head, rule, *rows = block.splitlines()
+            assert len(head) == len(rule) == max(map(len, rows))
+            assert rows[-1].startswith(first)
+        assert f"{first} step-jepa layout" in text or not names
+        assert "note: " in text
 
 
-def test_text_is_aligned_and_names_its_notes(runs):
-    text = FORMATS["text"](compare(runs))
-    blocks = text.split("\n\n")
-    assert blocks[0].startswith("2 arms, 7 runs, baseline regular; evaluation test: task generic, 8 examples")
-    for rows in blocks[2:9:2]:
-        head, rule, *_ = rows.splitlines()
-        assert re.fullmatch(r"[- ]+", rule)
-        assert len(head) == len(rule) == max(map(len, rows.splitlines()))
-    assert "note: llm-jepa: seed 4 without a run of regular" in blocks[-1]
+def test_the_verdict_by_hand(runs, groups):
+    """Differences 2, 1, 3 eighths: mean 25, std 12.5; of one-tailed tests with 2 degrees of freedom."""
+    # (2.920 + 1.061) * 12.5 / sqrt(3)
+    assert verdict(compare(runs)) == (
+        "at equal steps, better than regular in exact: llm-jepa by +25.00 points [-6.05, +56.05] over 3 seeds "
+        "(one-tailed Holm p 0.0371); 3 seeds could have shown a difference of 28.7 points (in 80% of cases)"
+    )
+    # (4.303 + 1.061) * 12.5 / sqrt(3)
+    assert verdict(compare(runs, tails="two")) == (
+        "at equal steps, no arm is shown to be better than regular in exact; 3 seeds could have shown a difference of "
+        "38.7 points (in 80% of cases)"
+    )
+    assert verdict(compare(groups)) == (
+        "at equal steps, no arm is shown to be better than regular in exact; at equal FLOPs, no arm is shown to be "
+        "better than regular in exact; at neither equal steps nor FLOPs, no arm is shown to be better than regular in "
+        "exact; without two seeds in common with the baseline nothing can be shown over seeds"
+    )
 
 
 def test_names_that_would_break_a_table(runs):
@@ -283,10 +299,6 @@ def test_a_setting_that_json_has_no_number_for(tmp_path):
     assert "max_grad_norm" in jepa["settings"]
     assert jepa["settings"]["max_grad_norm"] is None
     assert "max_grad_norm" not in regular["settings"]
-
-
-def test_formats_are_those_of_the_command():
-    assert tuple(FORMATS) == COMMAND_FORMATS
 
 
 def test_a_lenient_score_that_is_the_headline_stands_once(tmp_path):

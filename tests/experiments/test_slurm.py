@@ -1,41 +1,140 @@
-"""Sweeps whose trials are jobs, through submitit's executor for this machine; and on SLURM, where there is one."""
+"""Sweeps whose trials are jobs: options, submission, and whole sweeps through submitit's executor for this machine."""
 
-import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_sweep import FAKE, folder_of, running_pids, trials_of, wait_for
+from test_sweep import folder_of, running_pids, trials_of, wait_for
 
 from stepjepa.errors import UserError
-from stepjepa.experiments.cluster import CLUSTER, Cluster, read_options
+from stepjepa.experiments import slurm
 from stepjepa.experiments.grid import Trial
-from stepjepa.experiments.slurm import Slurm, TrialJob, jobs_of
-from stepjepa.experiments.sweep import Local, sweep
+from stepjepa.experiments.slurm import CLUSTER, Slurm, TrialJob, read_options
+from stepjepa.experiments.sweep import Local, sweep, table
 from stepjepa.experiments.sweep_folder import SweepFolder
+from stepjepa.signals import Interruptions
 
-pytest.importorskip("submitit", reason="jobs are handed in through submitit, which is not installed")
+submitit = pytest.importorskip("submitit", reason="jobs are submitted through submitit, which is not installed")
 
-# A sweep in a process of its own: ``folder, trials as JSON``.
-DRIVER = f"""
-import json, sys
-from pathlib import Path
-from stepjepa.experiments.cluster import Cluster, read_options
-from stepjepa.experiments.grid import Trial
-from stepjepa.experiments.slurm import Slurm
-from stepjepa.experiments.sweep import sweep
-from stepjepa.experiments.sweep_folder import SweepFolder
-trials = [Trial(**dict(trial, train=tuple(trial["train"]), evaluate=())) for trial in json.loads(sys.argv[2])]
-folder = SweepFolder(Path(sys.argv[1]), trials, {{}}, {FAKE!r})
-cluster = Cluster(folder.jobs_folder, read_options(["time=3"]), 2)
-print("stopped", sweep(folder, trials, Slurm(cluster, look=0.05, ask=0.5)).stopped)
-"""
+
+def test_options_go_by_the_names_of_submitit_and_of_sbatch() -> None:
+    arguments = ["partition=gpu", "slurm_account=abc", "time=4:00:00", "mem_gb=3.5", "gpus-per-node=1", "name=grid"]
+    arguments += ['setup=["module load cuda"]', "mem=7GB", "max_num_timeout=5", "stderr_to_stdout=true"]
+    assert read_options(arguments) == {
+        "slurm_partition": "gpu",
+        "slurm_account": "abc",
+        "timeout_min": 240,
+        "mem_gb": 3.5,
+        "gpus_per_node": 1,
+        "name": "grid",
+        "slurm_setup": ["module load cuda"],
+        "slurm_mem": "7GB",
+        "slurm_max_num_timeout": 5,
+        "stderr_to_stdout": True,
+    }
+    # What srun no longer takes over from sbatch.
+    assert read_options(["time=1", "cpus_per_task=3"])["slurm_srun_args"] == ["--cpus-per-task=3"]
+
+
+def test_time_limits_are_written_as_for_sbatch() -> None:
+    times = {"90": 90, "90:30": 91, "1:30:00": 90, "1-12": 2160, "1-12:30": 2190, "0-00:00:01": 1}
+    assert {text: read_options([f"slurm_time={text}"])["timeout_min"] for text in times} == times
+
+
+REFUSED = [
+    ([], "name the time limit of one trial, as in --slurm time=4:00:00"),
+    (["gpu"], "expected KEY=VALUE, got 'gpu'"),
+    (["partitoin=a"], "submitit has no parameter 'partitoin'; did you mean partition?"),
+    (["array_parallelism=3"], "array_parallelism is set by the sweep itself; leave it out; --jobs N says how many"),
+    (["time=1", "slurm_time=2"], "time is there twice"),
+    (["time=later"], "a time limit is minutes or [DAYS-]HOURS:MINUTES:SECONDS, got 'later'"),
+    (["time=0:00"], "a time limit of nothing"),
+    (["time=1", "cpus_per_task=many"], "cpus_per_task needs a value of type int, got 'many'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
+def test_a_wrong_option_is_named(arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_options(arguments)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("--slurm: ")
+
+
+def program(folder: Path, name: str, code: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{code}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of programs that stand for those of SLURM; what they were called with is in ``called``."""
+    monkeypatch.delenv(CLUSTER, raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for name in ("sbatch", "srun", "sacct", "scancel"):
+        program(tmp_path, name, f'echo {name} "$@" >> {tmp_path}/called; echo "Submitted batch job 7"')
+    return tmp_path
+
+
+def test_jobs_are_an_array_that_later_starts_watch_and_ctrl_c_cancels(
+    fake_slurm: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trials = trials_of(seeds=(1,))
+    folder = folder_of(fake_slurm / "sweep", trials)
+    options = read_options(["partition=gpu", "time=90", "cpus_per_task=3"])
+    engine = Slurm(folder, options, 2)
+    engine.begin(folder, trials)
+    script = (folder.jobs_folder / "7_submission.sh").read_text()
+    asked = {line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")}
+    assert {"array=0-2%2", "partition=gpu", "time=90", "cpus-per-task=3", "job-name=stepjepa"} < asked
+    assert " --cpus-per-task=3 " in script.splitlines()[-1]
+    assert capsys.readouterr().out.startswith("slurm: 3 jobs submitted (7_0 to 7_2)")
+    # A later start: two are still there, one was lost with its node and is submitted again.
+    states = "JobID|State|NodeList\\n7_0|RUNNING|a\\n7_1|PENDING|a\\n7_2|NODE_FAIL|a\\n"
+    program(fake_slurm, "sacct", f'printf "{states}"')
+    program(fake_slurm, "sbatch", 'echo "Submitted batch job 11"')
+    engine = Slurm(folder, options, 2)
+    submitit.SlurmJob.watcher.clear()
+    engine.begin(folder, trials)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "slurm: 2 jobs of an earlier start still there"
+    assert said[1].startswith("slurm: 1 job submitted (11 to 11)")
+    with Interruptions() as interruptions:
+        interruptions.count, interruptions.first = 1, signal.SIGHUP
+        engine.end(interruptions)
+        assert "scancel" not in (fake_slurm / "called").read_text()
+        interruptions.first = signal.SIGINT
+        engine.end(interruptions)
+    cancelled = [line for line in (fake_slurm / "called").read_text().splitlines() if line.startswith("scancel")]
+    assert cancelled == ["scancel 7_0", "scancel 7_1", "scancel 11"]
+    assert capsys.readouterr().out == "slurm: 3 jobs cancelled\n"
+
+
+def test_what_the_cluster_refuses_is_said_on_one_line(
+    fake_slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(fake_slurm, "sbatch", "echo 'sbatch: error: invalid partition specified: gqu' >&2; exit 1")
+    trials = trials_of(seeds=(1,))
+    folder = folder_of(tmp_path / "sweep", trials)
+    with pytest.raises(UserError) as caught:
+        sweep(folder, trials, Slurm(folder, read_options(["partition=gqu", "time=1"])))
+    assert str(caught.value) == (
+        "the jobs were refused (sbatch: error: invalid partition specified: gqu); change --slurm, or --engine local "
+        "runs them here"
+    )
+    assert set(folder.states(trials).values()) == {"new"}
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.raises(UserError, match="no sbatch here; start it where jobs are submitted, or use --engine local"):
+        Slurm(folder, read_options(["time=1"]))
+    monkeypatch.setenv(CLUSTER, "nowhere")
+    with pytest.raises(UserError, match="doesn't know any executor named nowhere"):
+        Slurm(folder, read_options(["time=1"]))
 
 
 Make = Callable[[SweepFolder], Slurm]
@@ -45,64 +144,44 @@ Make = Callable[[SweepFolder], Slurm]
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes engines whose jobs are processes of this machine; waits for them in the end."""
     monkeypatch.setenv(CLUSTER, "local")
-    made = []
+    monkeypatch.setattr(slurm, "_LOOK", 0.05)
+    submitted = []
 
     def make(folder: SweepFolder) -> Slurm:
-        made.append(Cluster(folder.jobs_folder, read_options(["time=3"])))
-        return Slurm(made[-1], look=0.05, ask=0.5)
+        made = Slurm(folder, read_options(["time=3"]))
+        submit = made._executor.submit_array
+
+        def submit_and_note(jobs: list[TrialJob]) -> list[submitit.Job]:
+            found = submit(jobs)
+            submitted.extend(found)
+            return found
+
+        monkeypatch.setattr(made._executor, "submit_array", submit_and_note)
+        return made
 
     yield make
     # A trial is done a moment before its job is.
-    for cluster in made:
-        wait_for(lambda cluster=cluster: not cluster.states(cluster._jobs))
-
-
-def driver(path: Path, trials: list[Trial]) -> subprocess.Popen[bytes]:
-    """A sweep in a process and a terminal of its own: what ends it must not end its jobs."""
-    given = json.dumps([{**vars(trial)} for trial in trials])
-    command = [sys.executable, "-c", DRIVER, str(path), given]
-    # Not a pipe: jobs of this machine have it as theirs, and hold it open.
-    with said_by(path).open("ab") as said:
-        return subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
-
-
-def said_by(path: Path) -> Path:
-    return path.with_name("said.txt")
-
-
-def ending(path: Path, process: subprocess.Popen[bytes]) -> list[str]:
-    """The lines that a sweep and its jobs said, once it has ended."""
-    process.wait(timeout=60)
-    return said_by(path).read_text().splitlines()
-
-
-def table_of(path: Path, trials: list[Trial]) -> str:
-    """The table of an undisturbed sweep on this machine."""
-    folder = folder_of(path, trials)
-    assert sweep(folder, trials, Local(2)).finished == trials
-    return folder.table(trials)
+    wait_for(lambda: all(job.done() for job in submitted))
 
 
 def test_a_whole_sweep_is_that_of_this_machine(
     engine: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trials = trials_of(arms={"regular": {"lbd": 0}, "jepa": {"lbd": [1]}})
-    expected = table_of(tmp_path / "here", trials)
+    here, folder = folder_of(tmp_path / "here", trials), folder_of(tmp_path / "jobs", trials)
+    assert sweep(here, trials, Local(2)).finished == trials
     capsys.readouterr()
-    folder = folder_of(tmp_path / "jobs", trials)
     outcome = sweep(folder, trials, engine(folder))
     assert (outcome.finished, outcome.failed, outcome.stopped) == (trials, {}, 0)
-    assert folder.table(trials) == expected
+    assert table(folder, trials) == table(here, trials)
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("slurm: 4 jobs handed in (")
+    assert said[0].startswith("slurm: 4 jobs submitted (")
     assert [line.split("]")[0] for line in said[1:]] == [f"[{n}/4" for n in range(1, 5)]
-    records = [folder.read_record(trial) for trial in trials]
-    assert {record["status"] for record in records} == {"finished"}
-    noted = json.loads((folder.jobs_folder / "jobs.json").read_text())
-    assert [noted[record["token"]] for record in records] == [record["job"] for record in records]
-    # Once more: nothing is run. And the other engine takes it from there.
+    # Once more: nothing is run. And the other engine, or a job that was submitted twice, finds that all is done.
     assert sweep(folder, trials, engine(folder)).finished == sweep(folder, trials, Local()).finished == trials
-    assert capsys.readouterr().out == ""
+    log = folder.log_file(trials[0]).read_bytes()
+    assert TrialJob(folder, trials[0])() == "finished"
+    assert folder.log_file(trials[0]).read_bytes() == log
 
 
 def test_a_failed_trial_is_kept_and_retried_only_when_asked(engine: Make, tmp_path: Path) -> None:
@@ -116,158 +195,76 @@ def test_a_failed_trial_is_kept_and_retried_only_when_asked(engine: Make, tmp_pa
     assert sweep(folder, trials, engine(folder), retry_failed=True).finished == trials
 
 
-def test_at_work_are_those_that_their_jobs_have_begun(engine: Make, tmp_path: Path) -> None:
-    trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}}, slow=0.1)
-    folder = folder_of(tmp_path, trials)
+def test_cancelled_jobs_and_lost_ones_resume_later(engine: Make, tmp_path: Path) -> None:
+    trials = trials_of(seeds=(1,), slow=0.2)
+    folder = folder_of(tmp_path / "sweep", trials)
     made = engine(folder)
-    made.begin(folder, trials, None)
-    assert wait_for(made.at_work) == trials
-    ended = wait_for(made.ended)
-    assert [(trial, ending.status) for trial, ending in ended] == [(trials[0], "finished")]
-    assert made.at_work() == []
-
-
-def test_a_killed_sweep_leaves_its_jobs_and_the_next_one_watches_them(
-    engine: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trials = trials_of(seeds=(1,), slow=0.4)
-    process = driver(tmp_path / "sweep", trials)
-    wait_for(lambda: len(running_pids(tmp_path / "sweep")) == 3)
-    process.kill()
-    process.wait()
-    pids = set(running_pids(tmp_path / "sweep"))
-    assert len(pids) == 3
-    folder = folder_of(tmp_path / "sweep", trials)
+    with Interruptions() as asked:
+        made.begin(folder, trials)
+        wait_for(lambda: len(list(folder.path.glob("*/seed1/checkpoint-2/trainer_state.json"))) == 3)
+        # One ends as on a node that fails: the job and all below it.
+        job = made._watched[trials[0].name][1]
+        pid = next(pid for pid in running_pids(folder.path) if parent_of(parent_of(pid)) == int(job.job_id))
+        for victim in (int(job.job_id), parent_of(pid), pid):
+            os.kill(victim, signal.SIGKILL)
+        [(trial, ending)] = wait_for(made.ended)
+        assert (trial, ending.status) == (trials[0], "interrupted")
+        assert ending.reason.startswith(f"job {job.job_id} ended (INTERRUPTED) before the trial did: ")
+        asked.count, asked.first = 1, signal.SIGINT
+        made.end(asked)
     assert sweep(folder, trials, engine(folder)).finished == trials
-    assert capsys.readouterr().out.startswith("slurm: 3 jobs of an earlier start still there\n[1/3] ")
-    # Nothing was begun twice.
-    begun = [int(pid) for file in (tmp_path / "sweep").glob("*/seed1/pids.txt") for pid in file.read_text().split()]
-    assert set(begun) == pids
-    assert folder.table(trials) == table_of(tmp_path / "here", trials_of(seeds=(1,)))
-
-
-def test_killed_while_jobs_are_handed_in_they_are_handed_in_again(engine: Make, tmp_path: Path) -> None:
-    """What a sweep leaves that ends between handing in and noting it: a token, and a job that nobody knows of."""
-    trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}}, slow=0.1)
-    folder = folder_of(tmp_path, trials)
-    folder.run_folder(trials[0]).parent.mkdir()
-    folder.record(trials[0], "submitted", token="lost")
-    late = TrialJob(folder, trials[0], "lost")
-    assert jobs_of(folder, trials) == {}
-    assert sweep(folder, trials, engine(folder)).finished == trials
-    # The job that was lost comes to its turn, and does nothing.
-    log = folder.log_file(trials[0]).read_bytes()
-    assert late() == "given to another job"
-    assert folder.log_file(trials[0]).read_bytes() == log
-    assert folder.read_record(trials[0])["status"] == "finished"
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_it_cancels_its_jobs_and_goes_on_later(engine: Make, number: signal.Signals, tmp_path: Path) -> None:
-    trials = trials_of(seeds=(1,), slow=0.2)
-    process = driver(tmp_path / "sweep", trials)
-    wait_for(lambda: len(list((tmp_path / "sweep").glob("*/seed1/checkpoint-2/trainer_state.json"))) == 3)
-    process.send_signal(number)
-    said = ending(tmp_path / "sweep", process)
-    assert {"slurm: 3 jobs cancelled", f"stopped {number.value}"} < set(said)
-    folder = folder_of(tmp_path / "sweep", trials)
-    assert {folder.read_record(trial)["status"] for trial in trials} == {"interrupted"}
-    # The next start waits for those that are still ending.
-    assert sweep(folder, trials, engine(folder)).finished == trials
-    assert folder.table(trials) == table_of(tmp_path / "here", trials_of(seeds=(1,)))
-    # Gone on with, not begun again: of one training each only the end is missing.
-    assert not list((tmp_path / "sweep").glob("*/interrupted-*"))
-
-
-def test_a_lost_terminal_leaves_the_jobs(engine: Make, tmp_path: Path) -> None:
-    trials = trials_of(seeds=(1,), slow=0.2)
-    process = driver(tmp_path / "sweep", trials)
-    wait_for(lambda: len(running_pids(tmp_path / "sweep")) == 3)
-    process.send_signal(signal.SIGHUP)
-    assert "slurm: 3 jobs left to go on; the same command watches again" in ending(tmp_path / "sweep", process)
-    folder = folder_of(tmp_path / "sweep", trials)
-    wait_for(lambda: {folder.read_record(trial)["status"] for trial in trials} == {"finished"})
-
-
-def test_a_job_that_is_gone_is_no_fault_of_the_trial(engine: Make, tmp_path: Path) -> None:
-    trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}}, slow=0.4)
-    process = driver(tmp_path / "sweep", trials)
-    pid = wait_for(lambda: running_pids(tmp_path / "sweep"))[0]
-    job = int(folder_of(tmp_path / "sweep", trials).read_record(trials[0])["job"])
-    # As a node that fails: the job and all below it.
-    for victim in (job, parent_of(pid), pid):
-        os.kill(victim, signal.SIGKILL)
-    out = "\n".join(ending(tmp_path / "sweep", process))
-    assert f"regular/seed1: job {job} ended (unknown to SLURM) before the trial did: started (log: " in out
-    folder = folder_of(tmp_path / "sweep", trials)
-    assert folder.read_record(trials[0])["status"] == "interrupted"
-    assert sweep(folder, trials, engine(folder)).finished == trials
+    # Resumed, not begun again: of one training each only the end is missing.
+    assert not list(folder.path.glob("*/interrupted-*"))
 
 
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_a_job_whose_time_is_up_goes_on_in_the_queue(engine: Make, tmp_path: Path) -> None:
-    trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}}, slow=0.3)
-    process = driver(tmp_path / "sweep", trials)
-    run = tmp_path / "sweep" / "regular" / "seed1"
-    wait_for(lambda: list(run.glob("checkpoint-2/*")))
-    pid = running_pids(tmp_path / "sweep")[0]
-    # What submitit has SLURM send; its executor for this machine puts the job back by itself.
-    os.kill(parent_of(pid), signal.SIGUSR2)
-    assert any(line.startswith("[1/1] regular/seed1: correct ") for line in ending(tmp_path / "sweep", process))
-    assert len((run / "pids.txt").read_text().split()) == 2
-    assert "--resume_from_checkpoint last" in run.with_name("seed1.log").read_text()
-
-
-def test_refused_jobs_leave_everything_as_it_was(engine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trials = trials_of(seeds=(1,))
+def test_a_job_whose_time_is_up_continues_in_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBMITIT_LOCAL_JOB_ID", "7")
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
+    trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}}, slow=0.1)
     folder = folder_of(tmp_path, trials)
-    folder.run_folder(trials[0]).parent.mkdir()
-    folder.record(trials[0], "interrupted", reason="killed")
-    made = engine(folder)
+    job = TrialJob(folder, trials[0])
 
-    def refuse(*_: object) -> None:
-        raise UserError("the jobs were refused: sbatch: error: no such partition")
+    def interrupt(number: int, frame: object) -> None:
+        raise TimeoutError
 
-    monkeypatch.setattr(Cluster, "submit", refuse)
-    with pytest.raises(UserError, match="the jobs were refused"):
-        sweep(folder, trials, made)
-    assert folder.reason(trials[0]) == "killed"
-    assert [folder.read_record(trial) for trial in trials[1:]] == [{}, {}]
-    # So the grid may be changed.
-    changed = trials_of(seeds=(1,), more=2)
-    assert set(folder_of(tmp_path, changed).states(changed[1:]).values()) == {"new"}
-
-
-def test_this_machine_refuses_what_is_in_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}})
-    folder = folder_of(tmp_path / "sweep", trials)
-    folder.run_folder(trials[0]).parent.mkdir(parents=True)
-    folder.record(trials[0], "running", token="t", job="7_0")
-    squeue = tmp_path / "squeue"
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    squeue.write_text("#!/bin/sh\necho 7_0 PENDING\n")
-    squeue.chmod(0o755)
-    with pytest.raises(UserError, match="regular/seed1 is in SLURM's queue as job 7_0; go on with --engine slurm, or"):
-        sweep(folder, trials)
-    squeue.write_text("#!/bin/sh\necho 7_0 COMPLETED\n")
-    assert sweep(folder, trials).finished == trials
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.45)
+    with pytest.raises(TimeoutError):
+        job()
+    signal.signal(signal.SIGALRM, before)
+    again = job.checkpoint().function
+    assert folder.state(trials[0]) in ("resumed", "begun again")
+    assert again() == "finished"
+    assert folder.read_record(trials[0])["job"] == "7"
 
 
+def test_no_file_of_the_folder_that_a_job_starts_in_takes_the_place_of_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CLUSTER, "local")
+    folder = folder_of(tmp_path / "sweep", [])
+    executor = Slurm(folder, read_options(["time=3", "max_num_timeout=5"]))._executor._executor
+    for name in ("submitit", "pickle", "shlex"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w').close()\nraise SystemExit('hostile')\n")
+    # What a script of sbatch would run; without a job it can only fail.
+    command = shlex.split(executor._submitit_command_str)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert "submitit" in done.stderr
+    assert "hostile" not in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("sbatch") is None, reason="there is no SLURM here")
 def test_on_a_real_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same where SLURM is: a kill, a start that watches, the table of this machine."""
+    """With SLURM and a folder that all nodes see, ``--basetemp`` there."""
     monkeypatch.delenv(CLUSTER, raising=False)
-    if shutil.which("sbatch") is None or subprocess.run(["sinfo"], capture_output=True, check=False).returncode:
-        pytest.skip("no SLURM here")
-    trials = trials_of(seeds=(1,), slow=0.5)
-    process = driver(tmp_path / "sweep", trials)
-    wait_for(lambda: running_pids(tmp_path / "sweep"), 60)
-    process.kill()
-    process.wait()
-    time.sleep(0.5)
-    folder = folder_of(tmp_path / "sweep", trials)
-    assert sweep(folder, trials, Slurm(Cluster(folder.jobs_folder, read_options(["time=3"]), 2))).finished == trials
-    assert all(len(file.read_text().split()) == 1 for file in (tmp_path / "sweep").glob("*/seed1/pids.txt"))
-    assert folder.table(trials) == table_of(tmp_path / "here", trials_of(seeds=(1,)))
+    trials = trials_of(seeds=(1,), slow=0.1)
+    folder = folder_of(tmp_path, trials)
+    began = time.monotonic()
+    assert sweep(folder, trials, Slurm(folder, read_options(["time=3"]), 2)).finished == trials
+    assert time.monotonic() - began < 600

@@ -79,9 +79,9 @@ def test_the_smallest_real_variance_is_tested():
 
 
 def test_scores_without_partners_are_refused():
-    with pytest.raises(ValueError, match="baseline's 2, got 1"):
+    with pytest.raises(ValueError, match="zip"):
         paired_t([1], [1, 2])
-    with pytest.raises(ValueError, match="baseline's 2, got 1"):
+    with pytest.raises(ValueError, match="zip"):
         mcnemar([True], [True, False])
     for pairs in ([], [([True], [True, False])], [([True], [False]), ([True, True], [False, False])]):
         with pytest.raises(ValueError, match="at least one seed"):

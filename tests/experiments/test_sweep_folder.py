@@ -1,11 +1,8 @@
 """How the processes of a sweep are started."""
 
 import os
-import shlex
 import subprocess
 from pathlib import Path
-
-from test_sweep import FAKE, folder_of, trials_of
 
 import tiny
 from stepjepa.experiments.sweep_folder import LAUNCHER
@@ -40,24 +37,3 @@ def test_no_file_of_the_current_folder_takes_the_place_of_a_module(tmp_path: Pat
     done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (here / "scored.jsonl").is_file()
-
-
-def test_how_far_a_trial_is(tmp_path: Path) -> None:
-    trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}})
-    folder = folder_of(tmp_path, trials)
-    assert folder.far(trials[0]) == ""
-    log = folder.log_file(trials[0])
-    log.parent.mkdir(parents=True)
-    train = f"$ {shlex.join(FAKE)} train --output_dir evaluate\nmodel: preset:tiny\n"
-    steps = "step 9/700  LM loss: 1.25, 3 min left\nstep 50/700  LM loss: 1.20, 8,302 tok/s, 2 min 41 s left\n"
-    for said, expected in (
-        (train, ""),
-        (train + steps, "step 50/700, 2 min 41 s left"),
-        # The last line of a training has no time left; a failed run before it is not asked.
-        (train + steps + train, ""),
-        (train + "step 700/700  LM loss: 1.1\n", "step 700/700"),
-        (train + steps + "evaluation at step 50: correct 3 %\n", ""),
-        (train + steps + f"$ {shlex.join(FAKE)} evaluate --model_path x\n", "is evaluated"),
-    ):
-        log.write_text(said)
-        assert folder.far(trials[0]) == expected

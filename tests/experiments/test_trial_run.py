@@ -11,12 +11,12 @@ from test_sweep import folder_of, trials_of
 
 from stepjepa.experiments.sweep import sweep
 from stepjepa.experiments.sweep_folder import SweepFolder
-from stepjepa.experiments.trial_run import Ending, TrialRun, end_all
+from stepjepa.experiments.trial_run import TrialRun, end_all
 
 
 def test_two_are_never_at_work_on_one_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is locked by whoever writes it, whatever else was forgotten."""
-    monkeypatch.setattr("stepjepa.experiments.processes._LEFT_BEHIND", 0.2)
+    monkeypatch.setattr("stepjepa.experiments.trial_run._LOCKED_FOR", 0.2)
     trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}})
     folder = folder_of(tmp_path, trials)
     folder.run_folder(trials[0]).parent.mkdir(parents=True)
@@ -32,27 +32,11 @@ def test_two_are_never_at_work_on_one_trial(tmp_path: Path, monkeypatch: pytest.
     assert sweep(folder, trials).finished == trials
 
 
-def test_a_trial_given_to_somebody_else_is_written_down_by_them(tmp_path: Path) -> None:
-    trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}}, slow=0.1)
-    folder = folder_of(tmp_path, trials)
-    run = TrialRun(folder, trials[0], os.environ, token="ours", job="7_0")
-    noted = {"status": "running", "token": "ours", "job": "7_0"}
-    assert folder.read_record(trials[0]).items() > noted.items()
-    folder.record(trials[0], "submitted", token="theirs")
-    while (ending := run.ended()) is None:
-        time.sleep(0.02)
-    assert isinstance(ending, Ending)
-    assert ending.status == "finished"
-    assert folder.read_record(trials[0])["status"] == "submitted"
-    # Whoever comes to it finds that it is done.
-    assert folder.state(trials[0]) == "finished"
-
-
 def test_one_that_is_ended_may_go_on(tmp_path: Path) -> None:
     trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}}, slow=0.3)
     folder = folder_of(tmp_path, trials)
     run = TrialRun(folder, trials[0], os.environ)
-    while folder.way_on(trials[0]) != "resumed":
+    while folder.next_step(trials[0]) != "resumed":
         assert run.ended() is None
         time.sleep(0.02)
     end_all([run], lambda: False)
@@ -71,5 +55,5 @@ def test_one_that_was_stopped_from_outside_has_not_failed(code: int, status: str
     while (ending := run.ended()) is None:
         time.sleep(0.02)
     assert ending.status == folder.read_record(trials[0])["status"] == status
-    words = {143: "was stopped by signal 15 (Terminated)", 130: "was stopped by signal 2 (Interrupt)"}
+    words = {143: "was ended by signal 15 (Terminated)", 130: "was ended by signal 2 (Interrupt)"}
     assert words.get(code, f"failed with exit code {code}") in ending.reason

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output_file is not None:
         return _write(args)
     from stepjepa.errors import UserError
-    from stepjepa.experiments.report import as_markdown, report
+    from stepjepa.experiments.report import as_text, report
     from stepjepa.pages.material import run_folders, run_names
 
     for flag in ("title", "baseline", "analysis", "overwrite"):
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(rows)
     else:
-        print(visible_lines(as_markdown(rows)))
+        print(visible_lines(as_text(rows)))
     return 0
 
 

@@ -45,7 +45,7 @@ There --same_flop makes an arm of its own, ARM-same-flop, beside that of equal s
 Each trial has a run folder, DIR/ARM_lbd0.5_predictors1/seed82, with a log beside it. Stop it at any moment and start it
 again: what is finished is skipped, what was interrupted goes on, what failed is kept until --retry_failed.
 
-With --engine slurm each trial is a job, handed in through submitit as one array:
+With --engine slurm each trial is a job, submitted through submitit as one array:
 
   stepjepa sweep --config grid.yaml --output_dir sweeps/a --engine slurm --jobs 8 \
     --slurm partition=gpu time=4:00:00 gpus_per_node=1 cpus_per_task=8 mem_gb=32
@@ -229,14 +229,12 @@ def run(args: argparse.Namespace) -> int:
 def _engine(args: argparse.Namespace, folder: SweepFolder) -> tuple[Engine, str]:
     """What runs the trials, and how to say it."""
     if args.engine == "slurm":
-        from stepjepa.experiments.cluster import Cluster, read_options
-        from stepjepa.experiments.slurm import Slurm
+        from stepjepa.experiments.slurm import Slurm, read_options
 
         options = read_options(args.slurm or ())
         given = " ".join(f"{name}={value}" for name, value in options.items())
-        return Slurm(Cluster(folder.jobs_folder, options, args.jobs)), f"{args.jobs or 'all'} (SLURM, {given})"
-    from stepjepa.experiments.processes import visible_gpus
-    from stepjepa.experiments.sweep import Local
+        return Slurm(folder, options, args.jobs), f"{args.jobs or 'all'} (SLURM, {given})"
+    from stepjepa.experiments.sweep import Local, visible_gpus
 
     gpus = visible_gpus()
     jobs = args.jobs or max(1, len(gpus))
@@ -257,8 +255,10 @@ def _announce(grid: Grid, trials: Sequence[Trial], states: dict[str, str], where
 
 def _conclude(folder: SweepFolder, grid: Grid, outcome: Outcome, count: int) -> int:
     """The table, what failed, what to do next; returns the exit code."""
+    from stepjepa.experiments.sweep import table
+
     if outcome.finished:
-        print(f"\n{folder.table(outcome.finished)}")
+        print(f"\n{table(folder, outcome.finished)}")
     for name, reason in outcome.failed.items():
         print(f"failed: {name}: {reason}")
     if outcome.failed:

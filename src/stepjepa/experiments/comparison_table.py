@@ -8,31 +8,14 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from stepjepa.experiments.comparison import EQUAL, Comparison, Difference
+from stepjepa.experiments.comparison import Comparison, Difference
 from stepjepa.experiments.evaluated_run import FIGURES, MEASURES
 from stepjepa.experiments.statistics import ExampleTest, PairedT, Spread
+from stepjepa.experiments.text_table import UNKNOWN, Table, as_lines, legend, short_names, wrap
+from stepjepa.experiments.verdict import groups, verdict
 from stepjepa.terminal import finite
-
-NOTHING = "–"
-"""Stands for what is not known or not tested."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """One table of text.
-
-    Attributes:
-        title: what it shows.
-        columns: their heads.
-        rows: as many cells each as there are columns; the first one names the row.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 def measure_names(comparison: Comparison) -> dict[str, str]:
@@ -49,34 +32,27 @@ def tables(comparison: Comparison) -> list[Table]:
     Differences are grouped by what is equal; an arm that is equal in both stands in both groups.
     """
     by_group = [
-        table(comparison, heading, names)
+        table(comparison, f"At {heading}", names)
         for table in (_over_seeds, _over_examples)
-        for heading, names in _groups(comparison).items()
+        for heading, names in groups(comparison).items()
     ]
     return [_arms(comparison), *by_group, _runs(comparison)]
 
 
-def _groups(comparison: Comparison) -> dict[str, list[str]]:
-    """The arms by what is equal between them and the baseline; a group of none is left out."""
-    found = {
-        f"At equal {what}": [name for name, each in comparison.differences.items() if what in each.equal]
-        for what in EQUAL
-    }
-    neither = [name for name, each in comparison.differences.items() if not each.equal]
-    found["At neither equal steps nor FLOPs"] = neither
-    return {heading: names for heading, names in found.items() if names}
-
-
 def _arms(comparison: Comparison) -> Table:
     names = measure_names(comparison)
+    best = max((found.mean for arm in comparison.arms if (found := arm.spread("headline"))), default=None)
     rows = []
     for arm in comparison.arms:
         cells = [arm.name, str(len(arm.runs)), *(_percent(arm.spread(name)) for name in names)]
+        headline = arm.spread("headline")
+        if headline is not None:
+            cells[2] = f"{'* ' if headline.mean == best else ''}{cells[2]}"
         cells += [_number(arm.spread(name), "{:.3f}") for name in FIGURES[:3]]
         cells += [_number(arm.spread(name), "{:,.0f}") for name in FIGURES[3:5]]
         rows.append((*cells, _number(arm.spread("flops"), "{:.3g}")))
     heads = ("arm", "seeds", *names.values(), "LM loss", "matched", "shuffled", "tokens", "seconds", "FLOPs")
-    return Table("Mean ± standard deviation over seeds", heads, tuple(rows))
+    return Table("Mean ± standard deviation over seeds; *: best", heads, tuple(rows))
 
 
 def _over_seeds(comparison: Comparison, heading: str, arms: Sequence[str]) -> Table:
@@ -102,9 +78,9 @@ def _over_examples(comparison: Comparison, heading: str, arms: Sequence[str]) ->
     for name in arms:
         found = comparison.differences[name]
         test = found.by_example
-        counts = [NOTHING] * 2 if test is None else [str(test.gained), str(test.lost)]
+        counts = [UNKNOWN] * 2 if test is None else [str(test.gained), str(test.lost)]
         if known:
-            counts.insert(1, NOTHING if found.known is None else str(found.known))
+            counts.insert(1, UNKNOWN if found.known is None else str(found.known))
         p_values = (None, None) if test is None else (test.p_greater, test.p_two_sided)
         rows.append((name, *counts, *map(p_text, (*p_values, found.by_example_holm))))
     before = (f"of them {comparison.scores['lenient']} before",) if known else ()
@@ -125,9 +101,9 @@ def _runs(comparison: Comparison) -> Table:
         found = comparison.differences.get(arm.name)
         for run in arm.runs:
             test = found.by_seed.get(run.seed) if found else None
-            counts = (NOTHING, NOTHING) if test is None else (str(test.gained), str(test.lost))
+            counts = (UNKNOWN, UNKNOWN) if test is None else (str(test.gained), str(test.lost))
             means = [run.mean(name) for name in names]
-            cells = [arm.name, run.seed, *(NOTHING if mean is None else f"{mean:.2%}" for mean in means)]
+            cells = [arm.name, run.seed, *(UNKNOWN if mean is None else f"{mean:.2%}" for mean in means)]
             cells += [*counts, p_text(None if test is None else test.p_two_sided)]
             rows.append((*cells, str(run.folder.resolve().relative_to(parent))))
     heads = ("arm", "seed", *names.values(), "gained", "lost", "McNemar p, two-tailed", "folder")
@@ -136,28 +112,28 @@ def _runs(comparison: Comparison) -> Table:
 
 def _percent(found: Spread | None) -> str:
     if found is None:
-        return NOTHING
+        return UNKNOWN
     return f"{found.mean:.2%}" + ("" if found.std is None else f" ± {100 * found.std:.2f}")
 
 
 def _number(found: Spread | None, form: str) -> str:
-    return NOTHING if found is None else form.format(found.mean)
+    return UNKNOWN if found is None else form.format(found.mean)
 
 
 def _points(found: PairedT | None) -> str:
     if found is None:
-        return NOTHING
+        return UNKNOWN
     ends = "" if found.low is None or found.high is None else f" [{100 * found.low:+.2f}, {100 * found.high:+.2f}]"
     return f"{100 * found.mean:+.2f}{ends}"
 
 
 def _times(ratio: float | None) -> str:
-    return NOTHING if ratio is None else f"× {ratio:.2f}"
+    return UNKNOWN if ratio is None else f"× {ratio:.2f}"
 
 
 def p_text(value: float | None) -> str:
     """A p for people: four places."""
-    return NOTHING if value is None else "< 0.0001" if value < 0.0001 else f"{value:.4f}"
+    return UNKNOWN if value is None else "< 0.0001" if value < 0.0001 else f"{value:.4f}"
 
 
 def _heading(comparison: Comparison) -> str:
@@ -170,22 +146,17 @@ def _heading(comparison: Comparison) -> str:
 
 
 def as_text(comparison: Comparison) -> str:
-    """For a terminal."""
-    blocks = [_heading(comparison)]
+    """For a terminal: the verdict in one sentence, then tables of at most 80 columns."""
+    names = short_names([arm.name for arm in comparison.arms])
+    blocks = [wrap(verdict(comparison)), wrap(_heading(comparison)), legend(names)]
     for table in tables(comparison):
-        lines = [table.columns, *table.rows]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(table.columns))]
-        shown = [
-            "  ".join(
-                cell.rjust(width) if place else cell.ljust(width)
-                for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        ]
-        rule = "  ".join("-" * width for width in widths)
-        blocks.append("\n".join([table.title, "", shown[0], rule, *shown[1:]]))
-    blocks.append("\n".join(f"note: {note}" for note in comparison.notes))
-    return "\n\n".join(blocks) + "\n"
+        columns, rows = table.columns, [(names[row[0]], *row[1:]) for row in table.rows]
+        if columns[-1] == "folder":
+            # Folders can be as long as they like; the other formats name them.
+            columns, rows = columns[:-1], [row[:-1] for row in rows]
+        blocks.append(f"{wrap(table.title)}\n\n{as_lines(columns, rows)}")
+    blocks.append("\n".join(wrap(f"note: {note}", "  ") for note in comparison.notes))
+    return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 def as_markdown(comparison: Comparison) -> str:
@@ -194,7 +165,7 @@ def as_markdown(comparison: Comparison) -> str:
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(_markdown(cell) for cell in cells) + " |"
 
-    blocks = [_markdown(_heading(comparison))]
+    blocks = [_markdown(verdict(comparison)), _markdown(_heading(comparison))]
     for table in tables(comparison):
         rule = "|---|" + "---:|" * (len(table.columns) - 1)
         blocks.append(
@@ -287,6 +258,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
             }
         )
     return {
+        "verdict": verdict(comparison),
         "test": comparison.test,
         "scores": comparison.scores,
         "baseline": comparison.baseline.name,

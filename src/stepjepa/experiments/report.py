@@ -1,4 +1,4 @@
-"""One table from run folders and the evaluations that lie in them."""
+"""One table of run folders and the evaluations that lie in them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepjepa.errors import UserError
+from stepjepa.evaluation.summary import mean_with_interval
 from stepjepa.experiments.evaluated_run import EvaluatedRun, read_evaluated_run
+from stepjepa.experiments.text_table import UNKNOWN, as_lines, legend, short_names, wrap
 
 COLUMNS = (
-    "run",
-    "mode",
-    "K",
-    "score",
-    "accuracy",
-    "lenient",
-    "stop rate",
-    "LM loss",
-    "matched",
-    "shuffled",
-    "tokens",
-    "seconds",
+    *("run", "mode", "K", "score", "accuracy", "lenient"),
+    *("stop rate", "LM loss", "matched", "shuffled", "tokens", "seconds"),
 )
 
 # Settings of an evaluation without which equal models answer differently.
@@ -30,16 +22,14 @@ _GENERATION = ("max_new_tokens", "temperature", "top_p", "top_k", "num_samples")
 
 
 def run_row(run: EvaluatedRun) -> dict[str, Any]:
-    """What a run and its evaluation came to.
-
-    Args:
-        run: from ``read_evaluated_run``.
+    """The results of a run and its evaluation.
 
     Returns:
-        A value for each of ``COLUMNS``; None where it was not measured. ``score`` names the headline and, in brackets,
-        the lenient score, whose means follow. Shares are between 0 and 1, tokens those of
-        the whole training, seconds those of training.
+        A value for each of ``COLUMNS``, None where it was not measured, and ``low`` and ``high``, the 95 % interval of
+        the accuracy over examples. ``score`` names the headline and, in brackets, the lenient score, whose means
+        follow. Shares are between 0 and 1; tokens and seconds are those of the whole training.
     """
+    answers = mean_with_interval(run.examples["headline"] or [])
     return {
         "run": run.folder.name,
         "mode": run.settings["mode"],
@@ -48,18 +38,16 @@ def run_row(run: EvaluatedRun) -> dict[str, Any]:
         "score": f"{run.protocol['headline']} ({run.protocol['lenient']})",
         "accuracy": run.mean("headline"),
         "lenient": run.mean("lenient"),
-        # Nobody knows whether another program's model stopped by itself.
         "stop rate": run.mean("stopped"),
         "LM loss": run.figures["gold_loss"],
-        "matched": run.figures["matched"],
-        "shuffled": run.figures["shuffled"],
-        "tokens": run.figures["tokens"],
-        "seconds": run.figures["seconds"],
+        **{name: run.figures[name] for name in ("matched", "shuffled", "tokens", "seconds")},
+        "low": answers["low"],
+        "high": answers["high"],
     }
 
 
 def report(folders: Sequence[str | os.PathLike[str]]) -> list[dict[str, Any]]:
-    """One row for each run folder, in the order given.
+    """One row for each run folder, in the order given; see :func:`run_row`.
 
     Raises:
         UserError: see ``read_evaluated_run``; or the runs were evaluated on different files or in different ways.
@@ -70,33 +58,48 @@ def report(folders: Sequence[str | os.PathLike[str]]) -> list[dict[str, Any]]:
     if len({tuple(run.protocol[name] for name in ("task", "headline", "lenient")) for run in runs}) > 1:
         raise UserError("the runs were scored by different tasks, so their numbers can't stand in one table")
     for name in _GENERATION:
-        # Of another program's answers nobody knows.
+        # Of another program's answers this is not known.
         values = {json.dumps(run.protocol.get(name)): run.folder for run in reversed(runs)}
         values.pop("null", None)
         if len(values) > 1:
-            told = " and ".join(f"{value} ({folder})" for value, folder in sorted(values.items()))
+            found = " and ".join(f"{value} ({folder})" for value, folder in sorted(values.items()))
             raise UserError(
-                f"the runs were evaluated with --{name} {told}, so their numbers can't stand in one table; evaluate "
+                f"the runs were evaluated with --{name} {found}, so their numbers can't stand in one table; evaluate "
                 "one again, or leave it out"
             )
     return [run_row(run) for run in runs]
 
 
-def _cell(name: str, value: Any) -> str:
+def as_text(rows: Sequence[dict[str, Any]]) -> str:
+    """For a terminal: which run is best, in one sentence, and the rows in tables of 80 columns."""
+    names = short_names([row["run"] for row in rows])
+    best = max(row["accuracy"] for row in rows)
+    leading = [row for row in rows if row["accuracy"] == best]
+    who = leading[0]["run"] if len(leading) == 1 else f"{len(leading)} of {len(rows)} runs"
+    interval = "" if leading[0]["low"] is None else f", 95 % interval over examples {_interval(leading[0])}"
+    sentence = f"best by {rows[0]['score']}: {who} with {best:.1%}{interval}; *: best"
+    if len(rows) > 1:
+        sentence += "; whether arms differ over seeds, 'stepjepa compare' tests"
+    shown = [name for name in COLUMNS if name != "score"]
+    cells = [[_cell(name, row, names, best) for name in shown] for row in rows]
+    return "\n\n".join(filter(None, [wrap(sentence), legend(names), as_lines(shown, cells)]))
+
+
+def _interval(row: dict[str, Any]) -> str:
+    return f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
+
+
+def _cell(name: str, row: dict[str, Any], names: dict[str, str], best: float) -> str:
+    value = row[name]
     if value is None:
-        return "–"
-    if name in ("accuracy", "lenient", "stop rate"):
+        return UNKNOWN
+    if name == "run":
+        return names[value]
+    if name == "accuracy":
+        interval = "" if row["low"] is None else f" {_interval(row)}"
+        return f"{'* ' if value == best else ''}{value:.1%}{interval}"
+    if name in ("lenient", "stop rate"):
         return f"{value:.1%}"
     if name in ("tokens", "seconds"):
         return f"{value:,.0f}"
     return f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as a Markdown table that also reads well in a terminal."""
-    cells = [list(COLUMNS), *([_cell(name, row[name]) for name in COLUMNS] for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(COLUMNS))]
-    lines = [
-        "| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |" for line in cells
-    ]
-    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])

@@ -1,9 +1,8 @@
-"""The statistics of comparing training methods: pure functions on numbers.
+"""Statistics of comparing training methods: pure functions on numbers.
 
 There are two sources of chance. Training again with another seed gives another model: :func:`paired_t` asks whether a
 method is better than the baseline over seeds. Testing on other examples gives other scores: :func:`mcnemar` and
-:func:`sign_flip` ask whether these very models differ beyond the choice of examples. Neither answers the other's
-question.
+:func:`sign_flip` ask whether these very models differ beyond the choice of examples.
 """
 
 from __future__ import annotations
@@ -16,21 +15,15 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-LEVEL = 0.95
-"""Of all intervals."""
+LEVEL, POWER = 0.95, 0.8
+"""Of all intervals; and of the smallest difference that some seeds could have shown."""
 
-# Scores are shares. Differences of equal counts differ by rounding, which must not pass for variance.
+# Scores are shares: differences of equal counts differ by rounding, which is no variance.
 _ROUNDING = 1e-12
 
 
 class Spread(NamedTuple):
-    """What some numbers are around.
-
-    Attributes:
-        n: how many.
-        mean: of them.
-        std: the standard deviation of what they are a sample of (n - 1); None for a single one.
-    """
+    """Number of values, their mean, and their standard deviation (n - 1), which is None for a single one."""
 
     n: int
     mean: float
@@ -38,17 +31,9 @@ class Spread(NamedTuple):
 
 
 class PairedT(NamedTuple):
-    """What :func:`paired_t` finds.
+    """Result of :func:`paired_t`: of the ``n`` differences mean, standard deviation and interval of the mean.
 
-    Attributes:
-        n: pairs.
-        mean: of the differences.
-        std: of the differences (n - 1); None for a single pair.
-        low: end of the interval of the mean; None where nothing is known of it.
-        high: the other end.
-        t: the statistic.
-        p_greater: one-tailed, for the alternative that the mean is above 0.
-        p_two_sided: two-tailed.
+    ``p_greater`` is one-tailed, for the alternative that the mean is above 0. What is not known is None.
     """
 
     n: int
@@ -62,13 +47,9 @@ class PairedT(NamedTuple):
 
 
 class ExampleTest(NamedTuple):
-    """What a paired test over examples finds.
+    """Result of a paired test over examples.
 
-    Attributes:
-        gained: how often the method was right and the baseline wrong, over all seeds.
-        lost: the other way round.
-        p_greater: one-tailed, for the alternative that the method is right more often.
-        p_two_sided: two-tailed.
+    ``gained`` counts where the method was right and the baseline wrong, over all seeds; ``lost`` the other way round.
     """
 
     gained: int
@@ -78,28 +59,18 @@ class ExampleTest(NamedTuple):
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and standard deviation.
-
-    Args:
-        values: at least one.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """Mean and standard deviation; ValueError if there are no values."""
     if not values:
         raise ValueError("expected at least one value, got none")
     mean = math.fsum(values) / len(values)
-    if len(values) == 1:
-        return Spread(1, mean, None)
-    return Spread(len(values), mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)))
+    return Spread(len(values), mean, float(np.std(values, ddof=1)) if len(values) > 1 else None)
 
 
 def paired_t(method: Sequence[float], baseline: Sequence[float]) -> PairedT:
-    """Student's t-test of the differences of pairs, as papers of this field report it, and the interval they leave out.
+    """Student's paired t-test, and the interval of the mean difference.
 
-    A single pair gives its difference and no test. Nor is there one where all differences are equal: scores of few
-    examples fall on a coarse grid, so that equal differences are a matter of rounding, and a p of 0 would be a claim of
-    certainty made from it. Interval, t and p are None then.
+    A single pair has no test. Nor is there one where all differences are equal: scores of few examples fall on a coarse
+    grid, so that equal differences are a matter of rounding, and a p of 0 would claim certainty.
 
     Args:
         method: scores, one for each seed.
@@ -108,28 +79,35 @@ def paired_t(method: Sequence[float], baseline: Sequence[float]) -> PairedT:
     Raises:
         ValueError: there are no pairs, or not equally many scores.
     """
-    if len(method) != len(baseline):
-        raise ValueError(f"expected as many scores as the baseline's {len(baseline)}, got {len(method)}")
     n, mean, std = spread([ours - theirs for ours, theirs in zip(method, baseline, strict=True)])
     scale = max(1.0, *map(abs, method), *map(abs, baseline))
     if std is None or std <= _ROUNDING * scale:
         return PairedT(n, mean, std if std is None else 0.0)
-    error = std / math.sqrt(n)
-    t = mean / error
-    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * error
-    greater, two_sided = float(stats.t.sf(t, n - 1)), 2 * float(stats.t.sf(abs(t), n - 1))
-    return PairedT(n, mean, std, mean - half, mean + half, t, greater, two_sided)
+    found = stats.ttest_rel(method, baseline)
+    low, high = map(float, found.confidence_interval(LEVEL))
+    t = float(found.statistic)
+    return PairedT(n, mean, std, low, high, t, float(stats.t.sf(t, n - 1)), float(found.pvalue))
+
+
+def detectable(test: PairedT, tails: str, arms: int = 1) -> float | None:
+    """The difference that a paired t-test of level 0.05 with this spread finds in ``POWER`` of all cases.
+
+    Args:
+        test: of the differences.
+        tails: ``one`` or ``two``.
+        arms: how many are tested; the level is divided among them, as Holm's correction does for the best of them.
+
+    Returns:
+        None where there is no test.
+    """
+    if test.std is None or test.t is None:
+        return None
+    alpha = (1 - LEVEL) / ((1 if tails == "one" else 2) * arms)
+    return float((stats.t.isf(alpha, test.n - 1) + stats.t.ppf(POWER, test.n - 1)) * test.std / math.sqrt(test.n))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: adjusted p, with which a claim on any of several methods errs as rarely as on one.
-
-    Args:
-        p_values: one for each method that was compared with the baseline.
-
-    Returns:
-        The adjusted values in the same order; never above 1.
-    """
+    """Holm's step-down correction: adjusted p in the same order, never above 1."""
     adjusted, highest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[place]))
@@ -138,19 +116,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def mcnemar(method: Sequence[bool], baseline: Sequence[bool]) -> ExampleTest:
-    """McNemar's exact test: of two models, which is right where the other is wrong?
-
-    Args:
-        method: for each example, whether the method's model was right.
-        baseline: the same of the baseline's, in the same order.
-
-    Raises:
-        ValueError: not equally many.
-    """
-    if len(method) != len(baseline):
-        raise ValueError(f"expected as many verdicts as the baseline's {len(baseline)}, got {len(method)}")
-    gained = sum(ours and not theirs for ours, theirs in zip(method, baseline, strict=True))
-    lost = sum(theirs and not ours for ours, theirs in zip(method, baseline, strict=True))
+    """McNemar's exact test of two models' verdicts on the same examples; ValueError if there are not equally many."""
+    pairs = Counter(zip(map(bool, method), map(bool, baseline), strict=True))
+    gained, lost = pairs[True, False], pairs[False, True]
     if not gained + lost:
         return ExampleTest(0, 0, 1.0, 1.0)
     greater, two_sided = (
@@ -162,12 +130,9 @@ def mcnemar(method: Sequence[bool], baseline: Sequence[bool]) -> ExampleTest:
 def sign_flip(pairs: Sequence[tuple[Sequence[bool], Sequence[bool]]]) -> ExampleTest:
     """McNemar's test for several seeds: an exact permutation test whose units are the examples.
 
-    Adding up the seeds' discordant counts and testing the sum would take every (seed, example) for an observation of
-    its own. But a hard example is hard for every seed: its verdicts go together, there are fewer independent ones than
-    are counted, and p comes out too small. So an example counts once here, with the number of seeds that gained it less
-    the number that lost it. If method and baseline were the same, each such number would as likely have the other
-    sign; p is the share of all assignments of signs whose sum is as far out as the one found. For one seed that is
-    McNemar's exact test. The seeds are taken as given: nothing is said of other seeds.
+    A hard example is hard for every seed, so (seed, example) pairs are not independent. Each example counts once, with
+    the number of seeds that gained it less the number that lost it; under the null hypothesis its sign is a coin flip.
+    For one seed this is McNemar's exact test.
 
     Args:
         pairs: for each seed the verdicts of the method's and of the baseline's model on the same examples.
@@ -178,18 +143,13 @@ def sign_flip(pairs: Sequence[tuple[Sequence[bool], Sequence[bool]]]) -> Example
     sizes = {len(verdicts) for pair in pairs for verdicts in pair}
     if len(sizes) != 1:
         raise ValueError(f"expected at least one seed and as many verdicts everywhere, got {sorted(sizes)}")
-    changes = [np.asarray(ours, np.int64) - np.asarray(theirs, np.int64) for ours, theirs in pairs]
-    net = np.sum(changes, axis=0)
-    greater, two_sided = flip_p_values([value for value in net.tolist() if value])
-    gained, lost = (int(sum((change == sign).sum() for change in changes)) for sign in (1, -1))
-    return ExampleTest(gained, lost, greater, two_sided)
+    changes = np.array([np.asarray(ours, np.int64) - np.asarray(theirs, np.int64) for ours, theirs in pairs])
+    greater, two_sided = flip_p_values([value for value in changes.sum(axis=0).tolist() if value])
+    return ExampleTest(int((changes == 1).sum()), int((changes == -1).sum()), greater, two_sided)
 
 
 def flip_p_values(values: Sequence[int]) -> tuple[float, float]:
-    """Fisher's permutation test of paired differences, over all assignments of signs.
-
-    Args:
-        values: whole differences.
+    """Fisher's permutation test of paired whole differences, exactly over all assignments of signs.
 
     Returns:
         The share of assignments whose sum is at least that of ``values``, and of those at least as far from 0.

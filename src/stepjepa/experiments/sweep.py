@@ -1,52 +1,37 @@
-"""Train and evaluate the trials of a grid, on this machine or a cluster; stopped at any moment, it can go on."""
+"""Train and evaluate the trials of a grid, on this machine or a cluster; a sweep can be stopped and started again."""
 
 from __future__ import annotations
 
-import contextlib
+import os
+import shutil
+import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from stepjepa.errors import UserError
 from stepjepa.experiments.grid import Trial
-from stepjepa.experiments.processes import sole_use, trial_environment
-from stepjepa.experiments.slurm import refuse_jobs
+from stepjepa.experiments.report import as_text, report
 from stepjepa.experiments.sweep_folder import FAILED, FINISHED, INTERRUPTED, SweepFolder
 from stepjepa.experiments.trial_run import Ending, TrialRun, end_all
 from stepjepa.signals import Interruptions
 
-# Seconds between two looks at the logs of what is at work.
-_SHOWN_EVERY = 1.0
-
 
 class Engine(Protocol):
-    """Where trials are at work."""
-
-    @property
-    def places(self) -> int | None:
-        """How many are at work at a time; None if nobody knows."""
+    """Runs trials."""
 
     @property
     def busy(self) -> int:
-        """How many have not ended, at work or waiting."""
+        """How many have not ended, running or waiting."""
 
-    def begin(self, folder: SweepFolder, trials: Sequence[Trial], lock: int | None) -> None:
-        """Take what is to be done.
-
-        Args:
-            folder: of the sweep.
-            trials: those that are not finished, in the order in which to begin them.
-            lock: of the folder, for processes to hold.
-        """
+    def begin(self, folder: SweepFolder, trials: Sequence[Trial]) -> None:
+        """Take the unfinished trials of a folder, in the order in which to begin them."""
 
     def ended(self) -> list[tuple[Trial, Ending]]:
         """Those that have ended since the last call, which is not long ago."""
-
-    def at_work(self) -> list[Trial]:
-        """Those that are at work, not waiting."""
 
     def end(self, asked: Interruptions) -> None:
         """The sweep ends, because all is done or because it was asked to."""
@@ -70,36 +55,50 @@ class Outcome:
 def sweep(
     folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = None, *, retry_failed: bool = False
 ) -> Outcome:
-    """Do what is left of some trials.
+    """Run the unfinished ones of some trials.
 
     Args:
-        folder: where.
+        folder: of the sweep.
         trials: which.
-        engine: what runs them; by default this machine, one after the other.
-        retry_failed: try those again that failed.
+        engine: runs them; by default this machine, one after the other.
+        retry_failed: run those again that failed.
 
     Raises:
-        UserError: another sweep is at work in the folder, or see :meth:`SweepFolder.state`; nothing has been started
+        UserError: another sweep is running in the folder, or see :meth:`SweepFolder.state`; nothing has been started
             then.
     """
+    from filelock import FileLock, Timeout
+    from tqdm import tqdm
+
     engine = Local() if engine is None else engine
     folder.states(trials)
     folder.path.mkdir(parents=True, exist_ok=True)
-    with sole_use(folder.path) as lock, Interruptions() as asked:
+    try:
+        lock = FileLock(folder.path / "sweep.lock").acquire(timeout=0.5)
+    except Timeout:
+        raise UserError("another sweep is at work there; wait for it or stop it", path=folder.path) from None
+    with lock, Interruptions() as asked:
         states = folder.states(trials)
-        outcome = Outcome(finished=[trial for trial in trials if states[trial.name] == FINISHED])
+        outcome = Outcome([trial for trial in trials if states[trial.name] == FINISHED])
         if not retry_failed:
-            failed = [trial for trial in trials if states[trial.name] == FAILED]
-            outcome.failed = {trial.name: folder.reason(trial) for trial in failed}
+            outcome.failed = {t.name: folder.reason(t) for t in trials if states[t.name] == FAILED}
         kept = {trial.name for trial in outcome.finished} | set(outcome.failed)
         # Seed by seed, so that a sweep that is stopped early has all arms to compare.
         seeds = list(dict.fromkeys(trial.seed for trial in trials))
         left = sorted((trial for trial in trials if trial.name not in kept), key=lambda trial: seeds.index(trial.seed))
         folder.write_grid()
-        with contextlib.closing(_Progress(len(trials), len(kept))) as progress:
+        quiet = not sys.stderr.isatty()
+        with tqdm(total=len(trials), initial=len(kept), desc="sweep", unit="trial", disable=quiet) as bar:
             try:
-                engine.begin(folder, left, lock)
-                _wait(folder, engine, asked, outcome, progress)
+                engine.begin(folder, left)
+                while engine.busy and not asked.count:
+                    for trial, ending in engine.ended():
+                        line = _note_ending(folder, trial, ending, outcome)
+                        bar.update()
+                        count = len(outcome.finished) + len(outcome.failed)
+                        bar.write(f"[{count}/{len(trials)}] {line}", file=sys.stdout)
+                        sys.stdout.flush()
+                    time.sleep(0.05)
             finally:
                 engine.end(asked)
     outcome.stopped = asked.first
@@ -108,27 +107,25 @@ def sweep(
     return outcome
 
 
-def _wait(folder: SweepFolder, engine: Engine, asked: Interruptions, outcome: Outcome, progress: _Progress) -> None:
-    """Until nothing is left, or somebody wants it to stop."""
-    took: list[float] = []
-    while engine.busy and not asked.count:
-        for trial, ending in engine.ended():
-            if ending.status != FINISHED:
-                outcome.failed[trial.name] = ending.reason
-                progress.say(f"{trial.name}: {ending.reason} (log: {folder.log_file(trial)})")
-                continue
-            outcome.finished.append(trial)
-            line = f"{trial.name}: {folder.score(trial)}"
-            if ending.seconds is not None:
-                took.append(ending.seconds)
-                line += f", {_time(ending.seconds)}"
-            if took and engine.busy and engine.places:
-                # As long as the finished ones took.
-                left = engine.busy * sum(took) / len(took) / min(engine.places, engine.busy)
-                line += f", about {_time(left)} left"
-            progress.say(line)
-        progress.show(lambda: [f"{trial.name} {folder.far(trial)}".rstrip() for trial in engine.at_work()])
-        time.sleep(0.05)
+def table(folder: SweepFolder, trials: Sequence[Trial]) -> str:
+    """Finished trials as ``stepjepa report`` shows them, under their names.
+
+    Raises:
+        UserError: they were evaluated on different files.
+    """
+    rows = report([folder.run_folder(trial) for trial in trials])
+    return as_text([{**row, "run": trial.name} for row, trial in zip(rows, trials, strict=True)])
+
+
+def _note_ending(folder: SweepFolder, trial: Trial, ending: Ending, outcome: Outcome) -> str:
+    """Put a trial into the outcome; returns the line about it."""
+    if ending.status != FINISHED:
+        outcome.failed[trial.name] = ending.reason
+        return f"{trial.name}: {ending.reason} (log: {folder.log_file(trial)})"
+    outcome.finished.append(trial)
+    seconds = ending.seconds
+    took = "" if seconds is None else f", {seconds:.0f} s" if seconds < 90 else f", {seconds / 60:.0f} min"
+    return f"{trial.name}: {folder.score(trial)}{took}"
 
 
 class Local:
@@ -140,19 +137,13 @@ class Local:
     """
 
     def __init__(self, jobs: int = 1, gpus: Sequence[str] = ()) -> None:
-        self.places: int = jobs
-        self._gpus = gpus
+        self._jobs, self._gpus = jobs, gpus
         self._waiting: deque[Trial] = deque()
         self._running: dict[int, TrialRun] = {}
 
-    def begin(self, folder: SweepFolder, trials: Sequence[Trial], lock: int | None) -> None:
-        """See :class:`Engine`.
-
-        Raises:
-            UserError: a cluster is at work on one of them.
-        """
-        refuse_jobs(folder, trials)
-        self._folder, self._lock = folder, lock
+    def begin(self, folder: SweepFolder, trials: Sequence[Trial]) -> None:
+        """See :class:`Engine`."""
+        self._folder = folder
         self._waiting.extend(trials)
 
     @property
@@ -161,60 +152,43 @@ class Local:
         return len(self._waiting) + len(self._running)
 
     def ended(self) -> list[tuple[Trial, Ending]]:
-        """See :class:`Engine`; also begins trials in the free places."""
-        refused = []
-        for slot in range(self.places):
+        """See :class:`Engine`; also begins trials in the free slots."""
+        found = []
+        for slot in range(self._jobs):
             if slot not in self._running and self._waiting:
-                trial, environment = self._waiting.popleft(), trial_environment(slot, self.places, self._gpus)
+                trial, environment = self._waiting.popleft(), trial_environment(slot, self._jobs, self._gpus)
                 try:
-                    self._running[slot] = TrialRun(self._folder, trial, environment, self._lock)
+                    self._running[slot] = TrialRun(self._folder, trial, environment)
                 except UserError as error:
-                    refused.append((trial, Ending(INTERRUPTED, str(error))))
-        found = [(slot, ending) for slot, run in self._running.items() if (ending := run.ended()) is not None]
-        return refused + [(self._running.pop(slot).trial, ending) for slot, ending in found]
-
-    def at_work(self) -> list[Trial]:
-        """See :class:`Engine`."""
-        return [run.trial for run in self._running.values()]
+                    found.append((trial, Ending(INTERRUPTED, str(error))))
+            elif slot in self._running and (ending := self._running[slot].ended()) is not None:
+                found.append((self._running.pop(slot).trial, ending))
+        return found
 
     def end(self, asked: Interruptions) -> None:
         """See :class:`Engine`: ends what is still running, at once when asked twice."""
         end_all(list(self._running.values()), lambda: asked.count > 1)
 
 
-class _Progress:
-    """How far all trials are: on a terminal a bar with what is at work, else one line for each that ends."""
-
-    def __init__(self, total: int, done: int) -> None:
-        from tqdm import tqdm
-
-        self._total, self._done = total, done
-        self._shown = 0.0
-        self._bar = tqdm(
-            total=total, initial=done, desc="sweep", unit="trial", file=sys.stderr, disable=not sys.stderr.isatty()
-        )
-
-    def say(self, line: str) -> None:
-        """One more has ended."""
-        self._done += 1
-        self._bar.update()
-        self._bar.clear()
-        print(f"[{self._done}/{self._total}] {line}", flush=True)
-        self._bar.refresh()
-
-    def show(self, at_work: Callable[[], list[str]]) -> None:
-        """Bring up to date what the bar says of those at work, once in a while."""
-        if not self._bar.disable and time.monotonic() - self._shown >= _SHOWN_EVERY:
-            self._shown = time.monotonic()
-            self._bar.set_postfix_str("; ".join(at_work()))
-
-    def close(self) -> None:
-        """The bar stays, with nothing at work."""
-        self._bar.set_postfix_str("", refresh=False)
-        self._bar.close()
+def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The GPUs that may be used, as ``CUDA_VISIBLE_DEVICES`` would name them; found without loading CUDA."""
+    if "CUDA_VISIBLE_DEVICES" in environment:
+        names = [name.strip() for name in environment["CUDA_VISIBLE_DEVICES"].split(",")]
+        return [name for name in names if name not in ("", "-1")]
+    program = shutil.which("nvidia-smi", path=environment.get("PATH"))
+    if program is None:
+        return []
+    try:
+        done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [str(number) for number in range(sum(line.startswith("GPU ") for line in done.stdout.splitlines()))]
 
 
-def _time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+def trial_environment(slot: int, jobs: int, gpus: Sequence[str]) -> dict[str, str]:
+    """The environment of the trial in a slot of ``jobs``: its share of the cores, and one GPU where there are any."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    result = {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ}
+    if gpus:
+        result["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+    return result

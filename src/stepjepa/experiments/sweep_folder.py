@@ -1,11 +1,11 @@
-"""The folder of a sweep: what is there of each trial, how it goes on, what it came to.
+"""The folder of a sweep: what there is of each trial, and how it continues.
 
 sweep.json                     the grid, all its trials, versions
-sweep.lock                     held while a sweep is at work
-_slurm/                        what submitit keeps of jobs, where there are any
+sweep.lock                     held while a sweep is running
+_slurm/                        files of submitit, where trials are jobs
 <label>/seed82/                run folder, with the evaluation in test.jsonl
-<label>/seed82.trial.json      the flags, and what became of the trial
-<label>/seed82.log             what its processes said; locked while one is at work on the trial
+<label>/seed82.trial.json      the flags, and how the trial ended
+<label>/seed82.log             output of its processes; locked while one of them is running
 <label>/interrupted-1-seed82/  what a training left that was stopped before its first checkpoint
 """
 
@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -24,7 +22,6 @@ from typing import Any
 from stepjepa.errors import UserError, visible
 from stepjepa.experiments.evaluated_run import SUMMARY
 from stepjepa.experiments.grid import Trial
-from stepjepa.experiments.report import as_markdown, report
 from stepjepa.fields import Fields
 from stepjepa.files import write_json
 from stepjepa.run_folder import RUN_FILE, last_checkpoint, versions
@@ -34,25 +31,12 @@ SWEEP_FILE = "sweep.json"
 # -P: as for the installed command, no file in the current folder takes the place of a module.
 LAUNCHER = (sys.executable, "-P", "-m", "stepjepa")
 
+# States of a trial, see SweepFolder.state.
 NEW, FINISHED, FAILED, RESUMED, RESTARTED, EVALUATED = (
-    "new",
-    "finished",
-    "failed",
-    "resumed",
-    "begun again",
-    "evaluated",
+    *("new", "finished", "failed"),
+    *("resumed", "begun again", "evaluated"),
 )
-"""What there is of a trial, or how it goes on: see :meth:`SweepFolder.state`."""
-
-SUBMITTED, RUNNING, INTERRUPTED = "submitted", "running", "interrupted"
-"""What the record of a trial says besides ``finished`` and ``failed``; none of them keeps it from going on."""
-
-# Bytes at the end of a log in which its last line is looked for.
-_LOOKED_AT = 65536
-
-# What a training says of every interval begins with the step and ends with the time that is left.
-_STEP = re.compile(r"step \d+/\d+\b")
-_LEFT = re.compile(r", ([^,]+ left)$")
+RUNNING, INTERRUPTED = "running", "interrupted"
 
 
 class SweepFolder:
@@ -61,7 +45,7 @@ class SweepFolder:
     Args:
         path: where the run folders are, or will be.
         trials: all of them.
-        grid: what is written into ``sweep.json`` beside the trials.
+        grid: is written into ``sweep.json`` beside the trials.
         launcher: program and first arguments that ``train ...`` and ``evaluate ...`` follow.
     """
 
@@ -75,38 +59,27 @@ class SweepFolder:
         return self.path / trial.name
 
     def log_file(self, trial: Trial) -> Path:
-        """What the processes of a trial said."""
-        return self._beside(trial, ".log")
+        """Gets the output of the processes of a trial."""
+        return self.path / f"{trial.name}.log"
 
     @property
     def jobs_folder(self) -> Path:
-        """What is kept of the jobs of a cluster; the name of no arm begins like that."""
+        """Files of submitit; the name of no arm begins like that."""
         return self.path / "_slurm"
 
-    def _beside(self, trial: Trial, ending: str) -> Path:
-        run = self.run_folder(trial)
-        return run.with_name(run.name + ending)
+    def _record_file(self, trial: Trial) -> Path:
+        return self.path / f"{trial.name}.trial.json"
 
     def _output(self, trial: Trial) -> Path:
         return self.run_folder(trial) / "test.jsonl"
 
-    def _summary(self, trial: Trial) -> dict[str, Any] | None:
-        return _read(self._output(trial).with_suffix(SUMMARY))
-
     def command(self, trial: Trial, stage: str, *more: str) -> list[str]:
-        """The command line of a stage.
-
-        Args:
-            trial: whose.
-            stage: ``train`` or ``evaluate``.
-            more: arguments that follow.
-        """
+        """The command line of ``train`` or ``evaluate``, with further arguments."""
         run = str(self.run_folder(trial))
         if stage == "train":
-            own = [*trial.train, "--output_dir", run]
-        else:
-            own = [*trial.evaluate, "--model_path", run, "--output_file", str(self._output(trial))]
-        return [*self.launcher, stage, *own, *more]
+            return [*self.launcher, stage, *trial.train, "--output_dir", run, *more]
+        output = ["--model_path", run, "--output_file", str(self._output(trial))]
+        return [*self.launcher, stage, *trial.evaluate, *output, *more]
 
     def states(self, trials: Sequence[Trial]) -> dict[str, str]:
         """The state of each trial, by its name; see :meth:`state`."""
@@ -116,7 +89,7 @@ class SweepFolder:
         """What there is of a trial.
 
         Returns:
-            ``finished``; ``failed``, and kept as it is; or what :meth:`way_on` returns.
+            ``finished``; ``failed``, and kept as it is; or what :meth:`next_step` returns.
 
         Raises:
             UserError: what is there was made with other flags, or not by a sweep.
@@ -131,27 +104,24 @@ class SweepFolder:
         for stage in ("train", "evaluate"):
             before, now = _by_flag(record.get(stage, [])), _by_flag(getattr(trial, stage))
             if before != now:
+                old, new = (" ".join(itertools.chain(*sorted(f))) or "nothing" for f in (before - now, now - before))
                 raise UserError(
-                    f"was begun with other flags of 'stepjepa {stage}' ({_difference(before, now)}); change the grid "
-                    "back, rename the arm, or name another --output_dir",
+                    f"was begun with other flags of 'stepjepa {stage}' ({old} became {new}); change the grid back, "
+                    "rename the arm, or name another --output_dir",
                     path=run,
                 )
         if record.get("status") == FAILED:
             return FAILED
-        return FINISHED if self.is_evaluated(trial) else self.way_on(trial)
+        return FINISHED if self.is_evaluated(trial) else self.next_step(trial)
 
     def is_evaluated(self, trial: Trial) -> bool:
         """Whether a trial is trained and evaluated."""
-        return self.way_on(trial) == EVALUATED and self._summary(trial) is not None
+        return self.next_step(trial) == EVALUATED and bool(_read(self._output(trial).with_suffix(SUMMARY)))
 
-    def way_on(self, trial: Trial) -> str:
-        """What is to be done with a trial that is not finished.
-
-        Returns:
-            ``new``; ``resumed`` from a checkpoint; ``begun again`` because there is none; or only ``evaluated``.
-        """
+    def next_step(self, trial: Trial) -> str:
+        """How an unfinished trial continues: ``new``, ``resumed``, ``begun again`` (no checkpoint) or ``evaluated``."""
         run = self.run_folder(trial)
-        if (_read(run / RUN_FILE) or {}).get("status") == FINISHED:
+        if _read(run / RUN_FILE).get("status") == FINISHED:
             return EVALUATED
         if last_checkpoint(run) is not None:
             return RESUMED
@@ -163,118 +133,69 @@ class SweepFolder:
         write_json(self.path / SWEEP_FILE, {"grid": self.grid, "trials": trials, "versions": versions()})
 
     def read_record(self, trial: Trial) -> dict[str, Any]:
-        """What was written down of a trial; empty where nothing was.
+        """The record of a trial: its flags and how it ended; empty where there is none.
 
         Raises:
             UserError: it is damaged.
         """
-        path = self._beside(trial, ".trial.json")
-        record = Fields(_read(path) or {}, path, f"restore it, or move it and {self.run_folder(trial)} elsewhere")
+        path = self._record_file(trial)
+        record = Fields(_read(path), path, f"restore it, or move it and {self.run_folder(trial)} elsewhere")
         for stage in ("train", "evaluate"):
             flags = record.values.get(stage, [])
             if not isinstance(flags, list) or not all(isinstance(flag, str) for flag in flags):
                 raise record.wrong(stage, "a list of texts")
-        for name in ("status", "reason", "token", "job"):
+        for name in ("status", "reason"):
             record.text_or_none(name)
         return dict(record.values)
 
     def record(self, trial: Trial, status: str, **more: Any) -> None:
-        """Write down what became of a trial.
-
-        Args:
-            trial: which.
-            status: ``submitted``, ``running``, ``interrupted``, ``failed`` or ``finished``.
-            more: what else is to be known of it.
-        """
+        """Write the record: ``running``, ``interrupted``, ``failed`` or ``finished``, and further fields."""
         known = {"name": trial.name, "status": status, "train": trial.train, "evaluate": trial.evaluate}
-        write_json(self._beside(trial, ".trial.json"), {**known, **more})
-
-    def restore(self, trial: Trial, record: dict[str, Any]) -> None:
-        """Put back what :meth:`read_record` returned, where nothing has come of what was written since."""
-        path = self._beside(trial, ".trial.json")
-        if record:
-            write_json(path, record)
-        else:
-            path.unlink(missing_ok=True)
+        write_json(self._record_file(trial), {**known, **more})
 
     def reason(self, trial: Trial) -> str:
         """Why a trial failed."""
         return visible(self.read_record(trial).get("reason") or "unknown")
 
     def score(self, trial: Trial) -> str:
-        """The headline of a finished trial; what is wrong with its summary, the table of all trials will tell."""
+        """The headline of a finished trial; the table of all trials reports what is wrong with a summary."""
         path = self._output(trial).with_suffix(SUMMARY)
-        summary = Fields(self._summary(trial) or {}, path, "evaluate again")
+        summary = Fields(_read(path), path, "evaluate again")
         try:
             name = summary.text("headline")
             return f"{visible(name)} {summary.inner('scores').inner(name).number('mean'):.1%}"
         except UserError:
             return "no score"
 
-    def table(self, trials: Sequence[Trial]) -> str:
-        """Finished trials side by side, as ``stepjepa report`` would put them, under their names.
-
-        Raises:
-            UserError: they were evaluated on different files.
-        """
-        rows = report([self.run_folder(trial) for trial in trials])
-        return as_markdown([{**row, "run": trial.name} for row, trial in zip(rows, trials, strict=True)])
-
     def set_aside(self, trial: Trial) -> None:
         """Move away what an unfinished training left; nothing is ever deleted."""
-        run, number = self.run_folder(trial), 1
+        run = self.run_folder(trial)
         # Not 'seed82...', so that 'seed*/' names the runs and nothing else.
-        while (place := run.with_name(f"interrupted-{number}-{run.name}")).exists():
-            number += 1
-        run.rename(place)
+        places = (run.with_name(f"interrupted-{number}-{run.name}") for number in itertools.count(1))
+        run.rename(next(place for place in places if not place.exists()))
 
     def last_line(self, trial: Trial) -> str:
-        """What the log of a trial ends with."""
-        _, said = self._last_command(trial)
-        return visible(said[-1][:300]) if said else "it said nothing"
-
-    def far(self, trial: Trial) -> str:
-        """How far a trial at work is: the step its training told last, and the time left; empty before the first."""
-        if not self.log_file(trial).exists():
-            return ""
-        command, said = self._last_command(trial)
-        if command.startswith(f"$ {shlex.join([*self.launcher, 'evaluate'])} "):
-            return "is evaluated"
-        last = said[-1] if said else ""
-        step, left = _STEP.match(last), _LEFT.search(last)
-        return "" if step is None else visible(step[0] + (f", {left[1]}" if left else ""))
-
-    def _last_command(self, trial: Trial) -> tuple[str, list[str]]:
-        """The last command in the log of a trial, if it is near the end, and what it said, spaces put in order."""
-        path = self.log_file(trial)
-        with path.open("rb") as stream:
-            stream.seek(max(0, path.stat().st_size - _LOOKED_AT))
-            lines = stream.read().decode(errors="replace").split("\n")
-        # What was said before the last command is not about it.
+        """The last line of output of a trial's last command."""
+        lines = self.log_file(trial).read_bytes()[-65536:].decode(errors="replace").split("\n")
         start = max((number for number, line in enumerate(lines) if line.startswith("$ ")), default=0)
-        said = [" ".join(line.split()) for line in lines[start:] if line.strip() and not line.startswith("$ ")]
-        return lines[start], said
+        output = [" ".join(line.split()) for line in lines[start:] if line.strip() and not line.startswith("$ ")]
+        return visible(output[-1][:300]) if output else "no output"
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None where there is none."""
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _by_flag(arguments: Sequence[str]) -> set[tuple[str, ...]]:
-    """Each flag with its values; in what order they were given means nothing."""
+    """Each flag with its values; the order of the flags has no meaning."""
     flags: list[list[str]] = []
     for argument in arguments:
         if argument.startswith("--") or not flags:
             flags.append([])
         flags[-1].append(argument)
     return set(map(tuple, flags))
-
-
-def _difference(before: set[tuple[str, ...]], now: set[tuple[str, ...]]) -> str:
-    gone, come = (" ".join(itertools.chain(*sorted(flags))) for flags in (before - now, now - before))
-    return f"{gone or 'nothing'} became {come or 'nothing'}"

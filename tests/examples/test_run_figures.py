@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from run_figures import Figures, from_folder, read_figures, write_figures
 
 from made_up_runs import make_run
 from stepjepa.errors import UserError
 from stepjepa.experiments.comparison import compare, compare_runs
-from stepjepa.experiments.figures import Figures, from_folder, read_figures, write_figures
 
 LLM = {"mode": "llm-jepa", "lbd": 0.5}
 # Of seven examples: a prime, no multiple of the bits of a hexadecimal digit.
