@@ -3,7 +3,7 @@ BIN := .venv/bin
 # A file's tests share what they set up, so they stay on one worker.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: setup quickstart test test-all test-oldest soak check format bench wheel-test audit docs pictures
+.PHONY: setup quickstart test test-slow test-all test-oldest soak check format bench wheel-test audit docs pictures
 
 # A half-made environment is made again: the stamp is written last.
 .venv/.made: pyproject.toml constraints.txt
@@ -18,6 +18,9 @@ quickstart: setup  ## generate data, train regular and Step-JEPA, evaluate both,
 
 test: setup  ## the test suite, without the slow tests
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
+
+test-slow: setup  ## the slow tests alone, but for those of make soak
+	$(BIN)/python -m pytest $(PARALLEL) -m slow --ignore tests/soak
 
 test-all: setup  ## every test
 	$(BIN)/python -m pytest $(PARALLEL)

@@ -105,12 +105,12 @@ def trained(
     name: str, folder: Path, batch: int, *, streamed: bool = False
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     """Weights and lines of losses of a run of the Trainer over two epochs, or over as many steps of a stream."""
-    steps = -(-RECORDS // (STEP if config_of(name).compares_pairs else 2 * STEP))
+    steps = -(-RECORDS // (STEP if Objective.from_config(config_of(name)).compares_pairs else 2 * STEP))
     arguments = TrainingArguments(
         str(folder),
         per_device_train_batch_size=batch,
         per_device_eval_batch_size=batch,
-        gradient_accumulation_steps=1 if config_of(name).compares_pairs else 2,
+        gradient_accumulation_steps=1 if Objective.from_config(config_of(name)).compares_pairs else 2,
         num_train_epochs=2,
         max_steps=2 * steps if streamed else -1,
         # Only those of one process.
@@ -192,7 +192,8 @@ def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], 
     )
     ratio = config.jepa_ratio if config.uses_views else 1.0
     lengths = [len(record.ids) for record in records]
-    sampler = StepSampler(lengths, STEP, seed=3, jepa_ratio=ratio, tight=not config.compares_pairs, multiple=STEP)
+    tight = not Objective.from_config(config).compares_pairs
+    sampler = StepSampler(lengths, STEP, seed=3, jepa_ratio=ratio, tight=tight, multiple=STEP)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     keys, lines = list(sampler), []
     share = STEP // world

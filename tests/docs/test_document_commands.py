@@ -72,7 +72,13 @@ def run_page(page: str, world: World, capsys: pytest.CaptureFixture[str], *, slo
             assert code == 0, f"{block.place}: stepjepa {' '.join(small)}: exit code {code}\n{said[-1500:]}"
 
 
-@pytest.mark.parametrize("page", PAGES)
+QUICK = {"README.md", "docs/tutorial.md", "docs/design.md", "docs/tasks.md"}
+"""Pages whose commands ``make test`` runs; ``make test-slow`` runs those of all others."""
+
+
+@pytest.mark.parametrize(
+    "page", [page if page in QUICK else pytest.param(page, marks=pytest.mark.slow) for page in PAGES]
+)
 def test_the_commands_of_a_document_run(page: str, world: World, capsys: pytest.CaptureFixture[str]) -> None:
     run_page(page, world, capsys, slow=False)
 

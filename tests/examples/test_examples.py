@@ -45,6 +45,7 @@ def test_quickstart(load: Load, summaries: Summaries, tmp_path: Path, capsys: py
     assert re.search(r"^\| regular +\|", said, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_llm_jepa_with_lora(load: Load, summaries: Summaries, tmp_path: Path) -> None:
     load("llm_jepa_lora").run(tmp_path / "a", tiny=True)
     assert set(summaries(tmp_path / "a")) == {"base", "adapter-regular", "adapter-llm-jepa"}
@@ -63,6 +64,7 @@ def test_llm_jepa_with_lora(load: Load, summaries: Summaries, tmp_path: Path) ->
     assert len(tested) == 3
 
 
+@pytest.mark.slow
 def test_pretrain_then_finetune(load: Load, summaries: Summaries, tmp_path: Path) -> None:
     load("pretrain_finetune").run(tmp_path / "a", tiny=True)
     assert set(summaries(tmp_path / "a")) == {"after-none", "after-regular", "after-llm-jepa"}
@@ -104,6 +106,7 @@ def test_own_splitter_by_hand(load: Load) -> None:
     assert split("He asks who is Next, then goes.") == ["He asks who is Next, then goes."]
 
 
+@pytest.mark.slow
 def test_sweep_and_compare(
     load: Load, summaries: Summaries, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

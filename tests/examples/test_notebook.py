@@ -28,6 +28,7 @@ def test_it_is_kept_without_output(notebook: nbformat.NotebookNode) -> None:
 
 # Its kernel's channels are closed late.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.slow
 def test_it_runs(notebook: nbformat.NotebookNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parameters = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
     assert "TINY = False" in parameters.source

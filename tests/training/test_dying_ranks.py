@@ -40,6 +40,7 @@ FAULTS = [
 ENDED = {"kill": -9, "error": 2, "exit": 0}
 
 
+@pytest.mark.slow
 def test_whatever_one_dies_of_the_others_end_and_the_run_goes_on(ranks: Ranks, material: Path, tmp_path: Path) -> None:
     whole, run, log = tmp_path / "whole", tmp_path / "run", tmp_path / "log"
     ended, said = ranks.together(train(material, whole), log)

@@ -148,22 +148,22 @@ def test_a_small_disk(small_disk: Path, commands: Commands, material: Path, whol
 def test_an_evaluation_keeps_what_is_answered(
     whole: Path, material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from stepjepa.evaluation.run import Evaluation
+    from stepjepa.evaluation.batcher import Batcher
 
     def arguments(output: Path) -> list[str]:
         flags = f"--model_path {whole} --test_file {material}/test.jsonl --batch_size 2 --max_new_tokens 3"
         return ["evaluate", *flags.split(), "--output_file", str(output)]
 
     assert main(arguments(tmp_path / "whole.jsonl")) == 0
-    answer, batches = Evaluation._answer, []
+    answer, batches = Batcher.lines, []
 
-    def stopped(self: Evaluation, *given: Any) -> Any:
+    def stopped(self: Batcher, *given: Any) -> Any:
         batches.append(given)
         if len(batches) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         return answer(self, *given)
 
-    monkeypatch.setattr(Evaluation, "_answer", stopped)
+    monkeypatch.setattr(Batcher, "lines", stopped)
     assert main(arguments(tmp_path / "stopped.jsonl")) == 128 + signal.SIGTERM
     assert "stepjepa evaluate: stopped; 4 of 11 examples are in" in capsys.readouterr().err
     assert len((tmp_path / "stopped.jsonl").read_text().splitlines()) == 4

@@ -167,21 +167,23 @@ class FlopModel:
         )
 
 
-LENGTHS = (256, 512, 1280)
-"""Tokens of the passes that are counted: multiples of the chunks of recurrent layers."""
-
-
 def _fit(model: nn.Module) -> tuple[Cost, Cost]:
     """FLOPs of the decoder for each token, each (query, key), and each pass: exact, since they are that polynomial."""
     config: Any = find_decoder(model).config
-    positions = getattr(config, "max_position_embeddings", None) or LENGTHS[-1]
-    unit = min(LENGTHS[0], positions // 5)
-    lengths = [length // LENGTHS[0] * unit for length in LENGTHS]
+    positions = getattr(config, "max_position_embeddings", None) or 10**6
+    lengths = [times * min(_unit(config), positions // 5) for times in (1, 2, 5)]
     counted = np.array([_count(model, length) for length in lengths], float)  # [3, 2]
     terms = np.array([[length, length**2, 1] for length in lengths], float)
     token, square, fixed = np.linalg.solve(terms, counted).round().astype(int).tolist()
     forward, backward = (Cost(token=a, square=b, fixed=c) for a, b, c in zip(token, square, fixed, strict=True))
     return forward, backward
+
+
+def _unit(config: Any) -> int:
+    """Tokens that recurrent layers compute at once, padded to as many; a few where there are none."""
+    chunks = (getattr(config, name, None) for name in ("chunk_size", "mamba_chunk_size"))
+    linear = any("linear" in str(kind) for kind in getattr(config, "layer_types", None) or ())
+    return next((int(chunk) for chunk in chunks if chunk), 64 if linear else 4)
 
 
 def _count(model: nn.Module, length: int) -> tuple[int, int]:
