@@ -137,7 +137,7 @@ def test_a_resume_without_a_step_leaves_the_results(
     assert "results" in json.loads(before)
 
 
-def test_lines_of_logs_without_a_step_are_skipped(made: Path, run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_of_logs_without_a_step_are_skipped(made: Path, run: Path) -> None:
     metrics = run / METRICS_FILE
     with metrics.open("ab") as stream:
         for line in ("{}", "null", "5", '{"step": "a"}', '{"step": true}', '{"step', "\udcff"):
@@ -146,5 +146,3 @@ def test_lines_of_logs_without_a_step_are_skipped(made: Path, run: Path, caplog:
     assert train(made, run, "--max_steps", "3", "--resume_from_checkpoint", "last") == 0
     assert read_run(run)["results"]["steps"] == 3
     assert all(isinstance(json.loads(kept)["step"], int) for kept in metrics.read_text().splitlines())
-    said = [entry.getMessage() for entry in caplog.records if "skipped" in entry.getMessage()]
-    assert said == [f"{metrics}: 7 lines skipped that a kill cut short or that names no step"]

@@ -127,17 +127,6 @@ def test_a_command_whose_upload_is_refused_keeps_its_run_and_says_how_to_go_on(
     assert hub.names("me/mine", "dev") == MODEL
 
 
-def test_an_adapter_on_a_local_base_is_refused_at_once(
-    hub: FakeHub, plain_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = command(tmp_path, "--lora", "--lora_rank", "3", "--model_name")
-    plain_tokenizer.save_pretrained(tmp_path / "base")
-    assert main([*line, str(tmp_path / "base")]) == 2
-    assert "the adapter's base model is a folder of this machine" in capsys.readouterr().err
-    assert hub.requests == []
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

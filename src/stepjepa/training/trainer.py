@@ -186,8 +186,7 @@ class JepaTrainer(Trainer):
                 self.ema = EmaEncoder(self.model, self.jepa.ema_decay)
             self.add_callback(EmaCallback(self.ema, self.model, lambda: self.guard.step_taken))
         # Derived and tried out here, where the model is whole.
-        flops = self.flops
-        LMHead(self.model)
+        flops, _ = self.flops, LMHead(self.model)
         self.tracker: FlopTracker | None = None
         if track_flop:
             say = print if self.is_world_process_zero() else None
