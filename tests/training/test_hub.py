@@ -20,9 +20,6 @@ from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
 from stepjepa.training.trainer import JepaTrainer
 
-# The hub's library sends large files in an old way of its HTTP client.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
-
 MODEL = {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
 MODEL |= {"tokenizer_config.json", "chat_template.jinja"}
 
