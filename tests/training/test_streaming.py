@@ -127,11 +127,11 @@ def test_resumed_equals_uninterrupted(
     for (name, value), same in zip(whole.model.named_parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(value, same), name
     assert losses(resumed) == losses(whole)
-    assert resumed.found() == whole.found()
+    assert resumed.data_summary() == whole.data_summary()
     assert resumed.tally.epochs == whole.tally.epochs == 2
     # Steps of six records, but for the last of an epoch, which has one.
     before = {2: 12, 6: 19 + 12}[at]
-    assert len(tokenised) == whole.found()["counts"]["records"] - before
+    assert len(tokenised) == whole.data_summary()["counts"]["records"] - before
 
     for other in (make("other", rows()[::-1]), make("other", buffer=6)):
         with pytest.raises(UserError, match="the stream gives other records than those that were trained on before"):
@@ -173,7 +173,7 @@ def test_what_belongs_to_the_end_of_an_epoch_is_done_at_its_end(trained_tokenize
     ]
     state = json.loads((tmp_path / "checkpoint-6" / STREAM_FILE).read_text())
     assert state["totals"]["records"] == 14
-    tokens = made.found()["tokens"]
+    tokens = made.data_summary()["tokens"]
     assert tokens["ratio"] == tokens["all"] / tokens["main"] > 1.1
 
 
@@ -210,9 +210,9 @@ def test_records_that_are_skipped_leave_their_places_empty(trained_tokenizer: An
         max_steps=4,
     )
     made.train()
-    assert made.found()["counts"] | {"pairs": 5} == made.found()["counts"]
-    assert made.found()["counts"]["records"] == 5
-    assert made.found()["counts"]["skipped"] == 3
+    assert made.data_summary()["counts"] | {"pairs": 5} == made.data_summary()["counts"]
+    assert made.data_summary()["counts"]["records"] == 5
+    assert made.data_summary()["counts"]["skipped"] == 3
     # A step of nothing but skipped records teaches nothing and harms nothing.
     assert losses(made)[-1]["lm_loss"] == 0.0
     assert all(torch.isfinite(value).all() for value in made.model.parameters())

@@ -150,7 +150,7 @@ class NonfiniteGuard(TrainerCallback):
             raise UserError(f"step {state.global_step + 1}: {message}; {remedy}; {self.way_back()}")
         self.skipped += 1
         self.step_taken = False
-        trainer.meter.leave_out()
+        trainer.meter.skip_step()
         if scaler is None:
             # Optimizers pass over what has no gradient: neither weights nor averages nor weight decay.
             trainer.model_wrapped.zero_grad(set_to_none=True)

@@ -349,7 +349,7 @@ class JepaTrainer(Trainer):
         """What errors call the file of the training records."""
         return self.stream.name if self.stream is not None else self.prepared.source if self.prepared else "<memory>"
 
-    def found(self) -> dict[str, Any]:
+    def data_summary(self) -> dict[str, Any]:
         """What ``run.json`` says of the training records: ``counts``, ``tokens`` and ``template`` of ``Prepared``.
 
         Of a stream these are of the records trained on so far, in every epoch again.
@@ -368,7 +368,7 @@ class JepaTrainer(Trainer):
         if "loss" in logs:
             self.store_flos()
             if not math.isfinite(logs.get("grad_norm", 0.0)):
-                # Of a step that was left out.
+                # Of a step that was skipped.
                 del logs["grad_norm"]
             more = {"nonfinite_steps": float(self.guard.skipped)} if self.guard.skipped else {}
             more |= {} if self.stream is None else self.tally.columns()
