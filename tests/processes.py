@@ -139,7 +139,7 @@ def trained(
     trainer.train()
     trainer.evaluate()
     if streamed:
-        assert trainer.found()["counts"]["records"] == 2 * RECORDS
+        assert trainer.data_summary()["counts"]["records"] == 2 * RECORDS
     lines = [
         {key: value for key, value in line.items() if key.removeprefix("eval_").endswith("loss")}
         for line in trainer.state.log_history

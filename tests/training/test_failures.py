@@ -1,4 +1,4 @@
-"""Runs that fail, by whatever exception: one line, and a record that says so or is as it was before."""
+"""Runs that fail or were begun before: one line, and a record that says so or is as it was before."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 import tiny
 from stepjepa.cli import main
 from stepjepa.files import write_json
-from stepjepa.run_folder import METRICS_FILE, RUN_FILE, read_run
+from stepjepa.run_folder import METRICS_FILE, RUN_FILE, read_run, save_whole
 from stepjepa.training import trainer
+from stepjepa.training.card import CARD_FILE
 from stepjepa.training.trainer import JepaTrainer
 
 FOO = ("--lr_scheduler_kwargs", '{"foo": 1}')
@@ -137,7 +138,7 @@ def test_a_resume_without_a_step_leaves_the_results(
     assert "results" in json.loads(before)
 
 
-def test_lines_of_logs_without_a_step_are_skipped(made: Path, run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_of_logs_without_a_step_are_skipped(made: Path, run: Path) -> None:
     metrics = run / METRICS_FILE
     with metrics.open("ab") as stream:
         for line in ("{}", "null", "5", '{"step": "a"}', '{"step": true}', '{"step', "\udcff"):
@@ -146,5 +147,56 @@ def test_lines_of_logs_without_a_step_are_skipped(made: Path, run: Path, caplog:
     assert train(made, run, "--max_steps", "3", "--resume_from_checkpoint", "last") == 0
     assert read_run(run)["results"]["steps"] == 3
     assert all(isinstance(json.loads(kept)["step"], int) for kept in metrics.read_text().splitlines())
-    said = [entry.getMessage() for entry in caplog.records if "skipped" in entry.getMessage()]
-    assert said == [f"{metrics}: 7 lines skipped that a kill cut short or that names no step"]
+
+
+# -- begun before ------------------------------------------------------------------------------------------------------
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_finished_run_without_checkpoints_is_not_begun_again(
+    made: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run / "checkpoint-2")
+    before = contents(run)
+    assert train(made, run, "--resume_from_checkpoint", "auto") == 0
+    assert "the run is finished" in capsys.readouterr().err
+    assert contents(run) == before
+    assert train(made, run, "--resume_from_checkpoint", "auto", "--max_length", "77") == 2
+    assert "begun with other settings (jepa, max_length)" in capsys.readouterr().err
+    assert contents(run) == before
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(made: Path, run: Path) -> None:
+    shutil.rmtree(run / "checkpoint-2")
+    write_json(run / RUN_FILE, {**read_run(run), "status": "running", "launches": [{"seconds": 9.0, "to_step": 1}]})
+    assert train(made, run, "--resume_from_checkpoint", "auto") == 0
+    assert read_run(run)["status"] == "finished"
+    assert len(read_run(run)["launches"]) == 1
+    steps = [json.loads(line)["step"] for line in (run / METRICS_FILE).read_text().splitlines()]
+    assert steps == sorted(set(steps))
+
+
+def test_a_card_of_ones_own_outlives_a_longer_run(made: Path, run: Path) -> None:
+    (run / CARD_FILE).write_text("# Mine\n")
+    assert train(made, run, "--resume_from_checkpoint", "last", "--max_steps", "3") == 0
+    assert read_run(run)["results"]["steps"] == 3
+    assert (run / CARD_FILE).read_text() == "# Mine\n"
+
+
+def test_a_folder_in_a_model_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    """As the templates that stand beside some tokenizers."""
+
+    def save(names: str) -> None:
+        def write(part: str) -> None:
+            (Path(part) / "templates").mkdir()
+            for name in names:
+                (Path(part) / "templates" / name).write_text(name)
+
+        save_whole(tmp_path, write)
+
+    save("ab")
+    save("bc")
+    assert contents(tmp_path) == {"templates/b": b"b", "templates/c": b"c"}

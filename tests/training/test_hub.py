@@ -20,9 +20,6 @@ from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
 from stepjepa.training.trainer import JepaTrainer
 
-# The hub's library sends large files in an old way of its HTTP client.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
-
 MODEL = {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
 MODEL |= {"tokenizer_config.json", "chat_template.jinja"}
 
@@ -125,17 +122,6 @@ def test_a_command_whose_upload_is_refused_keeps_its_run_and_says_how_to_go_on(
     hub.refuse = None
     assert main(again.split()[1:]) == 0
     assert hub.names("me/mine", "dev") == MODEL
-
-
-def test_an_adapter_on_a_local_base_is_refused_at_once(
-    hub: FakeHub, plain_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = command(tmp_path, "--lora", "--lora_rank", "3", "--model_name")
-    plain_tokenizer.save_pretrained(tmp_path / "base")
-    assert main([*line, str(tmp_path / "base")]) == 2
-    assert "the adapter's base model is a folder of this machine" in capsys.readouterr().err
-    assert hub.requests == []
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from transformers import TrainerCallback
 from harmful import made, same, trainer_of, weights
 from stepjepa.errors import UserError
 from stepjepa.objectives.objective import Losses
-from stepjepa.training import nonfinite
 from stepjepa.training.nonfinite import MOST_IN_A_ROW
 from stepjepa.training.trainer import JepaTrainer
 
@@ -129,8 +128,8 @@ def test_weights_that_are_not_finite_are_no_fault_of_records(tiny_tokenizer: Any
         trainer.train()
 
 
-def test_overflows_of_fp16_are_the_scalers_until_they_persist(
-    tiny_tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_overflows_of_fp16_are_the_scalers(
+    tiny_tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """torch's own, on the CPU: steps that it skips are no errors, and losses that are not finite stay ours."""
 
@@ -157,9 +156,6 @@ def test_overflows_of_fp16_are_the_scalers_until_they_persist(
     assert second.accelerator.scaler.get_scale() == 2.0**6
     for trainer in (first, second):
         assert all(bool(torch.isfinite(value).all()) for value in weights(trainer).values())
-    monkeypatch.setattr(nonfinite, "MOST_OVERFLOWS", 2)
-    with pytest.raises(UserError, match="2 times in a row at ever smaller scales of fp16"):
-        run([], 2.0**127, tmp_path / "c")
 
 
 def test_a_finite_gradient_of_an_infinite_loss_is_found(tiny_tokenizer: Any, tmp_path: Path) -> None:

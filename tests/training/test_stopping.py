@@ -1,23 +1,24 @@
 """Asked to stop, a command saves what it has and says how to go on; a full disk costs nothing that was there."""
 
+import errno
 import json
 import os
 import re
 import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import kills
 from forked import Commands
 from stepjepa.checkpoints import checkpoint_fault, checkpoints
 from stepjepa.cli import main
+from stepjepa.disk import naming_disk_errors
 from stepjepa.signals import Stopped
 from stepjepa.training.callbacks import StopCallback
 
@@ -91,58 +92,21 @@ def test_a_disk_that_is_full_costs_no_checkpoint(
     assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of one megabyte, where the system gives one."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = os.geteuid() == 0 and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, check=False
-    )
-    if not mounted or mounted.returncode:
-        pytest.skip("no file system can be mounted here")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_a_small_disk(small_disk: Path, commands: Commands, material: Path, whole: Path, tmp_path: Path) -> None:
-    log, (run, test) = tmp_path / "a.log", (small_disk / "run", material / "test.jsonl")
-    given = train(material, run, "--save_total_limit", 9)
-    size = sum(path.stat().st_size for path in (whole / "checkpoint-4").iterdir())
-    filler = small_disk / "filler"
-    # Room for one checkpoint and a half.
-    filler.write_bytes(bytes(2**20 - 3 * size // 2))
-    assert commands.run(given, log, folder=run) == 2
-    told = [line for line in log.read_text().splitlines() if "error" in line]
-    assert len(told) == 1
-    assert "is whole: once it can be written to" in told[0]
-    assert not kills.half_files(run)
-    assert not kills.left_behind(run)
-    free = os.statvfs(small_disk)
-    with filler.open("ab") as stream:
-        stream.write(bytes(free.f_bavail * free.f_frsize - 24_000))
-    for arguments in (
-        ["export", "--model_path", whole, "--output_dir", small_disk / "plain"],
-        ["prepare", "stepmath", "--output_dir", small_disk, "--train_size", 300, "--test_size", 1],
-    ):
-        log.unlink()
-        assert commands.run(arguments, log, folder=small_disk) == 2, log.read_text()
-        assert "Traceback" not in log.read_text()
-        assert f"stepjepa {arguments[0]}: error: {small_disk}/" in log.read_text()
-        assert sorted(path.name for path in small_disk.iterdir()) == ["filler", "run"]
-    filler.unlink()
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    for arguments in (
-        train(material, small_disk / "b"),
-        train(material, run, "--resume_from_checkpoint", "last"),
-        ["export", "--model_path", whole, "--output_dir", small_disk / "plain"],
-        ["prepare", "stepmath", "--output_dir", small_disk, "--train_size", 3, "--test_size", 1],
-        ["evaluate", "--model_path", whole, "--test_file", test, "--output_file", small_disk / "a.jsonl"],
-    ):
-        log.unlink()
-        assert commands.run(arguments, log, folder=small_disk) == 2, log.read_text()
-        (told,) = [line for line in log.read_text().splitlines() if "error" in line]
-        assert re.search(rf"error: {small_disk}\S*: Read-only file system", told), told
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        RuntimeError("[enforce fail at inline_container.cc:668] . unexpected pos 64 vs 0"),
+        SafetensorError("Error while serializing: I/O error: Read-only file system (os error 30)"),
+    ],
+    ids=type,
+)
+def test_errors_of_a_disk_name_what_was_being_written(error: Exception) -> None:
+    """Those of the system, of PyTorch and of safetensors; others are none of a disk."""
+    with pytest.raises(OSError, match=r"\[Errno \d+\] .*: 'run/checkpoint-7'"), naming_disk_errors("run/checkpoint-7"):
+        raise error
+    with pytest.raises(RuntimeError, match=r"^a bug$"), naming_disk_errors("run/checkpoint-7"):
+        raise RuntimeError("a bug")
 
 
 def test_an_evaluation_keeps_what_is_answered(

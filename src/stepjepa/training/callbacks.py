@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,6 @@ from stepjepa.signals import OneRequest, Stopped
 logger = logging.getLogger(__name__)
 
 
-def _step_of(line: bytes) -> int | None:
-    """The step of a line of ``metrics.jsonl``; None where it is no object that names one."""
-    try:
-        value = json.loads(line.decode())
-    except (ValueError, RecursionError):
-        return None
-    step = value.get("step") if isinstance(value, dict) else None
-    return step if isinstance(step, int) and not isinstance(step, bool) else None
-
-
 class MetricsCallback(TrainerCallback):
     """Appends every line of logs to ``metrics.jsonl`` in the run folder."""
 
@@ -37,11 +28,12 @@ class MetricsCallback(TrainerCallback):
         path = Path(args.output_dir) / METRICS_FILE
         if not state.is_world_process_zero or not path.exists():
             return
-        steps = [(_step_of(line), line) for line in path.read_bytes().splitlines()]
-        if dropped := sum(step is None for step, _ in steps):
-            count = "1 line" if dropped == 1 else f"{dropped:,} lines"
-            logger.warning("%s: %s skipped that a kill cut short or that names no step", path, count)
-        kept = [line.decode() + "\n" for step, line in steps if step is not None and step <= state.global_step]
+        kept = []
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+            # A kill may have cut the last line short.
+            with suppress(ValueError, TypeError, KeyError):
+                if json.loads(line)["step"] <= state.global_step:
+                    kept.append(line)
         # What the end of a run logs stands at its last step, too, but the checkpoint does not know of it.
         if state.global_step:
             kept = kept[: len(state.log_history)]

@@ -25,8 +25,6 @@ _TRAINING = (
     *("learning_rate", "lr_scheduler_type", "optim", "per_device_train_batch_size", "gradient_accumulation_steps"),
     *("num_train_epochs", "max_steps", "bf16", "seed"),
 )
-_LOSSES = ("loss", "lm_loss", "jepa_loss", "matched_similarity", "shuffled_similarity", "source_rank", "target_rank")
-
 _LOAD_MODEL = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -83,15 +81,18 @@ def write_card(
     kept = _OBJECTIVE if mode != "regular" else ("mode", "max_length")
     settings = [(key, jepa[key]) for key in kept if key in jepa]
     settings += [(key, training[key]) for key in _TRAINING if key in training]
+    data = [
+        (part, Path(str(about.get("file"))).name, about.get("records", "streamed"), about.get("sha256"))
+        for part, about in (run.get("data") or {}).items()
+    ]
     versions = run.get("versions") or {}
     parts = [
         f"---\n{head.to_yaml()}\n---",
         MARK,
         f"# {_plain(name)}",
         _origin(run, base, mode),
-        _table("Data", ("part", "file", "records", "SHA-256"), map(_data_row, (run.get("data") or {}).items())),
+        _table("Data", ("part", "file", "records", "SHA-256"), data),
         _table("Settings", ("setting", "value"), settings),
-        _table("Losses", ("", "training, last log", "held out"), _losses(source, run)),
         *(_scores(summary) for summary in evaluations),
         f"## Loading\n\n```python\n{(_LOAD_ADAPTER if adapter else _LOAD_MODEL).format(name=name)}\n```",
         _PREDICTORS if mode != "regular" and saved_with_predictors(folder) else "",
@@ -102,11 +103,7 @@ def write_card(
 
 
 def base_on_hub(run: Mapping[str, Any]) -> str | None:
-    """The hub id of the model that a run began from; None for random weights or a local folder.
-
-    Args:
-        run: parts of ``run.json``.
-    """
+    """The hub id of the model that a run began from, by its ``run.json``; None for random weights or a local folder."""
     name = str(run.get("model") or "")
     # The fingerprint of a folder is a hash of its weights, that of a model of the hub its commit.
     local = len(str(run.get("model_fingerprint") or "")) == 64 or Path(name).is_dir()
@@ -115,11 +112,7 @@ def base_on_hub(run: Mapping[str, Any]) -> str | None:
 
 
 def summaries(model_path: str | Path) -> list[dict[str, Any]]:
-    """Summaries of the evaluations in a run folder that are of the very weights in it.
-
-    Args:
-        model_path: run folder, or checkpoint folder in one.
-    """
+    """Summaries of the evaluations in a run folder that are of the very weights in it, or in a checkpoint there."""
     folder = Path(model_path)
     places = [folder, folder.parent] if folder.name.startswith("checkpoint-") else [folder]
     found = []
@@ -141,20 +134,6 @@ def _origin(run: Mapping[str, Any], base: str | None, mode: str) -> str:
         origin = f"from {_code(base or Path(name).name)}"
     lora = f", through a LoRA adapter of rank {int(run['lora']['rank'])}" if run.get("lora") else ""
     return f"A causal language model, trained {origin} in mode {_code(mode)}{lora}, by stepjepa."
-
-
-def _data_row(part: tuple[str, Mapping[str, Any]]) -> tuple[Any, ...]:
-    name, about = part
-    digest = about.get("sha256") or about.get("sha256_of_first_mib")
-    return name, Path(str(about.get("file"))).name, about.get("records", "streamed"), digest
-
-
-def _losses(source: Path, run: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """Losses and monitors at the end of the run, which are not those of a checkpoint."""
-    results = {} if source.name.startswith("checkpoint-") else run.get("results") or {}
-    last = {**(results.get("last_log") or {}), **results}
-    rows = [(key, last.get(key), last.get(f"eval_{key}")) for key in _LOSSES]
-    return [row for row in rows if row[1:] != (None, None)]
 
 
 def _eval_results(summary: Mapping[str, Any]) -> list[EvalResult]:

@@ -303,14 +303,13 @@ def next_command(args: argparse.Namespace) -> list[str]:
     folder = args.output_dir
     command = ["stepjepa", "evaluate", "--model_path", folder]
     command += ["--test_file", args.eval_file or "TEST.jsonl", "--output_file", str(Path(folder) / "test.jsonl")]
-    if args.eval_generate is not None:
-        command += ["--max_new_tokens", str(args.eval_max_new_tokens)] if args.eval_max_new_tokens != 256 else []
-        command += ["--task", args.eval_task] if args.eval_task != "auto" else []
-        command += ["--spider_path", args.spider_path] if args.spider_path is not None else []
-        command += ["--missing_databases", args.missing_databases] if args.missing_databases != "error" else []
-    return command + [
-        f"--{name}" for name in ("trust_remote_code", "load_in_4bit", "load_in_8bit") if getattr(args, name)
-    ]
+    # Flags that ``evaluate`` has too, where they were given.
+    same = {"eval_max_new_tokens": 256, "eval_task": "auto", "spider_path": None, "missing_databases": "error"}
+    for name, default in same.items():
+        if getattr(args, name) != default:
+            command += [f"--{name.removeprefix('eval_')}", str(getattr(args, name))]
+    switches = ("trust_remote_code", "load_in_4bit", "load_in_8bit")
+    return command + [f"--{name}" for name in switches if getattr(args, name)]
 
 
 def last_lines(folder: Path, record: Mapping[str, Any]) -> list[Row]:

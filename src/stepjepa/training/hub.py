@@ -71,18 +71,13 @@ def create_repository(name: str, *, private: bool | None = None, token: str | No
 def refuse_lone_adapter(folder: str | os.PathLike[str]) -> None:
     """Refuse to upload an adapter whose base model is a folder of this machine, so that nobody else could load it."""
     described = Path(folder) / "adapter_config.json"
-    if described.is_file():
-        adapter = read_json_object(described, "file of an adapter", "restore it, or train again")
-        refuse_local_base(adapter.get("base_model_name_or_path"))
-
-
-def refuse_local_base(base: Any) -> None:
-    """The same, by the name of the base model."""
+    if not described.is_file():
+        return
+    base = read_json_object(described, "file of an adapter", "restore it").get("base_model_name_or_path")
     if not base or Path(str(base)).is_dir():
         raise UserError(
             "the adapter's base model is a folder of this machine, so that nobody could load the adapter from a hub; "
-            "leave --push_to_hub out, and upload it merged: stepjepa export --model_path RUN --output_dir DIR "
-            "--push_to_hub ID"
+            "upload it merged: stepjepa export --model_path RUN --output_dir DIR --push_to_hub ID"
         )
 
 

@@ -34,7 +34,7 @@ class Meter:
         self._total = total
         self._processes = processes
         self._window = Window()
-        self._left_out = False
+        self._skipped = False
         self.num_tokens = 0.0
         self.start()
 
@@ -52,9 +52,9 @@ class Meter:
         self._window.mark()
         self._window.add(steps=1, jepa_steps=float(self._has_views(counts)))
 
-    def leave_out(self) -> None:
+    def skip_step(self) -> None:
         """Forget the step that was begun last: it is not taken."""
-        self._left_out = True
+        self._skipped = True
         self._window.back()
 
     def add(self, batch: Batch, losses: Losses, counts: Mapping[str, float]) -> None:
@@ -90,11 +90,11 @@ class Meter:
         steps, jepa_steps = sums["steps"] / self._processes, sums["jepa_steps"] / self._processes
         self.num_tokens += sums["tokens"]
         line = dict(logs)
-        if self._left_out:
-            # The Trainer divides its sum by all steps, those that were left out among them.
+        if self._skipped:
+            # The Trainer divides its sum by all steps, those that were skipped among them.
             del line["loss"]
             line |= share("loss", sums["loss"], steps)
-        self._left_out = False
+        self._skipped = False
         line |= more
         for name in objective.names:
             line |= share(name, sums[name], jepa_steps if name in objective.of_pairs else steps)

@@ -34,9 +34,6 @@ OnNonfinite = Literal["stop", "skip"]
 MOST_IN_A_ROW = 10
 """Steps in a row that may be skipped; after them something else is wrong than a batch."""
 
-MOST_OVERFLOWS = 30
-"""Steps in a row that the scaler of fp16 may skip: as many times its scale can be halved, from 2^24 to below 1."""
-
 COUNT_FILE = "nonfinite.json"
 """In a checkpoint: how many steps had been skipped."""
 
@@ -93,7 +90,7 @@ class NonfiniteGuard(TrainerCallback):
         self._trainer = trainer
         self.on_nonfinite = on_nonfinite
         self.micros: list[MicroBatch] = []
-        self.skipped = self._in_a_row = self._overflows = 0
+        self.skipped = self._in_a_row = 0
         self.step_taken = True
         # The Trainer's own look at every loss waits for the device in every micro-batch, and hides what it finds.
         trainer.args.logging_nan_inf_filter = False
@@ -127,7 +124,7 @@ class NonfiniteGuard(TrainerCallback):
         """Stop the run or skip the step where the norm of the gradient, the same on every process, is not finite."""
         trainer = self._trainer
         if math.isfinite(_gradient_norm(trainer)):
-            self._in_a_row = self._overflows = 0
+            self._in_a_row = 0
             return
         mine = [(each.members.lines, _not_finite(each)) for each in self.micros]
         found = self._of_all_processes(mine)
@@ -135,39 +132,30 @@ class NonfiniteGuard(TrainerCallback):
         scaler = getattr(trainer.accelerator, "scaler", None)
         if scaler is not None and not wrong:
             # Of fp16: the scale was too large, and the scaler skips the step and makes it smaller.
-            self._overflows += 1
-            if self._overflows < MOST_OVERFLOWS:
-                return
+            return
         what = " and ".join(f"{_label(name)} is {value}" for name, value in wrong.items())
         lines = [line for members, values in found if values or not wrong for line in members]
         message = f"{what or 'the gradient is not finite (the losses are)'}, with {name_records(trainer.source, lines)}"
         broken = next(iter(self._of_all_processes(_broken_weights(trainer.model))), None)
         self._in_a_row += 1
-        too_many = self._in_a_row > MOST_IN_A_ROW or self._overflows >= MOST_OVERFLOWS
+        too_many = self._in_a_row > MOST_IN_A_ROW
         if self.on_nonfinite == "stop" or broken is not None or too_many:
             trainer.model_wrapped.zero_grad()
-            remedy = self._remedy(broken, too_many)
+            remedy = "pass --on_nonfinite skip, or begin again without these records or with a lower --learning_rate"
+            if broken is not None:
+                remedy = f"the weights are not finite, either ({broken}), so it is no fault of these records"
+                remedy += "; begin again with a lower --learning_rate, or check the model that the run began with"
+            elif too_many:
+                remedy = f"{MOST_IN_A_ROW} steps in a row were skipped before; begin again with a lower --learning_rate"
             raise UserError(f"step {state.global_step + 1}: {message}; {remedy}; {self.way_back()}")
         self.skipped += 1
         self.step_taken = False
-        trainer.meter.leave_out()
+        trainer.meter.skip_step()
         if scaler is None:
             # Optimizers pass over what has no gradient: neither weights nor averages nor weight decay.
             trainer.model_wrapped.zero_grad(set_to_none=True)
         if trainer.is_world_process_zero():
             logger.warning("step %d is skipped, the %d. so far: %s", state.global_step + 1, self.skipped, message)
-
-    def _remedy(self, broken: str | None, too_many: bool) -> str:
-        if self._overflows >= MOST_OVERFLOWS:
-            return f"{self._overflows} times in a row at ever smaller scales of fp16; use --bf16 true"
-        if broken is not None:
-            return (
-                f"the weights are not finite, either ({broken}), so it is no fault of these records; begin again with "
-                "a lower --learning_rate, or check the model that the run began with"
-            )
-        if too_many:
-            return f"{MOST_IN_A_ROW} steps in a row were skipped before; begin again with a lower --learning_rate"
-        return "pass --on_nonfinite skip, or begin again without these records or with a lower --learning_rate"
 
     def way_back(self) -> str:
         """From where the run can be resumed, for people."""

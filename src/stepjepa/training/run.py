@@ -126,7 +126,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
                 metrics |= _evaluated_last(trainer) or trainer.evaluate()
         save_whole(folder, partial(_save, trainer))
     record |= {
-        **trainer.found(),
+        **trainer.data_summary(),
         "status": "finished",
         "results": {
             "steps": trainer.state.global_step,
@@ -168,7 +168,7 @@ def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
         "encoding": {"used": trainer.encoding, "because": trainer.encoding_reason},
         "training": trainer.args.to_dict(),
         "order": _order(trainer.args, trainer.stream),
-        **trainer.found(),
+        **trainer.data_summary(),
         "eval_counts": trainer.prepared_eval.counts if trainer.prepared_eval else None,
         "on_nonfinite": trainer.guard.on_nonfinite,
         "parameters": {"trained": trainable, "total": total},

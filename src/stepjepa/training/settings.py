@@ -12,7 +12,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from stepjepa.errors import UserError
 from stepjepa.training.checks import refuse_contradictions
-from stepjepa.training.hub import refuse_local_base, refuse_offline
+from stepjepa.training.hub import refuse_offline
 from stepjepa.training.processes import open_group
 
 
@@ -48,8 +48,6 @@ def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArgu
     unused = sorted(name for name in args.training if name.startswith("hub_"))
     if values.get("push_to_hub"):
         refuse_offline()
-        if args.lora:
-            refuse_local_base(args.model_name)
     elif unused:
         raise UserError(f"--{unused[0]} does nothing without --push_to_hub; add it or leave it out")
     if str(values.get("fsdp")).lower() == "true":

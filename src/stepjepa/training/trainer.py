@@ -189,8 +189,7 @@ class JepaTrainer(Trainer):
                 self.ema = EmaEncoder(self.model, self.jepa.ema_decay)
             self.add_callback(EmaCallback(self.ema, self.model, lambda: self.guard.step_taken))
         # Derived and tried out here, where the model is whole.
-        flops = self.flops
-        LMHead(self.model)
+        flops, _ = self.flops, LMHead(self.model)
         self.tracker: FlopTracker | None = None
         if track_flop:
             say = print if self.is_world_process_zero() else None
@@ -343,7 +342,7 @@ class JepaTrainer(Trainer):
         """What errors call the file of the training records."""
         return self.stream.name if self.stream is not None else self.prepared.source if self.prepared else "<memory>"
 
-    def found(self) -> dict[str, Any]:
+    def data_summary(self) -> dict[str, Any]:
         """What ``run.json`` says of the training records: ``counts``, ``tokens`` and ``template`` of ``Prepared``.
 
         Of a stream these are of the records trained on so far, in every epoch again.
@@ -362,7 +361,7 @@ class JepaTrainer(Trainer):
         if "loss" in logs:
             self.store_flos()
             if not math.isfinite(logs.get("grad_norm", 0.0)):
-                # Of a step that was left out.
+                # Of a step that was skipped.
                 del logs["grad_norm"]
             more = {"nonfinite_steps": float(self.guard.skipped)} if self.guard.skipped else {}
             more |= {} if self.stream is None else self.tally.columns()
