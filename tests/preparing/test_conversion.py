@@ -11,10 +11,10 @@ from stepjepa.preparing.conversion import CONVERSIONS, convert_rows
 from stepjepa.tasks.base import Unusable, chat_record
 
 
-def convert(line, row):
+def convert(row):
     if "answer" not in row:
         raise Unusable("no answer")
-    return chat_record("s", row["question"], row["answer"], line=line)
+    return chat_record("s", row["question"], row["answer"])
 
 
 def rows(*values):
@@ -24,14 +24,14 @@ def rows(*values):
 def test_rows_are_converted_or_counted():
     given = [{"question": "a", "answer": "1"}, {"question": "b"}, {"question": "c", "answer": "3"}, {}]
     records, counts = convert_rows(rows(*given), convert)
-    assert [record["line"] for record in records] == [1, 3]
+    assert [record["messages"][-1]["content"] for record in records] == ["1", "3"]
     assert (counts.read, counts.dropped, counts.columns) == (4, {"no answer": 2}, ("question", "answer"))
 
 
 def test_nothing_behind_the_last_record_is_read():
     endless = ((number, {"question": "q", "answer": "a"} if number % 2 else {}) for number in count(1))
     records, counts = convert_rows(endless, convert, limit=3)
-    assert [record["line"] for record in records] == [1, 3, 5]
+    assert len(records) == 3
     assert (counts.read, counts.dropped.total()) == (5, 2)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepjepa.commands.preparation import Preparation, add_source_and_target, open_job, write_records
-from stepjepa.data.records import parse_record
 from stepjepa.errors import UserError
 from stepjepa.preparing.conversion import convert_rows
 
@@ -101,7 +100,7 @@ def make_record(
     Args:
         row: by the names of its columns.
         user: column of the user's message; None takes a whole chat (``CHATS``), or ``INSTRUCTION`` with ``INPUT``,
-            or the first of ``USER`` that is there.
+            or the first of ``USER`` that the row has.
         assistant: column of the assistant's message; None takes the first of ``ASSISTANT``.
         system: column of the system prompt; None for none.
         system_prompt: the same for all rows.
@@ -129,17 +128,9 @@ def _run(args: argparse.Namespace) -> int:
         raise UserError("--system and --system_prompt both say what the system prompt is; leave one out")
     job = open_job(args)
     chosen = {name: getattr(args, name) for name in ("user", "assistant", "system", "system_prompt")}
-
-    def convert(line: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            record = make_record(row, **chosen)
-        except UserError as error:
-            raise UserError(str(error), path=job.source, line=line) from None
-        # Whole chats may have turns that nothing can be trained on.
-        parse_record(record, job.source, line)
-        return record
-
-    records, counts = convert_rows(job.rows, convert, limit=job.limit, path=job.source, bad=job.bad)
+    records, counts = convert_rows(
+        job.rows, lambda row: make_record(row, **chosen), limit=job.limit, path=job.source, bad=job.bad
+    )
     write_records(job, records, counts)
     return 0
 

@@ -149,7 +149,7 @@ def _convert_nl_rx(args: argparse.Namespace) -> int:
         raise UserError("holds words where expressions are expected; are the two files swapped?", path=sources[1])
     target = check_target(args.output_file, args.overwrite)
     rows = enumerate(({"sentence": s, "regex": r} for s, r in zip(sentences, regexes, strict=True)), start=1)
-    records, counts = convert_rows(rows, lambda _, row: make_record(**row), path=args.source_file)
+    records, counts = convert_rows(rows, lambda row: make_record(**row), path=args.source_file)
     write_records(Job(args.source_file, rows, target, None), records, counts)
     return 0
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from operator import attrgetter
 from typing import Any
@@ -15,8 +17,8 @@ from stepjepa.errors import UserError
 from stepjepa.tasks.base import Unusable
 
 Rows = Iterable[tuple[int, Mapping[str, Any]]]
-# Line number and row in, record out; raises Unusable.
-Convert = Callable[[int, Mapping[str, Any]], dict[str, Any]]
+# A row in, a record out; raises Unusable, or UserError without a place.
+Convert = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 @dataclass
@@ -40,6 +42,15 @@ class Counts:
                 self.columns = tuple(map(str, row))
             self.read += 1
             yield line, row
+
+
+@contextmanager
+def _located(path: object, line: int) -> Iterator[None]:
+    """Give errors their file and line."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error), path=path, line=line) from error
 
 
 def convert_rows(
@@ -67,7 +78,8 @@ def convert_rows(
     def converted() -> Iterator[dict[str, Any]]:
         for line, row in counts.watch(rows):
             try:
-                record = convert(line, row)
+                with _located(path, line):
+                    record = convert(row)
                 parse_record(record, str(path), line)
             except Unusable as reason:
                 counts.dropped[str(reason)] += 1
@@ -117,7 +129,7 @@ class Conversion:
         function = attrgetter(name)(importlib.import_module(f"stepjepa.tasks.{module}"))
         options = {**self.options, **options}
         if not self.whole:
-            return convert_rows(rows, lambda line, row: function(row, **options), limit=limit, path=path, bad=bad)
+            return convert_rows(rows, partial(function, **options), limit=limit, path=path, bad=bad)
 
         def wrong(line: int, error: UserError) -> None:
             located = UserError(str(error), path=path, line=line)

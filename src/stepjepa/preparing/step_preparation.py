@@ -63,25 +63,25 @@ class StepOptions:
     require_correct: bool = False
 
 
-def _text_field(value: Mapping[str, Any], name: str, path: object, line: int) -> str:
+def _text_field(value: Mapping[str, Any], name: str) -> str:
     text = value.get(name)
     if text is None:
         raise Unusable(f"no field '{name}'")
     if not isinstance(text, str):
-        raise UserError(f"'{name}' is {type(text).__name__}, expected a string", path=path, line=line)
+        raise UserError(f"'{name}' is {type(text).__name__}, expected a string")
     if not text.strip():
         raise Unusable(f"'{name}' is empty")
     return text
 
 
-def _ground_truth(value: Mapping[str, Any], path: object, line: int) -> str | None:
+def _ground_truth(value: Mapping[str, Any]) -> str | None:
     """The field ``ground_truth``, or what the field ``answer`` marks or, as a number, is."""
     texts = {}
     for name in ("ground_truth", "answer"):
         given = value.get(name)
         if isinstance(given, bool | list | dict) or (isinstance(given, float) and not math.isfinite(given)):
             got = given if isinstance(given, float) else type(given).__name__
-            raise UserError(f"'{name}' is {got}, expected a string or a number", path=path, line=line)
+            raise UserError(f"'{name}' is {got}, expected a string or a number")
         texts[name] = "" if given is None else str(given).strip()
     truth, answer = texts["ground_truth"], texts["answer"]
     if truth:
@@ -92,27 +92,26 @@ def _ground_truth(value: Mapping[str, Any], path: object, line: int) -> str | No
     return answer if parse_number(answer) is not None else None
 
 
-def _find_steps(response: str, options: StepOptions, path: object, line: int) -> list[str]:
+def _find_steps(response: str, options: StepOptions) -> list[str]:
     if options.splitter is None:
         return split_response(response)
     try:
         steps: object = options.splitter(response)
     except Exception as error:  # whatever the user's function comes up with
-        told = f"--custom: the splitter failed ({type(error).__name__}: {error}); correct it"
-        raise UserError(told, path=path, line=line) from error
+        raise UserError(f"--custom: the splitter failed ({type(error).__name__}: {error}); correct it") from error
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
         got = type(steps).__name__ if not isinstance(steps, list) else "a list with other things than strings"
-        raise UserError(f"--custom: the splitter gave {got}, expected a list of strings", path=path, line=line)
+        raise UserError(f"--custom: the splitter gave {got}, expected a list of strings")
     return [tidied for tidied in map(tidy_step, steps) if tidied]
 
 
-def _prepare(value: Mapping[str, Any], options: StepOptions, path: object, line: int) -> dict[str, Any]:
-    question = _text_field(value, options.question_field, path, line)
-    response = drop_thinking(_text_field(value, options.response_field, path, line))
+def _prepare(value: Mapping[str, Any], options: StepOptions) -> dict[str, Any]:
+    question = _text_field(value, options.question_field)
+    response = drop_thinking(_text_field(value, options.response_field))
     if not response:
         raise Unusable(f"'{options.response_field}' holds only thinking")
-    truth = _ground_truth(value, path, line)
-    steps = _find_steps(response, options, path, line)
+    truth = _ground_truth(value)
+    steps = _find_steps(response, options)
     if len(steps) < 2:
         raise Unusable(FEW_STEPS)
     if options.require_correct:
@@ -158,6 +157,4 @@ def prepare_records(
     Raises:
         UserError: a field, or what the splitter gave, has the wrong type; only without ``bad``.
     """
-    return convert_rows(
-        values, lambda line, value: _prepare(value, options, path, line), limit=limit, path=path, bad=bad
-    )
+    return convert_rows(values, lambda value: _prepare(value, options), limit=limit, path=path, bad=bad)

@@ -27,7 +27,6 @@ from stepjepa.tasks.base import (
 )
 from stepjepa.tasks.raw_values import read_text_field
 from stepjepa.tasks.sql.execution import Verdict, judge
-from stepjepa.tasks.sql.text import HARDNESS, hardness, normal_form, orders_rows, same_text
 
 _DATABASE = re.compile(r"For db_id:\[([^\[\]\n]*)\]")
 _LIMITS = ("time", "memory")
@@ -136,6 +135,8 @@ class SpiderTask(Task):
         return scored
 
     def _gold(self, record: Record) -> _Query:
+        from stepjepa.tasks.sql.text import orders_rows
+
         gold = self.truth(record)
         # One that can't be parsed is taken to order its rows: rather too strict than too lenient.
         return _Query(str(self._database(record)), gold, None, orders_rows(gold) is not False)
@@ -168,6 +169,8 @@ class SpiderTask(Task):
         sql = scored.extracted["sql"]
         if sql is None or scored.extracted["failure"] is not None:
             return None
+        from stepjepa.tasks.sql.text import normal_form
+
         return normal_form(sql) or sql
 
     def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -179,6 +182,8 @@ class SpiderTask(Task):
             answers failed, by kind; ``gold_failures``: how many true queries failed, by reason; where there are any,
             ``execution_without_gold_failures``: the share of right answers among the other records.
         """
+        from stepjepa.tasks.sql.text import HARDNESS, hardness
+
         levels: dict[str, list[float]] = {name: [] for name in (*HARDNESS, "unknown")}
         for line in lines:
             levels[hardness(line["truth"]) or "unknown"].append(line["scores"]["execution"])
@@ -217,6 +222,8 @@ class SpiderTask(Task):
 
 
 def _scored(gold: str, text: str, sql: str, whole: Verdict, first: Verdict) -> Scored:
+    from stepjepa.tasks.sql.text import same_text
+
     works = whole.gold_failure is None
     scores: dict[str, bool | float] = {
         "execution": whole.right,

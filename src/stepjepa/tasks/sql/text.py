@@ -1,16 +1,17 @@
 """What the text of a query says before it is run: is it the same query, does it order its rows, how hard is it?
 
 The dialect is SQLite's. Text that can't be parsed, or is too long or too deep to be a person's query, has no form and
-no hardness; nothing here takes more than a moment for any text.
+no hardness; nothing here takes more than a moment for any text. Imported where it is used, since the parser loads
+slowly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
-if TYPE_CHECKING:
-    from sqlglot import exp
+from sqlglot import Dialect, ErrorLevel, exp
+from sqlglot.errors import SqlglotError
 
 Hardness = Literal["easy", "medium", "hard", "extra"]
 HARDNESS: tuple[Hardness, ...] = get_args(Hardness)
@@ -61,8 +62,6 @@ def hardness(sql: str) -> Hardness | None:
 
 def _of_query(sql: str, function: Callable[[exp.Query], _Value]) -> _Value | None:
     """What a function says about a parsed query; None for text that is none."""
-    from sqlglot.errors import SqlglotError
-
     try:
         query = _parse(sql)
         return None if query is None else function(query)
@@ -72,8 +71,6 @@ def _of_query(sql: str, function: Callable[[exp.Query], _Value]) -> _Value | Non
 
 
 def _parse(sql: str) -> exp.Query | None:
-    from sqlglot import Dialect, exp
-
     if len(sql) > _LONGEST_QUERY:
         return None
     dialect = Dialect.get_or_raise("sqlite")
@@ -103,8 +100,6 @@ def _is_quoted_value(column: exp.Column, sql: str) -> bool:
 
     Which columns there are is not known here; but on the right of a comparison, names of columns are not quoted.
     """
-    from sqlglot import exp
-
     start = column.this.meta.get("start")
     return (
         start is not None
@@ -116,8 +111,6 @@ def _is_quoted_value(column: exp.Column, sql: str) -> bool:
 
 
 def _write(query: exp.Query) -> str:
-    from sqlglot import ErrorLevel, exp
-
     _rename_tables(query)
     for node in query.walk():
         if isinstance(node, exp.Identifier):
@@ -136,8 +129,6 @@ def _write(query: exp.Query) -> str:
 
 def _rename_tables(query: exp.Query) -> None:
     """Call the tables t1, t2, ... in the order in which they are named, and leave the name out where there is one."""
-    from sqlglot import exp
-
     names: dict[int, dict[str, str]] = {}
     count = 0
     for select in query.find_all(exp.Select, bfs=False):
@@ -159,16 +150,12 @@ def _rename_tables(query: exp.Query) -> None:
 
 def _sources(select: exp.Select) -> list[exp.Expression]:
     """The tables and queries that a query reads."""
-    from sqlglot import exp
-
     # Found by its class: the name of the argument changed between versions.
     first = [clause.this for clause in select.args.values() if isinstance(clause, exp.From)]
     return first + [join.this for join in select.args.get("joins") or ()]
 
 
 def _hardness(query: exp.Query) -> Hardness | None:
-    from sqlglot import exp
-
     select: Any = query
     while isinstance(select, exp.SetOperation | exp.Subquery):
         select = select.this
@@ -212,8 +199,6 @@ def _level(components: int, nestings: int, others: int) -> Hardness:
 
 def _conditions(clause: exp.Expression | None) -> tuple[list[exp.Expression], int]:
     """The conditions that AND and OR join, and how often OR does."""
-    from sqlglot import exp
-
     conditions, ors = [], 0
     waiting = [] if clause is None else [clause]
     while waiting:
@@ -229,20 +214,14 @@ def _conditions(clause: exp.Expression | None) -> tuple[list[exp.Expression], in
 
 
 def _is_like(condition: exp.Expression) -> bool:
-    from sqlglot import exp
-
     return isinstance(condition.this if isinstance(condition, exp.Not) else condition, exp.Like | exp.Escape)
 
 
 def _queries(condition: exp.Expression) -> int:
     """How many queries stand in a condition, those inside them not counted."""
-    from sqlglot import exp
-
     outermost = condition.walk(prune=lambda node: isinstance(node, exp.Select | exp.SetOperation))
     return sum(isinstance(node, exp.Select | exp.SetOperation) for node in outermost)
 
 
 def _aggregates(column: exp.Expression) -> bool:
-    from sqlglot import exp
-
     return any(isinstance(node, exp.AggFunc) for node in column.walk(prune=lambda node: isinstance(node, exp.Query)))
