@@ -1,4 +1,4 @@
-"""Other texts for regular expressions of NL-RX: twins that mean the same, mutants that may not."""
+"""Other texts for regular expressions of NL-RX that mean the same."""
 
 from stepjepa.tasks.regex.syntax import (
     ANY,
@@ -9,10 +9,8 @@ from stepjepa.tasks.regex.syntax import (
     Intersection,
     Repetition,
     Union,
-    parse,
 )
 
-DIGITS, LOWER = parse("[0-9]"), parse("[a-z]")
 ANYTHING = Repetition(ANY, 0, None)
 EMPTY = Concatenation(())
 
@@ -59,11 +57,7 @@ def twin(node, draw):
     node = with_parts(node, lambda part: twin(part, draw))
     if draw.random() < 0.5:
         return node
-    return draw.choice([law for law in LAWS if law(node, draw) is not None] or [_same])(node, draw)
-
-
-def _same(node, draw):
-    return node
+    return draw.choice([law for law in LAWS if law(node, draw) is not None] or [_twice_complemented])(node, draw)
 
 
 def _twice_complemented(node, draw):
@@ -72,10 +66,6 @@ def _twice_complemented(node, draw):
 
 def _also_anything(node, draw):
     return Intersection((ANYTHING, node))
-
-
-def _or_itself_again(node, draw):
-    return Union((node, Intersection((node, Union((node, Complement(node)))))))
 
 
 def _associated(node, draw):
@@ -137,7 +127,6 @@ def _split_set(node, draw):
 LAWS = [
     _twice_complemented,
     _also_anything,
-    _or_itself_again,
     _associated,
     _commuted,
     _de_morgan,
@@ -145,48 +134,3 @@ LAWS = [
     _unrolled,
     _split_set,
 ]
-
-
-def mutant(node, draw):
-    """A tree with one place changed, perhaps to other lines."""
-    places = count(node)
-    return _mutated(node, draw.randrange(places), draw)[0]
-
-
-def count(node):
-    parts = []
-    with_parts(node, lambda part: parts.append(part) or part)
-    return 1 + sum(map(count, parts))
-
-
-def _mutated(node, at, draw):
-    """The tree with its place number ``at`` changed, and what is left of the number."""
-    if at == 0:
-        return _changed(node, draw), -1
-    at -= 1
-
-    def change(part):
-        nonlocal at
-        if at < 0:
-            return part
-        part, at = _mutated(part, at, draw)
-        return part
-
-    return with_parts(node, change), at
-
-
-def _changed(node, draw):
-    match node:
-        case Characters():
-            return draw.choice([DIGITS, LOWER, ANY, Concatenation((node, node)), EMPTY])
-        case Boundary():
-            return draw.choice([EMPTY, ANYTHING])
-        case Union(parts) | Intersection(parts):
-            other = Intersection if isinstance(node, Union) else Union
-            return draw.choice([other(parts), parts[0], type(node)((*parts[:-1], Complement(parts[-1])))])
-        case Complement(inner):
-            return inner
-        case Repetition(inner, least, _):
-            return draw.choice([Repetition(inner, least + 1, None), Repetition(inner, 0, 1), inner])
-        case Concatenation(parts):
-            return draw.choice([Concatenation(parts[1:]), Concatenation(parts[::-1]), Complement(node)])

@@ -1,7 +1,6 @@
 """``stepjepa prepare``: flags, files, counts, and what is refused."""
 
 import argparse
-import csv
 import json
 import subprocess
 import sys
@@ -105,16 +104,6 @@ def test_stepmath_writes_train_and_test(tmp_path, capsys):
     assert (folder / "train.jsonl").read_bytes() != before
 
 
-def test_stepmath_takes_the_difficulty(tmp_path):
-    numbers = ("--min_steps", 4, "--max_steps", 5, "--max_quantity", 5, "--max_amount", 20)
-    sizes = ("--train_size", 40, "--test_size", 10)
-    call("stepmath", "--output_dir", tmp_path, *sizes, *numbers, "--operations", "add", "subtract")
-    records = read_records(tmp_path / "train.jsonl")
-    assert {kept.extra["total_steps"] for kept in records} == {4, 5}
-    assert not any(sign in kept.answer for kept in records for sign in "*/")
-    assert max(int(kept.extra["ground_truth"]) for kept in records) <= 20
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -174,14 +163,6 @@ def test_gsm8k(tmp_path, capsys, flags, answer):
 
 
 REVIEWS = [{"text": f"number {number}", "label": number % 2} for number in range(12)]
-
-
-def write_table(path, delimiter, rows):
-    with path.open("w", encoding="utf-8-sig", newline="") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]), delimiter=delimiter)
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
 
 
 def test_max_examples(raw_file, tmp_path, capsys):
@@ -272,15 +253,6 @@ def test_a_mistyped_flag_is_answered_with_one_of_that_kind(capsys, arguments, me
     head, _, tail = message.partition(".*")
     assert line.startswith(f"stepjepa {head}")
     assert tail in line
-
-
-@pytest.mark.parametrize("kind", prepare.PREPARATIONS)
-def test_help_names_the_flags_and_data_sets(capsys, kind):
-    assert main(["prepare", kind, "--help"]) == 0
-    text = capsys.readouterr().out
-    assert "--output_" in text
-    if kind in CONVERSIONS:
-        assert all(f"  --dataset {name}\n" in text for name in CONVERSIONS[kind].datasets)
 
 
 def test_torch_is_not_imported():

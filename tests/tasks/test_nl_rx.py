@@ -37,41 +37,31 @@ VOWEL = "[AEIOUaeiou]"
     [
         # The same text, white space around it aside.
         (".*(dog).*", ".*(dog).*", "same text", None),
-        (r"\b([A-Z])(.*)\b", r"\b([A-Z])(.*)\b", "same text", None),
         # Shown as code, and with what other programs leave behind it.
         ("```\n.*(dog).*\n```", ".*(dog).*", "same text", None),
-        ("`.*(dog).*`", ".*(dog).*", "same text", None),
         (".*dog.*<|im_end|>", ".*(dog).*", "equivalent", None),
         ("`dog", "dog", "different", "dog"),
         # Other texts for the same lines.
         (".*dog.*", ".*(dog).*", "equivalent", None),
         (f"([a-z])&({VOWEL})", f"({VOWEL})&([a-z])", "equivalent", None),
-        ("(truck)|(dog)", "(dog)|(truck)", "equivalent", None),
         ("~(~(dog))", "dog", "equivalent", None),
         ("(~(dog))&(~(truck))", "~((dog)|(truck))", "equivalent", None),
-        ("(([0-9]))+", "[0-9]([0-9])*", "equivalent", None),
         ("[A-Z]|[a-z]", "[A-Za-z]", "equivalent", None),
         ("(.*)([0-9])&~(.)", "(.+)([0-9])", "equivalent", None),
         # No line is both, so whatever else is said of it, it stays none.
         ("(dog)&(ring)", "(dog)&(truck)", "equivalent", "no line"),
-        (".*.", "(.)(.*)", "equivalent", "every line but the empty one"),
         # Near misses.
         ("[A-Za-z]", "[A-Z]", "different", "a"),
-        ("(dog){2}", "(dog){2,}", "different", "dogdogdog"),
         ("(dog)&(truck)", "(dog)|(truck)", "different", "dog"),
         ("dog", "~(dog)", "different", ""),
-        (".*dog", ".*dog.*", "different", "doga"),
         (".*truck.*", ".*dog.*", "different", "dog"),
         ("Dog", "dog", "different", "Dog"),
-        ("[aeiou]", VOWEL, "different", "A"),
         ("a dog", "dog", "different", "dog"),
         # No expression at all.
         ("", "dog", "empty", None),
         ("(dog", "dog", "malformed", "no ')' at character 5"),
-        ("[0-9", "[0-9]", "malformed", "no ']' at character 5"),
         ("(dog){2", "(dog){2}", "malformed", "'{' without {n}, {n,} or {n,m} at character 6"),
         ("*dog", ".*dog", "malformed", "'*' where a character is needed at character 1"),
-        ("^dog$", "dog", "malformed", "'^' where a character is needed at character 1"),
         (".*dog.*\nlines with a letter", ".*dog.*", "malformed", "expected one line, got several"),
         ("dog" * 400, "dog", "malformed", f"expected at most {LONGEST} characters, got 1200"),
         # Right words around or behind the right expression do not make an answer right.

