@@ -154,10 +154,10 @@ def test_a_call_that_cannot_be_interrupted_is_ended_with_its_process(database):
     slow = f"SELECT hex(zeroblob({{}})) LIKE '%{'0' * 900}1%'"
     assert run(database, slow.format(200_000), seconds=0.1).failure == "time"
     calls = [
-        (str(database), "SELECT 1", sql, False, 1.0, 100)
+        (str(database), "SELECT 1", sql, False, 0.5, 100)
         for sql in (slow.format(8_000_000), "SELECT count(*) FROM numbers a, numbers b, numbers c", "SELECT 1")
     ]
-    workers = Workers(judge, seconds=3, memory=400, processes=1)
+    workers = Workers(judge, seconds=1.5, memory=400, processes=1)
     try:
         first, second, third = workers.map(calls)
     finally:
