@@ -64,7 +64,7 @@ _EVALUATE_AGAIN = "evaluate the run again, with --overwrite"
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """What one run came to.
+    """Results of one run.
 
     Attributes:
         folder: of the run.
