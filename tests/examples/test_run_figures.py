@@ -61,14 +61,6 @@ def test_scores_that_are_no_verdicts_and_chosen_examples(figures: list[Figures],
     assert (found.run.examples, found.run.indices) == (shares, [2, 3, 11])
 
 
-def test_a_seed_twice_or_an_arm_of_two_settings_is_refused(figures: list[Figures], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected one run of each arm and seed, got two of regular"):
-        write_figures(tmp_path / "a.json", [figures[0], figures[0]])
-    with pytest.raises(ValueError, match="expected equal settings in all runs of regular"):
-        write_figures(tmp_path / "a.json", [figures[0], replace(figures[3], label="regular")])
-    assert not (tmp_path / "a.json").exists()
-
-
 @pytest.mark.parametrize(
     ("damage", "said"),
     [

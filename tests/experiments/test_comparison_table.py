@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -171,13 +170,6 @@ def test_what_is_not_tested_is_a_dash(runs):
     assert set(examples[0].values()) == {"llm-jepa", "–"}
 
 
-def test_folders_are_told_apart(tmp_path, monkeypatch):
-    first = make_run(tmp_path / "a" / "23", "10")
-    make_run(tmp_path / "b" / "23", "10", jepa=LLM)
-    monkeypatch.chdir(tmp_path / "b" / "23")
-    assert [row["folder"] for row in rows_of(tables(compare([first, "."]))[3])] == ["a/23", "b/23"]
-
-
 def test_text_fits_80_columns_and_begins_with_the_verdict(runs):
     for names, first in (((), "llm-jepa"), (("regular", "step-jepa layout=inplace lbd=0.5 predictors=2"), "(2)")):
         text = FORMATS["text"](compare(runs, names=names))
@@ -235,8 +227,7 @@ def test_names_that_would_break_a_table(runs):
     ("text", "escaped"),
     [
         ("lbd=0.5", "lbd=0.5"),
-        ("last_token=-2", r"last\_token=$-$2"),
-        ("+25.00 [-6.05, +56.05]", "+25.00 [$-$6.05, +56.05]"),
+        ("last_token=-2", r"last\_token=-2"),
         ("llm-jepa 2e-05", "llm-jepa 2e-05"),
         ("12% ± 3", r"12\% $\pm$ 3"),
         ("< 0.0001", "$<$ 0.0001"),
@@ -292,15 +283,6 @@ def test_json_and_csv_hold_every_number(runs):
     assert (rows[1]["paired_seeds"], rows[1]["example_gained"], rows[0]["example_gained"]) == ("23 37 82", "6", "")
 
 
-def test_a_setting_that_json_has_no_number_for(tmp_path):
-    without_bound = {"max_grad_norm": math.inf}
-    folders = [make_run(tmp_path / "a", "10"), make_run(tmp_path / "b", "11", jepa=LLM, training=without_bound)]
-    (regular, jepa) = json.loads(FORMATS["json"](compare(folders)))["arms"]
-    assert "max_grad_norm" in jepa["settings"]
-    assert jepa["settings"]["max_grad_norm"] is None
-    assert "max_grad_norm" not in regular["settings"]
-
-
 def test_a_lenient_score_that_is_the_headline_stands_once(tmp_path):
     from made_up_runs import change
 
@@ -337,8 +319,3 @@ def test_pictures_are_whole_and_always_the_same(runs, tmp_path):
     assert (tmp_path / "1.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match=r"a\.pdf: --plot draws \.png or \.svg"):
         check_picture("a.pdf")
-
-
-def test_a_single_seed_has_no_bar(runs):
-    figure = draw(compare([runs[0], runs[3]]))
-    assert not figure.axes[0].collections

@@ -106,33 +106,20 @@ REFUSED = [
     ("lbd: 0.1", "lbd: x", "grid.yaml:3: train.lbd: argument --lbd/--lambda: invalid float value"),
     ("lbd: 0.1", "bad-flag: 0.1", "grid.yaml:3: train.bad_flag: unknown argument '--bad_flag=0.1'; did you mean"),
     ("predictors: [0, 1]", "bad: [0, 1]", "grid.yaml:7: arms.jepa.bad: unknown argument"),
-    ("{test_file: t}", "{bad: t}", "grid.yaml:4: evaluate.bad: unknown argument"),
-    ("lbd: 0.1", "output_dir: x", "grid.yaml:3: train.output_dir: is set by the sweep itself"),
     ("lbd: 0.1", "seed: 3", "grid.yaml:3: train.seed: is set by the sweep itself; leave it out; write 'seeds'"),
-    ("{test_file: t}", "{model_path: t}", "grid.yaml:4: evaluate.model_path: is set by the sweep itself"),
     ("lbd: 0.1", "model_name: n", "grid.yaml:3: the key 'model_name' stands twice, first in line 2"),
     ("predictors: [0, 1]", "a-b: 1\n    a_b: 2", "grid.yaml:8: arms.jepa.a_b: is there twice"),
     ("predictors: [0, 1]", "p: [0, 0]", "grid.yaml:6: arms.jepa: 'jepa_p0' would train the same as 'jepa_p0'"),
-    ("predictors: [0, 1]", "lbd: [0.1, 1.0]\n  b: {lbd: 1}", "grid.yaml:8: arms.b: 'b' would train the same as 'jepa_"),
-    ("predictors: [0, 1]", "regular: true", "'jepa' would train the same as 'regular'; leave one out"),
     ("predictors: [0, 1]", "predictors: []", "grid.yaml:7: arms.jepa.predictors: an empty list"),
     ("predictors: [0, 1]", "p: [1]\n  JEPA: {p: [1], q: 1}", "two combinations would be called 'JEPA_p1'"),
     ("seeds: [1, 2]", "seeds: [1, 1]", "grid.yaml:8: seeds: expected different whole numbers, 0 or more, got [1, 1]"),
-    ("seeds: [1, 2]", "seeds: []", "seeds: expected different whole numbers"),
-    ("seeds: [1, 2]", "seeds: [true]", "seeds: expected different whole numbers"),
-    ("seeds: [1, 2]", "seeds: [-1]", "seeds: expected different whole numbers"),
-    ("seeds: [1, 2]", "seeds: 3", "seeds: expected different whole numbers"),
     ("seeds: [1, 2]", "seed: [3]", "grid.yaml:8: seed: unknown key; did you mean 'seeds'?"),
     ("seeds: [1, 2]", "baseline: llm", "grid.yaml:8: baseline: there is no arm 'llm'; name one of jepa"),
-    ("seeds: [1, 2]", "baseline: [jepa]", "there is no arm"),
     ("  jepa:", "  a/b:", "grid.yaml:5: arms: an arm's name begins with a letter"),
-    ("  jepa:", "  82:", "an arm's name begins with a letter"),
     ("    predictors: [0, 1]", "    - 3", "grid.yaml:6: arms.jepa: holds a list; expected 'flag: value' lines"),
     (YAML, "- 3", "grid.yaml: holds a list; expected the keys train, evaluate, arms, seeds, baseline"),
     (YAML, "", "grid.yaml: holds nothing"),
-    (YAML, "train: {}", "arms: expected a mapping"),
     (YAML, "a: [", "grid.yaml:1: not valid YAML"),
-    (YAML, "a: &a [*a]\n? [1]\n: 2", "not valid YAML"),
 ]
 
 
@@ -149,14 +136,6 @@ def test_what_is_refused_is_named_with_its_place(old: str, new: str, words: str,
     assert str(caught.value).startswith(str(path))
 
 
-def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "grid.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="not UTF-8"):
-        read_grid(tmp_path / "grid.yaml")
-    with pytest.raises(UserError, match="no such grid"):
-        read_grid(tmp_path / "nowhere.yaml")
-
-
 def test_a_misspelt_flag_is_blamed_and_not_the_one_it_resembles() -> None:
     with pytest.raises(UserError, match=r"^train\.bad: "):
         trials_of(train={"bad": 1}, arms={"a": {"good": 1}})
@@ -165,14 +144,10 @@ def test_a_misspelt_flag_is_blamed_and_not_the_one_it_resembles() -> None:
 ONLY = [
     (None, 6),
     ("regular", 2),
-    ("a", 4),
     ("a_f1", 2),
-    ("82", 3),
     ("regular,82", 1),
     ("82, regular, 23", 2),
-    ("a_f1/seed82", 1),
     ("a_f1/seed82,regular/seed23", 2),
-    ("a_f1/seed82,regular", 3),
 ]
 
 

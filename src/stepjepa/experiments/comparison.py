@@ -19,13 +19,7 @@ TAILS = {"one": "p_greater", "two": "p_two_sided"}
 
 @dataclass(frozen=True)
 class Arm:
-    """A method: runs that differ in nothing but their seeds.
-
-    Attributes:
-        name: tells it from the others.
-        settings: of all its runs.
-        runs: in the order of their seeds.
-    """
+    """A method: runs that differ in nothing but their seeds, in the order of the seeds."""
 
     name: str
     settings: dict[str, Any]
@@ -71,7 +65,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is known of some arms.
+    """Arms against a baseline.
 
     Attributes:
         scores: the names of headline and lenient score.

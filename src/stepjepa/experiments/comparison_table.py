@@ -179,27 +179,17 @@ def _markdown(text: str) -> str:
     return re.sub(r"([\\`*_|<>])", r"\\\1", text)
 
 
-_LATEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "|": r"\textbar{}",
-    "<": "$<$",
-    ">": "$>$",
-    '"': "''",
-    "±": r"$\pm$",
-    "Δ": r"$\Delta$",
-    "×": r"$\times$",
-    "–": "--",
-    "\0": "{}",
-}
+_LATEX = str.maketrans(
+    {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
+    | {"<": "$<$", ">": "$>$", '"': "''", "±": r"$\pm$", "Δ": r"$\Delta$", "×": r"$\times$", "–": "--"}
+)
 
 
 def latex_escape(text: str) -> str:
-    """A text that LaTeX prints as it is; a minus before a digit becomes one."""
+    """A text that LaTeX prints as it is."""
     # Two hyphens would become one dash.
-    pieces = re.split(r"((?<![\w.])-(?=\d))", re.sub("-(?=-)", "-\0", text))
-    return "".join("$-$" if piece == "-" else "".join(_LATEX.get(sign, sign) for sign in piece) for piece in pieces)
+    return "-{}".join(each.translate(_LATEX) for each in re.split("-(?=-)", text))
 
 
 def _latex_row(cells: Sequence[str]) -> str:

@@ -64,16 +64,13 @@ _EVALUATE_AGAIN = "evaluate the run again, with --overwrite"
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """What one run came to.
+    """Results of one run.
 
     Attributes:
-        folder: of the run.
-        evaluation: name of the evaluation in it.
+        evaluation: name of the evaluation in the folder.
         seed: of training; ``7/3`` where order and weights had seeds of their own (``--data_seed 3``).
         settings: everything that decides what is trained, apart from data and seed; the arm.
         protocol: what must be equal for runs to be compared: data, test, task, how answers are made and scored.
-        versions: of the packages.
-        steps: optimizer steps.
         indices: of the examples that were evaluated, counted from 0 in the test file.
         examples: for each of ``MEASURES`` one number per example, in the order of ``indices``; None if unknown.
         figures: for each of ``FIGURES`` a number; None if it is unknown or not finite.

@@ -43,18 +43,10 @@ Check = Callable[[list[str]], Any]
 
 @dataclass(frozen=True)
 class Grid:
-    """What is to be compared.
+    """Arms to compare: shared flags of ``train`` and ``evaluate``, and for each arm (the baseline first) its own.
 
-    Attributes:
-        train: flags of ``stepjepa train`` that all trials share.
-        evaluate: flags of ``stepjepa evaluate``.
-        arms: for each arm its own flags, which win over the shared ones; None takes a shared one away, a list stands
-            for each of its values. The baseline is the first.
-        seeds: every combination is trained with each.
-        baseline: the arm that the others are compared with.
-        baseline_added: the grid did not have it.
-        source: the file that it is from.
-        lines: of the keys in that file, by their path.
+    An arm's own flags win over the shared ones; None takes a shared one away, a list stands for each of its values.
+    ``source`` and ``lines`` are the file and the lines of its keys, for errors.
     """
 
     train: Flags
@@ -81,13 +73,8 @@ class Grid:
 class Trial:
     """One training and its evaluation.
 
-    Attributes:
-        name: the run folder inside that of the sweep, ``<label>/seed<seed>``; says all that is particular to it.
-        arm: the arm that it belongs to.
-        label: the arm and what was chosen of its lists.
-        seed: of the training.
-        train: arguments of ``stepjepa train`` but for the run folder.
-        evaluate: arguments of ``stepjepa evaluate`` but for the model and the output file.
+    ``label`` is the arm and the values chosen from its lists, ``name`` the run folder ``<label>/seed<seed>``; ``train``
+    and ``evaluate`` are arguments of the commands, without run folder and output file.
     """
 
     name: str
@@ -99,11 +86,7 @@ class Trial:
 
 
 def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) -> Grid:
-    """The grid that a YAML file describes.
-
-    Args:
-        path: of a mapping with ``train``, ``evaluate``, ``arms``, ``seeds`` and ``baseline``.
-        seeds: instead of those of the file.
+    """The grid that a YAML file describes; ``seeds`` win over those of the file.
 
     Raises:
         UserError: the file is missing, is not YAML, names a key twice, or a key or value is not one of a grid.
@@ -112,9 +95,8 @@ def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) 
 
     found = existing_file(path, "grid")
     values = read_yaml(found)
-    node = yaml.compose(read_text(found), Loader=yaml.SafeLoader)
     lines: dict[tuple[str, ...], int] = {}
-    _note_lines(node, (), lines, found)
+    _note_lines(yaml.compose(read_text(found), Loader=yaml.SafeLoader), (), lines, found)
     if not isinstance(values, dict):
         what = "nothing" if values is None else f"a {type(values).__name__}"
         raise UserError(f"holds {what}; expected the keys {', '.join(KEYS)}", path=found)
@@ -122,7 +104,7 @@ def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) 
 
 
 def _note_lines(node: Any, keys: tuple[str, ...], lines: dict[tuple[str, ...], int], path: Path) -> None:
-    """The line of every key; YAML itself would let the later of two equal ones win without a word."""
+    """Collect the line of every key; of two equal keys YAML itself would silently take the later."""
     import yaml
 
     if not isinstance(node, yaml.MappingNode) or len(keys) > 2:
@@ -202,25 +184,20 @@ def _seeds(place: Grid, values: Any) -> tuple[int, ...]:
 
 
 def expand(grid: Grid, check_train: Check, check_evaluate: Check) -> list[Trial]:
-    """All trials, the baseline's first.
-
-    Args:
-        grid: what is to be compared.
-        check_train: of the arguments of ``stepjepa train``, without a run folder.
-        check_evaluate: of those of ``stepjepa evaluate``, without model and output file.
+    """All trials, the baseline's first; the checks are those of the arguments of both commands.
 
     Raises:
         UserError: a flag is unknown or its value wrong (file, line and key are named), or two trials would be equal.
     """
     evaluate = as_arguments(grid.evaluate)
-    with _blaming(grid, [(("evaluate",), grid.evaluate)]):
+    with _errors_at(grid, [(("evaluate",), grid.evaluate)]):
         check_evaluate(evaluate)
     trials: list[Trial] = []
     meanings: list[tuple[str, Any]] = []
     for arm, own in grid.arms.items():
         for label, chosen in _choices(grid, arm, own):
             train = as_arguments({**grid.train, **chosen})
-            with _blaming(grid, [(("arms", arm), own), (("train",), grid.train)]):
+            with _errors_at(grid, [(("arms", arm), own), (("train",), grid.train)]):
                 meaning = check_train(train)
             same = next((earlier for earlier, known in meanings if known == meaning), None)
             if same is not None:
@@ -235,8 +212,8 @@ def expand(grid: Grid, check_train: Check, check_evaluate: Check) -> list[Trial]
 
 
 @contextmanager
-def _blaming(grid: Grid, places: list[tuple[tuple[str, ...], Flags]]) -> Iterator[None]:
-    """Errors about a flag get the place of the key that it is from; others the first place."""
+def _errors_at(grid: Grid, places: list[tuple[tuple[str, ...], Flags]]) -> Iterator[None]:
+    """Put the place of a flag's key into errors about it; into others the first place."""
     try:
         yield
     except UserError as error:
@@ -283,12 +260,9 @@ def _is_number(text: str) -> bool:
 
 
 def select(trials: Sequence[Trial], only: str | None) -> list[Trial]:
-    """The trials that ``--only`` names.
+    """The trials that ``--only`` names by arm, combination (``jepa_lbd0.5``), trial or seed, divided by commas.
 
-    Args:
-        trials: all of them.
-        only: names divided by commas: of arms, of combinations (``jepa_lbd0.5``), of trials, or seeds. Several of one
-            kind widen the choice, an arm and a seed together narrow it; None takes all.
+    Several names of one kind widen the choice, an arm and a seed together narrow it; None takes all.
 
     Raises:
         UserError: a name is that of none.
