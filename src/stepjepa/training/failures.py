@@ -62,7 +62,7 @@ def recording_failures(
             if checkpoint is None:
                 raise UserError(f"training can't start: {told}") from None
             raise UserError(
-                f"can't be resumed ({told}); if it is damaged, or of another run, move it elsewhere, and resume the one "
+                f"can't be resumed ({told}); if it is damaged or of another run, move it elsewhere, and resume the one "
                 "before it with --resume_from_checkpoint last",
                 path=checkpoint,
             ) from None
