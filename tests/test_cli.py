@@ -108,7 +108,7 @@ BAD_FLAGS = [
     (["--learning_rate", "-1"], "training can't start: Invalid learning rate"),
     (["--lr_scheduler_type", "cosine_with_min_lr"], "training can't start: "),
     (["--report_to", "wandb"], "requires wandb"),
-    (["--report_to", "tensorbord"], "--report_to tensorbord is unknown; did you mean tensorboard?"),
+    (["--report_to", "tensorbord"], "tensorbord is not supported, only "),
     (["--deepspeed", "nowhere.json"], "--deepspeed requires deepspeed, which is not installed: pip install deepspeed"),
     (["--attn_implementation", "flex_attention"], "train with attention implementation 'sdpa' there"),
     (["--include_num_input_tokens_seen", "True"], "has no effect with this trainer"),

@@ -58,25 +58,26 @@ def recording_failures(
             raise _disk_error(error, folder) from None
         if not trained:
             # A stream's first record that is wrong; an optimizer that can't be made; a checkpoint of another model.
-            raise cannot_start(error, checkpoint) from None
+            told = cannot_start(error)
+            if checkpoint is None:
+                raise UserError(f"training can't start: {told}") from None
+            raise UserError(
+                f"can't be resumed ({told}); if it is damaged or of another run, move it elsewhere, and resume the one "
+                "before it with --resume_from_checkpoint last",
+                path=checkpoint,
+            ) from None
         logger.debug("training failed", exc_info=error)
         failed = f"the run failed after step {trainer.state.global_step} ({_named(error)})"
         raise UserError(f"{failed}; {_way_back(folder)}; --debug 2 shows where it was") from None
 
 
-def cannot_start(error: Exception, checkpoint: str | None = None) -> UserError:
+def cannot_start(error: Exception) -> UserError:
     """What to tell of an error before the first step."""
     logger.debug("training can't start", exc_info=error)
     # Raised on purpose, with words for whoever started the run; of others the kind says more than the words.
-    on_purpose = isinstance(error, ValueError | RuntimeError | ImportError) and str(error)
-    told = str(error) if on_purpose else f"{_named(error)}; --debug 2 shows where it was"
-    if checkpoint is None:
-        return UserError(told)
-    return UserError(
-        f"can't be resumed ({told}); if it is damaged, or of another run, move it elsewhere, and resume the one before "
-        "it with --resume_from_checkpoint last",
-        path=checkpoint,
-    )
+    if isinstance(error, ValueError | RuntimeError | ImportError) and str(error):
+        return UserError(str(error))
+    return UserError(f"{_named(error)}; --debug 2 shows where it was")
 
 
 def _named(error: Exception) -> str:
