@@ -189,6 +189,7 @@ def test_arms_are_compared_over_seeds(arms):
     # Differences of 25, 0 and 50 points: mean 25, standard error 14.43, t of 2 degrees of freedom 4.303.
     assert difference["x"] == [25]
     assert difference["error_x"]["array"][0] == pytest.approx(62.10, abs=0.01)
+    assert section.html.index("no arm is shown to be better than regular") < section.html.index("<table")
     assert "At equal steps" in section.html and "+25.00 [-37.10, +87.10]" in section.html
 
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-import stepjepa.experiments.comparison as comparison_module
 from stepjepa.drawing import PALETTE
 from stepjepa.errors import UserError
 from stepjepa.experiments.comparison import Comparison, compare
 from stepjepa.experiments.comparison_table import measure_names, tables
+from stepjepa.experiments.verdict import verdict
 from stepjepa.pages.render import Section, chart, chart_text, interval, names_axis, number, plain, render
 from stepjepa.pages.runs import Evaluation, Run, sweep_names
 
@@ -87,8 +87,6 @@ def comparison_section(compared: Sequence[Compared]) -> Section | None:
     """The verdict, the tables and the charts of each comparison; None where there was nothing to compare."""
     if not compared:
         return None
-    # Until the branch with ``comparison.verdict`` is merged, a page says no sentence.
-    verdict = getattr(comparison_module, "verdict", lambda comparison: "")
     parts: list[dict[str, Any]] = []
     for place, (evaluation, comparison, reason) in enumerate(compared):
         part: dict[str, Any] = {"name": evaluation, "reason": reason}
