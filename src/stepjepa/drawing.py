@@ -1,10 +1,13 @@
-"""What pictures have in common."""
+"""Colours and labels of figures."""
 
 from __future__ import annotations
 
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8577")
+"""Colours of series that colour-blind readers can tell apart (Okabe and Ito, without black and yellow, and a grey)."""
+
 
 def drawable(text: str, family: str) -> str:
-    """A text with a box for what a font has no glyph for, which Matplotlib would warn of.
+    """Replace characters that a font has no glyph for by a box, since Matplotlib would warn of them.
 
     Args:
         text: any.

@@ -9,8 +9,8 @@ import pytest
 
 from made_up_runs import evaluate, make_run
 from stepjepa.files import write_jsonl
-from stepjepa.pages.answers import LONGEST, answers_section, is_right, shown
-from stepjepa.pages.material import Run, read_runs
+from stepjepa.pages.answers import LONGEST, answers_section, is_right, shown_text
+from stepjepa.pages.runs import Run, read_runs
 
 
 def say(folder: Path, **fields: Any) -> Path:
@@ -90,12 +90,12 @@ def test_markup_ends_no_element_and_comes_back_as_it_was(tmp_path, text):
     ],
 )
 def test_what_nobody_would_see_is_written_out(text, seen):
-    assert shown(text) == seen
+    assert shown_text(text) == seen
 
 
 def test_a_long_text_is_cut_and_says_so():
-    assert shown("a" * LONGEST) == "a" * LONGEST
-    assert shown("a" * (LONGEST + 1013)) == "a" * LONGEST + "\n[... 1,013 more characters]"
+    assert shown_text("a" * LONGEST) == "a" * LONGEST
+    assert shown_text("a" * (LONGEST + 1013)) == "a" * LONGEST + "\n[... 1,013 more characters]"
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 from test_answers import say
-from test_attention import trained, write_records
-from test_scatter import make_analysis
+from test_page_embeddings import make_analysis
+from test_page_inspector import trained, write_records
 
 from made_up_runs import make_run
 from stepjepa.analysis.files import save
 from stepjepa.files import write_jsonl
 from stepjepa.pages import page as page_module
-from stepjepa.pages.material import read_runs
+from stepjepa.pages.embeddings import embedding_section
 from stepjepa.pages.page import write_page
-from stepjepa.pages.scatter import scatter_section
+from stepjepa.pages.runs import read_runs
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -144,7 +144,7 @@ def test_what_a_model_wrote_stays_text(page):
 
 def test_a_token_lights_up_what_it_sees_and_what_sees_it(page):
     data = page.execute_script("return JSON.parse(document.getElementById('inspector-data').textContent)")
-    tokens = data["records"][0]["rows"]["2"]["tokens"]
+    tokens = data["records"][0]["trees"]["2"]["tokens"]
     source = next(place for place, token in enumerate(tokens) if token[5].startswith("source"))
 
     def lit(name: str) -> set[int]:
@@ -155,7 +155,7 @@ def test_a_token_lights_up_what_it_sees_and_what_sees_it(page):
         return set(page.execute_script(script))
 
     def keys(place: int) -> set[int]:
-        return {key for start, end in tokens[place][6] for key in range(start, end)}
+        return {key for key in range(tokens[place][6], place + 1) if place < tokens[key][7]}
 
     assert lit("current") == {source}, "what stands there first is the source of the first pair"
     for place in (source, 3, len(tokens) - 1):
@@ -170,7 +170,7 @@ def test_a_token_lights_up_what_it_sees_and_what_sees_it(page):
         assert lit("faded") == set(range(len(tokens))) - lit("current") - lit("seen") - lit("seeing")
     assert lit("readout") == {place for place, token in enumerate(tokens) if token[5]}
     told = page.find_element("css selector", ".inspector-detail").get_attribute("textContent")
-    assert f"row{len(tokens) - 1}position" in told and "must predict" in told
+    assert f"place{len(tokens) - 1}position" in told and "must predict" in told
 
 
 def test_keys_and_other_k_and_other_records(page):
@@ -182,12 +182,15 @@ def test_keys_and_other_k_and_other_records(page):
 
     page.execute_script("document.querySelector('.inspector-token[tabindex=\"0\"]').focus()")
     begin = focused()
+    tree = page.execute_script("return JSON.parse(document.getElementById('inspector-data').textContent).records[0]")
+    starts = [0, *(branch["end"] for branch in tree["trees"]["2"]["branches"])]
+    own = max(start for start in starts if start <= begin)
     for key, expected in (
         (Keys.ARROW_LEFT, begin - 1),
         (Keys.ARROW_RIGHT, begin),
-        (Keys.ARROW_UP, 0),
-        (Keys.HOME, 0),
-        (Keys.ARROW_LEFT, 0),
+        (Keys.HOME, own),
+        (Keys.ARROW_UP, starts[starts.index(own) - 1]),
+        (Keys.ARROW_DOWN, own),
     ):
         page.switch_to.active_element.send_keys(key)
         assert focused() == expected
@@ -200,7 +203,7 @@ def test_keys_and_other_k_and_other_records(page):
         "const field = document.querySelector('.inspector [name=record]'); field.value = '2';"
         "field.dispatchEvent(new Event('change', {bubbles: true}))"
     )
-    assert len(page.find_elements("css selector", ".inspector-segment")) == 1, "one step makes no pair"
+    assert len(page.find_elements("css selector", ".inspector-branch")) == 1, "one step makes no pair"
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -225,7 +228,7 @@ def test_a_phone_scrolls_in_one_direction_in_either_theme(page, theme):
 def test_points_change_colour_and_keep_hostile_labels_as_text(browser, tmp_path, monkeypatch):
     run = read_runs([make_run(tmp_path / "run", "1011010")])[0]
     save(make_analysis("steps", 1000, path=str(run.folder)), tmp_path)
-    section = scatter_section(run, tmp_path)
+    section = embedding_section(run, tmp_path)
     monkeypatch.setattr(page_module, "_sections", lambda *_: iter([section]))
     write_page([run], tmp_path / "page.html")
     browser.get_log("browser")

@@ -16,8 +16,8 @@ from made_up_runs import change, evaluate, make_run
 from stepjepa.cli import main
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
-from stepjepa.pages.material import read_runs
 from stepjepa.pages.page import default_title, make_page
+from stepjepa.pages.runs import read_runs
 
 HOSTILE = (
     "<img src=x onerror=\"document.title='caught'\"><script>document.title='caught'</script>{{ 7 * 7 }}&amp;\u202e"
@@ -243,7 +243,7 @@ def test_theme_legend_and_width_in_a_browser(browser, arms, tmp_path):
     assert browser.execute_script(colour) == after
     # A box hides its run in all charts of all sections.
     browser.execute_script("dispatchEvent(new Event('beforeprint'))")
-    lines = "return document.querySelectorAll('#loss-0 .scatterlayer .trace').length"
+    lines = "return document.querySelectorAll('#losses-0 .scatterlayer .trace').length"
     assert browser.execute_script(lines) == 6
     browser.execute_script("document.querySelector('[data-legend] input').click()")
     assert browser.execute_script(lines) == 5

@@ -1,4 +1,4 @@
-"""The parts of a page: what they say of made-up runs, worked out by hand."""
+"""The sections of a page: their numbers, computed by hand for made-up runs."""
 
 import json
 import re
@@ -7,19 +7,24 @@ import pytest
 
 from made_up_logs import STEP_JEPA, log
 from made_up_runs import change, evaluate, make_run
+from stepjepa.drawing import PALETTE
 from stepjepa.errors import UserError
-from stepjepa.pages.arms import arms_section, compare_runs, looks
-from stepjepa.pages.cells import duration, interval, magnitude, number, percent, plain
-from stepjepa.pages.charts import PALETTE, chart, chart_text, dash
-from stepjepa.pages.curves import LOSSES, POINTS, last_values, loss_section, representation_section
-from stepjepa.pages.markup import json_block, json_text
-from stepjepa.pages.material import read_runs
-from stepjepa.pages.overview import differing, facts, figures, overview_section
-from stepjepa.pages.scores import accuracy_section, error_counts, error_section, score_table
+from stepjepa.pages.curves import LOSSES, POINTS, last_values, looks, loss_section, representation_section
+from stepjepa.pages.overview import differing, facts, main_scores, overview_section
+from stepjepa.pages.render import chart, chart_text, duration, interval, json_block, magnitude, number, plain
+from stepjepa.pages.results import (
+    accuracy_section,
+    compare_runs,
+    comparison_section,
+    error_counts,
+    error_section,
+    score_table,
+)
+from stepjepa.pages.runs import read_runs
 
 
 def charts(html: str) -> dict[str, dict]:
-    """The charts of some markup, by their titles or names."""
+    """The charts of some markup, by their names."""
     found = re.findall(r'<div class="chart" id="([^"]+)".*?<script type="application/json"[^>]*>(.*?)</script>', html)
     return {name: json.loads(data) for name, data in found}
 
@@ -35,41 +40,29 @@ def charts(html: str) -> dict[str, dict]:
         (number(float("nan")), "–"),
         (number(True), "–"),
         (number("7"), "–"),
-        (percent(0.125), "12.5%"),
         (interval({"mean": 0.5, "low": 0.25, "high": 0.75}), "50.0% [25.0, 75.0]"),
         (interval({"mean": 0.5, "low": None, "high": None}), "50.0%"),
         (interval(None), "–"),
-        (duration(57.51), "58 s"),
         (duration(-1), "–"),
         (duration(3 * 3600 + 20 * 60), "3 h 20 min"),
-        (duration(None), "–"),
         (magnitude(2924312088576.0), "2.92 T"),
-        (magnitude(123456), "123,456"),
         (magnitude("x"), "–"),
     ],
 )
-def test_cells(shown, value):
+def test_formatted_values(shown, value):
     assert shown == value
 
 
-def test_data_cannot_end_its_element():
+def test_data_and_labels_are_not_markup():
     value = {"a": "</script><script>alert(1)</script>", "b": "\u2028&", "c": [float("nan"), float("inf"), 1.5]}
     block = json_block("name", value)
-    assert block.count("<") == 2 and block.count(">") == 2
-    inner = block.partition(">")[2].rpartition("<")[0]
-    assert json.loads(inner) == {**value, "c": [None, None, 1.5]}
-    assert "\u2028" not in json_text(value)
-
-
-def test_texts_of_charts_are_not_markup():
+    assert block.count("<") == 2 and block.count(">") == 2 and "\u2028" not in block
+    assert json.loads(block.partition(">")[2].rpartition("<")[0]) == {**value, "c": [None, None, 1.5]}
     assert chart_text("<b>5 & 7</b>") == "&lt;b&gt;5 &amp; 7&lt;/b&gt;"
-    html = chart("a", [], {}, label='"><script>', height=7)
-    assert "<script>" not in html and 'style="height:7px"' in html
-    assert len({dash(number) for number in range(6)}) == 6
-    assert dash(6) == dash(0)
+    assert '"><script>' not in chart("a", '"><script>', [], height=7)
 
 
-def test_the_facts_of_a_run(tmp_path):
+def test_the_facts_and_scores_of_a_run(tmp_path):
     parts = {
         "counts": {"records": 1009, "pairs": 997, "without a pair": 12, "over length": 0},
         "encoding": {"used": "tree", "because": "all layers are attention"},
@@ -79,51 +72,45 @@ def test_the_facts_of_a_run(tmp_path):
     jepa = {**STEP_JEPA, "sigreg": 0.05, "target_grad": "stop", "jepa_ratio": 0.75}
     folder = make_run(tmp_path / "a", "1101", jepa=jepa, flops=2.5e12, **parts)
     change(folder / "run.json", "tokens", to={"all": 130, "main": 100, "ratio": 1.3})
-    log(folder)
     (run,) = read_runs([folder])
-    found = dict(facts(run))
-    assert found["Parameters trained"] == "11 of 1,013"
-    assert found["Mode"] == "step-jepa, K = 2 predictors"
-    assert found["Layout"] == "branched"
-    assert found["Encoding"] == "tree: all layers are attention"
-    assert found["Objective"] == "1 × LM loss + 0.5 × cosine + 0.05 × sigreg, target gradient stop, loss dropout 0.25"
-    assert found["Data"] == "train: train.jsonl (9 records, sha256 dddddddddddd)"
-    assert found["Records and pairs"] == "1,009 records, 997 pairs, 12 without a pair"
-    assert found["Cost over regular"] == "× 1.30 tokens"
-    assert found["FLOPs of training"] == "2.5 T"
-    assert found["Time of training"] == "2.5 s"
-    html = overview_section([run]).html
-    assert "stepjepa train &#39;--train_file=a b.jsonl&#39;" in html
-    cards = {name: (value, more) for name, value, more in figures(run)}
+    expected = {
+        "Parameters trained": "11 of 1,013",
+        "Mode": "step-jepa, K = 2 predictors, layout branched",
+        "Encoding": "tree: all layers are attention",
+        "Objective": "1 × LM loss + 0.5 × cosine + 0.05 × sigreg, target gradient stop, loss dropout 0.25",
+        "Data": "train: train.jsonl (9 records, sha256 dddddddddddd)",
+        "Records and pairs": "1,009 records, 997 pairs, 12 without a pair",
+        "Cost over regular": "× 1.30 tokens",
+        "FLOPs of training": "2.5 T",
+        "Time of training": "2.5 s",
+    }
+    assert expected.items() <= facts(run).items()
+    assert "stepjepa train &#39;--train_file=a b.jsonl&#39;" in overview_section([run]).html
+    scores = {name: (value, more) for name, value, more in main_scores(run)}
     # Wilson's interval of 3 of 4.
-    assert cards["exact"] == ("75.0%", "[30.1, 95.4] · test, 4 examples")
-    assert cards["LM loss on right answers"] == ("0.500", "test")
-    assert cards["tokens over regular"] == ("× 1.30", "")
+    assert scores["exact"] == ("75.0%", "[30.1, 95.4] · test, 4 examples")
+    assert scores["LM loss on right answers"] == ("0.500", "test")
 
 
-def test_only_what_differs_is_put_side_by_side(arms):
+def test_only_settings_that_differ_are_put_side_by_side(arms):
     regular, step = read_runs([arms[0], arms[3]])
     columns, rows = differing([regular, step])
-    assert columns[0] == "run" and "mode" in columns
-    # A regular run has no use for what it says of views.
-    assert dict(zip(columns, rows[0], strict=True))["lbd"] == "–"
-    assert dict(zip(columns, rows[1], strict=True))["lbd"] == "0.5"
-    assert "front_pred" not in columns and "output_dir" not in columns and "learning_rate" not in columns
-    assert differing([regular, regular]) == (["run"], [])
+    # A regular run has no use for the settings of views.
+    assert [row[columns.index("lbd")] for row in rows] == ["–", "0.5"] and "mode" in columns
+    assert not {"front_pred", "output_dir", "learning_rate"} & set(columns)
+    assert differing([regular, regular])[0] == ["run"]
 
 
-def test_a_run_that_says_nothing_still_has_a_page(tmp_path):
+def test_a_run_without_any_facts_still_has_an_overview(tmp_path):
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "run.json").write_text(
-        '{"jepa": {"mode": 7}, "counts": 3, "lora": [7], "versions": {"x": [1]}}', encoding="utf-8"
-    )
-    (run,) = read_runs([tmp_path / "a"])
-    assert dict(facts(run))["Records and pairs"] == "–"
-    assert "What was trained" in overview_section([run]).title
-    assert accuracy_section([run]) is None and error_section([run]) is None
-    assert loss_section([run], looks([run], [])) is None
-    assert representation_section([run], looks([run], [])) is None
-    assert arms_section(compare_runs([run])) is None
+    text = '{"jepa": {"mode": 7}, "counts": 3, "lora": [7], "versions": {"x": [1]}}'
+    (tmp_path / "a" / "run.json").write_text(text, encoding="utf-8")
+    runs = read_runs([tmp_path / "a"])
+    assert facts(runs[0])["Records and pairs"] == "–"
+    assert overview_section(runs).title == "What was trained"
+    look = looks(runs, [])
+    empty = [accuracy_section(runs), error_section(runs), loss_section(runs, look), representation_section(runs, look)]
+    assert [*empty, comparison_section(compare_runs(runs))] == [None] * 5
 
 
 def test_losses_over_steps_of_one_run(tmp_path):
@@ -131,95 +118,67 @@ def test_losses_over_steps_of_one_run(tmp_path):
     log(folder, 3, views=True, eval_lm_loss=5.0, eval_answer_exact=0.25)
     runs = read_runs([folder])
     section = loss_section(runs, looks(runs, []))
-    assert section is not None
     found = charts(section.html)
-    total, lm, held_out = found["loss-0"]["data"]
+    total, lm, held_out = found["losses-0"]["data"]
     assert total["x"] == [7, 14, 21] and total["y"] == [13, 6.5, 4.33333]
-    assert (lm["name"], held_out["name"]) == ("LM loss", "LM loss, held-out")
-    assert held_out["line"]["dash"] == "dot"
-    assert [each["name"] for each in found["loss-1"]["data"]] == ["alignment loss"]
+    assert (lm["name"], held_out["name"], held_out["line"]["dash"]) == ("LM loss", "LM loss, held-out", "dot")
+    assert [each["name"] for each in found["losses-1"]["data"]] == ["Alignment loss"]
     assert "Answers during training: exact" in section.html
     columns, rows = last_values(runs, LOSSES)
-    assert dict(zip(columns, rows[0], strict=True)) == {
-        "run": "a",
-        "Total loss": "4.333",
-        "LM loss": "4",
-        "LM loss, held-out": "5",
-        "Alignment loss": "0.25",
-    }
+    assert columns == ["run", "Total loss", "LM loss", "LM loss, held-out", "Alignment loss"]
+    assert rows == [["a", "4.333", "4", "5", "0.25"]]
 
 
-def test_of_several_runs_each_number_has_a_chart(arms):
+def test_of_several_runs_each_column_has_a_chart(arms):
     runs = read_runs(arms)
     look = looks(runs, compare_runs(runs))
-    found = charts(loss_section(runs, look).html)
-    assert [trace["meta"]["run"] for trace in found["loss-0"]["data"]] == [run.name for run in runs]
-    # Arms have colours, seeds have lines.
-    colours = [trace["line"]["color"] for trace in found["loss-0"]["data"]]
-    assert colours == [PALETTE[0]] * 3 + [PALETTE[1]] * 3
-    assert [trace["line"]["dash"] for trace in found["loss-0"]["data"]] == ["solid", "dash", "dot"] * 2
-    section = representation_section(runs, look)
-    assert "Cosine of pairs: shuffled pairs" in section.html
-    assert all(len(each["data"]) == 3 for each in charts(section.html).values())
+    traces = charts(loss_section(runs, look).html)["losses-0"]["data"]
+    assert [trace["meta"]["run"] for trace in traces] == [run.name for run in runs]
+    # Arms have colours, seeds have line styles.
+    assert [trace["line"]["color"] for trace in traces] == [PALETTE[0]] * 3 + [PALETTE[1]] * 3
+    assert [trace["line"]["dash"] for trace in traces] == ["solid", "dash", "dot"] * 2
+    assert all(len(each["data"]) == 3 for each in charts(representation_section(runs, look).html).values())
 
 
-def test_long_logs_are_thinned_to_their_end(tmp_path):
+def test_long_logs_are_thinned_and_values_that_are_no_numbers_skipped(tmp_path):
     folder = make_run(tmp_path / "a", "1")
     log(folder, 2 * POINTS + 3)
+    lines = [{"step": 20_011, "loss": float("nan")}, {"step": 20_021, "loss": "x"}, {"step": 20_023, "loss": 1.0}]
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write("\n".join(map(json.dumps, lines)))
     runs = read_runs([folder])
-    trace = charts(loss_section(runs, looks(runs, [])).html)["loss-0"]["data"][0]
-    assert len(trace["x"]) <= POINTS + 1
-    assert trace["x"][-1] == 7 * (2 * POINTS + 3)
-
-
-def test_numbers_that_are_none_leave_gaps_and_no_errors(tmp_path):
-    folder = make_run(tmp_path / "a", "1")
-    lines = [
-        {"step": 1, "loss": 2.0},
-        {"step": 2, "loss": float("nan")},
-        {"step": 3, "loss": "x"},
-        {"step": 4, "loss": 1.0},
-    ]
-    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    runs = read_runs([folder])
-    trace = charts(loss_section(runs, looks(runs, [])).html)["loss-0"]["data"][0]
-    assert (trace["x"], trace["y"]) == ([1, 4], [2, 1])
+    trace = charts(loss_section(runs, looks(runs, [])).html)["losses-0"]["data"][0]
+    assert len(trace["x"]) <= POINTS + 1 and not {20_011, 20_021} & set(trace["x"])
+    assert (trace["x"][-1], trace["y"][-1]) == (20_023, 1.0)
 
 
 @pytest.mark.parametrize(("shuffled", "warned"), [(0.995, True), (0.5, False)])
-def test_a_collapse_is_told(shuffled, warned, tmp_path):
+def test_a_collapse_is_reported(shuffled, warned, tmp_path):
     folder = make_run(tmp_path / "a", "1", jepa=STEP_JEPA)
     log(folder, views=True, shuffled_similarity=shuffled)
     runs = read_runs([folder])
-    section = representation_section(runs, looks(runs, []))
-    assert ("step 35: unrelated pairs have cosine 0.995" in section.html) is warned
+    html = representation_section(runs, looks(runs, [])).html
+    assert ("step 35: unrelated pairs have cosine 0.995" in html) is warned
 
 
 def test_scores_and_errors(tmp_path):
     first = make_run(tmp_path / "a", "1100", lenient="1110", stopped="1101")
-    second = make_run(tmp_path / "b", "1000", seed=3)
-    runs = read_runs([first, second])
+    runs = read_runs([first, make_run(tmp_path / "b", "1000", seed=3)])
     evaluated = [(run, run.evaluations["test"]) for run in runs]
     columns, rows = score_table(evaluated)
     assert columns[:4] == ["run", "exact", "prefix", "stopped by itself"]
     assert rows[0][1:5] == ["50.0% [15.0, 85.0]", "75.0% [30.1, 95.4]", "75.0% [30.1, 95.4]", "25.0%"]
     assert rows[0][-2:] == ["0.750", "0.250"]
-    kinds, counts = error_counts(evaluated)
-    assert kinds == ["right", "wrong answer"]
-    assert counts == [[2, 2], [1, 3]]
-    section = error_section(runs)
-    assert "3 (75.0%)" in section.html
-    bars = charts(section.html)["errors-0"]["data"]
-    assert [bar["x"] for bar in bars] == [[50, 25], [50, 75]]
+    assert error_counts(evaluated) == (["right", "wrong answer"], [[2, 2], [1, 3]])
+    html = error_section(runs).html
+    assert "3 (75.0%)" in html
+    assert [bar["x"] for bar in charts(html)["errors-0"]["data"]] == [[50, 25], [50, 75]]
     dots = charts(accuracy_section(runs).html)["accuracy-0"]["data"]
-    assert dots[0]["x"] == [50, 25]
-    assert dots[0]["error_x"]["array"][0] == pytest.approx(35.0, abs=0.05)
+    assert dots[0]["x"] == [50, 25] and dots[0]["error_x"]["array"][0] == pytest.approx(35.0, abs=0.05)
 
 
 def test_arms_are_compared_over_seeds(arms):
-    runs = read_runs(arms)
-    (compared,) = compare_runs(runs)
-    section = arms_section([compared])
+    section = comparison_section(compare_runs(read_runs(arms)))
     found = charts(section.html)
     means, seeds = found["arms-0-headline"]["data"]
     # Of four examples right: 1, 2, 1 and 2, 2, 3.
@@ -230,18 +189,18 @@ def test_arms_are_compared_over_seeds(arms):
     # Differences of 25, 0 and 50 points: mean 25, standard error 14.43, t of 2 degrees of freedom 4.303.
     assert difference["x"] == [25]
     assert difference["error_x"]["array"][0] == pytest.approx(62.10, abs=0.01)
+    assert section.html.index("no arm is shown to be better than regular") < section.html.index("<table")
     assert "At equal steps" in section.html and "+25.00 [-37.10, +87.10]" in section.html
 
 
 def test_runs_that_cannot_be_compared_say_why(arms):
-    runs = read_runs(arms[:3])
-    section = arms_section(compare_runs(runs))
+    section = comparison_section(compare_runs(read_runs(arms[:3])))
     assert "the runs differ in nothing but their seeds" in section.html
     with pytest.raises(UserError, match="--baseline: no arm"):
         compare_runs(read_runs(arms), baseline="other")
 
 
-def test_the_names_of_a_sweep_are_those_of_its_arms(tmp_path, arms):
+def test_a_sweep_names_its_arms(tmp_path, arms):
     trials = [
         {"name": f"{arm}/seed{seed}", "arm": arm, "label": f"{arm} of mine"}
         for arm in ("step", "regular")

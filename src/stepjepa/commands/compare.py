@@ -94,9 +94,9 @@ def _compare(args: argparse.Namespace) -> Comparison:
     from stepjepa.errors import UserError
     from stepjepa.experiments.comparison import compare
     from stepjepa.experiments.evaluated_run import SUMMARY
-    from stepjepa.pages.material import find_places, sweep_names
+    from stepjepa.pages.runs import find_run_folders, sweep_names
 
-    places = find_places(args.runs)
+    places = find_run_folders(args.runs)
     # A sweep that goes on has runs that wait for their evaluation; those that were named one by one must have it.
     waiting = [place for place in places if place.arm is not None and not any(place.folder.glob(f"*{SUMMARY}"))]
     places = [place for place in places if place not in waiting]

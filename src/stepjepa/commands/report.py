@@ -43,12 +43,12 @@ def run(args: argparse.Namespace) -> int:
         return _write(args)
     from stepjepa.errors import UserError
     from stepjepa.experiments.report import as_text, report
-    from stepjepa.pages.material import run_folders, run_names
+    from stepjepa.pages.runs import find_run_folders, run_names
 
     for flag in ("title", "baseline", "analysis", "overwrite"):
         if getattr(args, flag):
             raise UserError(f"--{flag} is for a page; add --output_file FILE.html, or leave it out")
-    folders = run_folders(args.runs)
+    folders = [each.folder for each in find_run_folders(args.runs)]
     rows = [{**row, "run": name} for row, name in zip(report(folders), run_names(folders), strict=True)]
     if args.json:
         print_json(rows)
@@ -61,8 +61,8 @@ def _write(args: argparse.Namespace) -> int:
     from stepjepa.analysis.files import JSON_FILE
     from stepjepa.errors import UserError
     from stepjepa.files import refuse_existing
-    from stepjepa.pages.material import read_runs
     from stepjepa.pages.page import write_page
+    from stepjepa.pages.runs import read_runs
 
     target = Path(args.output_file)
     if args.json:

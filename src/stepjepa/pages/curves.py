@@ -1,227 +1,194 @@
-"""What was logged while a run went: losses, similarity, effective ranks and the rest, over steps."""
+"""Logged numbers over steps: losses, similarity, effective ranks and the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from stepjepa.pages.cells import number, percent
-from stepjepa.pages.charts import chart, chart_text, colour, dash
-from stepjepa.pages.markup import environment
-from stepjepa.pages.material import Run, finite
-from stepjepa.pages.section import Section
+from markupsafe import Markup
+
+from stepjepa.drawing import PALETTE
+from stepjepa.pages.render import DASHES, Section, chart, chart_text, number, render
+from stepjepa.pages.results import Compared
+from stepjepa.pages.runs import Run, is_number
 
 POINTS = 1000
-"""Most points of a line: more than a screen shows. Of longer ones every so many is drawn, and the last."""
+"""Most points of a line; longer ones are thinned."""
 
 HELD_OUT = "eval_"
-"""What the names of held-out numbers begin with, beside the same name without it."""
 
 
-@dataclass(frozen=True)
-class Panel:
-    """What one chart shows.
-
-    Attributes:
-        title: of the chart.
-        names: of the numbers of a log line, and what to call each of them.
-        percent: they are shares.
-    """
+class Panel(NamedTuple):
+    """A chart: its title, its columns of ``metrics.jsonl`` with their labels, and whether they are shares."""
 
     title: str
-    names: tuple[tuple[str, str], ...]
+    columns: dict[str, str]
     percent: bool = False
 
 
 LOSSES = (
-    Panel("Loss", (("loss", "total"), ("lm_loss", "LM loss"))),
-    Panel("Alignment loss", (("jepa_loss", "alignment loss"),)),
-    Panel("SIGReg loss", (("sigreg_loss", "SIGReg loss"),)),
-    Panel("Variance loss", (("variance_loss", "variance loss"),)),
-    Panel("Covariance loss", (("covariance_loss", "covariance loss"),)),
-    Panel("STP loss", (("stp_loss", "STP loss"),)),
-    Panel("Weight of the alignment loss", (("lbd", "lbd"),)),
+    Panel("Loss", {"loss": "Total loss", "lm_loss": "LM loss"}),
+    Panel("Alignment loss", {"jepa_loss": "Alignment loss"}),
+    Panel("SIGReg loss", {"sigreg_loss": "SIGReg loss"}),
+    Panel("Variance loss", {"variance_loss": "Variance loss"}),
+    Panel("Covariance loss", {"covariance_loss": "Covariance loss"}),
+    Panel("STP loss", {"stp_loss": "STP loss"}),
+    Panel("Weight of the alignment loss", {"lbd": "Weight of the alignment loss"}),
 )
-
-REPRESENTATIONS = (
-    Panel("Cosine of pairs", (("matched_similarity", "matched pairs"), ("shuffled_similarity", "shuffled pairs"))),
-    Panel("Effective rank, uncentred", (("source_rank", "sources"), ("target_rank", "targets"))),
-    Panel("Effective rank, centred", (("source_rank_centred", "sources"), ("target_rank_centred", "targets"))),
-    Panel("Nearest target is the right one", (("retrieval_top1", "retrieval"),), percent=True),
-)
-
 REST = (
-    Panel("Gradient norm", (("grad_norm", "gradient norm"),)),
-    Panel("Learning rate", (("learning_rate", "learning rate"),)),
-    Panel("Tokens per second", (("tokens_per_second", "tokens per second"),)),
+    Panel("Gradient norm", {"grad_norm": "Gradient norm"}),
+    Panel("Learning rate", {"learning_rate": "Learning rate"}),
+    Panel("Tokens per second", {"tokens_per_second": "Tokens per second"}),
+)
+REPRESENTATIONS = (
+    Panel("Cosine of pairs", {"matched_similarity": "Matched pairs", "shuffled_similarity": "Shuffled pairs"}),
+    Panel("Effective rank, uncentred", {"source_rank": "Rank of sources", "target_rank": "Rank of targets"}),
+    Panel(
+        "Effective rank, centred",
+        {"source_rank_centred": "Centred rank of sources", "target_rank_centred": "Centred rank of targets"},
+    ),
+    Panel("Nearest target is the right one", {"retrieval_top1": "Retrieval"}, percent=True),
 )
 
 Look = Mapping[str, tuple[int, int]]
-"""For the name of each run the number of its colour and of its line."""
+"""For the name of each run the number of its colour and of its line style."""
+
+
+def looks(runs: Sequence[Run], compared: Sequence[Compared]) -> Look:
+    """Give each arm a colour and each of its seeds a line style; runs outside of arms get colours of their own."""
+    arms = next((each.comparison.arms for each in compared if each.comparison is not None), ())
+    places = {run.folder: (colour, seed) for colour, arm in enumerate(arms) for seed, run in enumerate(arm.runs)}
+    found: dict[str, tuple[int, int]] = {}
+    for run in runs:
+        colour, seed = places.get(run.folder, (len(arms) + len(found), 0))
+        # Where colours repeat, line styles differ.
+        found[run.name] = (colour, seed + colour // len(PALETTE))
+    return found
 
 
 def loss_section(runs: Sequence[Run], look: Look) -> Section | None:
-    """The parts of the loss, speed and learning rate over steps; None where nothing was logged.
-
-    Args:
-        runs: of the page.
-        look: of all of them.
-    """
-    charts, rest = _charts("loss", runs, _with_answers(runs), look), _charts("rest", runs, REST, look)
-    if not charts and not rest:
-        return None
-    last = last_values(runs, [*_with_answers(runs), *REST])
-    held_out = _is_held_out(runs, LOSSES)
-    html = _render(runs, look, charts=charts, rest=rest, held_out=held_out, about="loss", last=last)
-    return Section("losses", "Losses over steps", html)
+    """Losses, scores during training, gradient norm, learning rate and speed; None where nothing was logged."""
+    columns = dict.fromkeys(name for run in runs for line in run.metrics for name in line)
+    scores = [name.removeprefix("eval_answer_") for name in columns if name.startswith("eval_answer_")]
+    answers = (
+        Panel(f"Answers during training: {score}", {f"eval_answer_{score}": f"Answers: {score}"}, percent=True)
+        for score in scores
+    )
+    return _section("losses", "Losses over steps", runs, look, panels=[*LOSSES, *answers], rest=REST)
 
 
 def representation_section(runs: Sequence[Run], look: Look) -> Section | None:
-    """Similarity and effective ranks over steps, with a warning where they collapsed; None where nothing was logged."""
-    charts = _charts("views", runs, REPRESENTATIONS, look)
-    if not charts:
-        return None
-    html = _render(
-        runs,
-        look,
-        charts=charts,
-        rest=[],
-        held_out=_is_held_out(runs, REPRESENTATIONS),
-        about="representation",
-        last=last_values(runs, REPRESENTATIONS),
-        collapsed=[(run.name, said) for run in runs if (said := _collapse(run)) is not None],
-    )
-    return Section("representations", "Similarity and effective rank over steps", html)
-
-
-def _render(runs: Sequence[Run], look: Look, **values: Any) -> str:
-    legend = [(run.name, colour(look[run.name][0]), look[run.name][1]) for run in runs if run.metrics]
-    values.setdefault("collapsed", [])
-    thinned = any(len(run.metrics) > POINTS for run in runs)
-    return (
-        environment()
-        .get_template("curves.html")
-        .render(legend=legend if len(runs) > 1 else [], thinned=thinned, points=POINTS, **values)
-    )
+    """Similarity and effective ranks, with a warning where embeddings collapsed; None where nothing was logged."""
+    collapsed = [(run.name, warning) for run in runs if (warning := _collapse(run)) is not None]
+    title = "Similarity and effective rank over steps"
+    return _section("representations", title, runs, look, panels=REPRESENTATIONS, collapsed=collapsed)
 
 
 def last_values(runs: Sequence[Run], panels: Sequence[Panel]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of a table of what was logged last, for those who don't see the charts, too."""
-    named = [
-        (prefix + name, _title(panel, called) + (", held-out" if prefix else ""), panel.percent)
-        for panel in panels
-        for name, called in panel.names
-        for prefix in ("", HELD_OUT)
-    ]
-    known = {name for run in runs for line in run.metrics for name, value in line.items() if finite(value)}
-    named = [each for each in named if each[0] in known]
-    rows = []
-    for run in runs:
-        cells = []
-        for name, _, is_share in named:
-            value = next((line[name] for line in reversed(run.metrics) if finite(line.get(name))), None)
-            cells.append(percent(value) if is_share else number(value, "{:,.4g}"))
-        rows.append([run.name, *cells])
-    return ["run", *(title for _, title, _ in named)], rows
+    """Columns and rows of a table of the values that were logged last."""
+    heads, cells = ["run"], [[run.name] for run in runs]
+    for panel in panels:
+        for column, label in panel.columns.items():
+            for name, head in ((column, label), (HELD_OUT + column, f"{label}, held-out")):
+                values = [[line[name] for line in run.metrics if is_number(line.get(name))] for run in runs]
+                if any(values):
+                    heads.append(head)
+                    for row, found in zip(cells, values, strict=True):
+                        row.append(number(found[-1] if found else None, "{:.1%}" if panel.percent else "{:,.4g}"))
+    return heads, cells
 
 
-def _with_answers(runs: Sequence[Run]) -> tuple[Panel, ...]:
-    """The losses, and a panel for each score of answers during training."""
-    names = dict.fromkeys(
-        name for run in runs for line in run.metrics for name in line if name.startswith("eval_answer_")
+def _section(
+    anchor: str,
+    title: str,
+    runs: Sequence[Run],
+    look: Look,
+    *,
+    panels: Sequence[Panel],
+    rest: Sequence[Panel] = (),
+    collapsed: Sequence[tuple[str, str]] = (),
+) -> Section | None:
+    charts, more = _charts(anchor, runs, panels, look), _charts(f"{anchor}-rest", runs, rest, look)
+    if not charts and not more:
+        return None
+    legend = [(run.name, PALETTE[look[run.name][0] % len(PALETTE)], look[run.name][1]) for run in runs if run.metrics]
+    html = render(
+        "curves.html",
+        anchor=anchor,
+        legend=legend if len(runs) > 1 else [],
+        charts=charts,
+        rest=more,
+        collapsed=collapsed,
+        last=last_values(runs, [*panels, *rest]),
     )
-    scores = [name.removeprefix("eval_answer_") for name in names]
-    return (
-        *LOSSES,
-        *(
-            Panel(f"Answers during training: {score}", ((f"eval_answer_{score}", score),), percent=True)
-            for score in scores
-        ),
-    )
+    return Section(anchor, title, html)
 
 
 def _collapse(run: Run) -> str | None:
-    """The last line of a run that says that its embeddings are collapsed; None where the last that tells doesn't."""
-    told = [line for line in run.metrics if finite(line.get("shuffled_similarity"))]
-    if not told:
+    """The warning of collapsed embeddings, by the last line that logged their similarity."""
+    logged = [line for line in run.metrics if is_number(line.get("shuffled_similarity"))]
+    if not logged:
         return None
     from stepjepa.objectives.monitors import REMEDIES
     from stepjepa.training.callbacks import collapse
 
-    numbers = {name: value for name, value in told[-1].items() if finite(value)}
+    numbers = {name: value for name, value in logged[-1].items() if is_number(value)}
     found = collapse(numbers)
     return None if found is None else f"step {numbers['step']:g}: {found}; {REMEDIES}"
 
 
-def _is_held_out(runs: Sequence[Run], panels: Sequence[Panel]) -> bool:
-    names = {f"{HELD_OUT}{name}" for panel in panels for name, _ in panel.names}
-    return any(names & set(line) for run in runs for line in run.metrics)
-
-
-def _charts(prefix: str, runs: Sequence[Run], panels: Sequence[Panel], look: Look) -> list[dict[str, str]]:
-    """A chart for each panel of one run; of several runs one for each number, with a line for each run."""
+def _charts(prefix: str, runs: Sequence[Run], panels: Sequence[Panel], look: Look) -> list[tuple[str, Markup]]:
+    """A chart for each panel; of several runs one for each column, with a line for each run."""
     if len(runs) > 1:
-        panels = [
-            Panel(_title(panel, called), ((name, called),), panel.percent)
-            for panel in panels
-            for name, called in panel.names
-        ]
+        panels = [Panel(label, {name: label}, each.percent) for each in panels for name, label in each.columns.items()]
     found = []
     for place, panel in enumerate(panels):
-        traces = _traces(runs, panel, look)
-        if traces:
-            named = len(runs) == 1 and len(traces) > 1
-            html = chart(
-                f"{prefix}-{place}", traces, _layout(panel, named), label=f"{panel.title} over steps", height=280
+        if traces := _traces(runs, panel, look):
+            drawn = chart(
+                f"{prefix}-{place}",
+                f"{panel.title} over steps",
+                traces,
+                height=280,
+                xaxis={"title": {"text": "step"}, "rangemode": "tozero"},
+                yaxis={"tickformat": ".0%"} if panel.percent else {},
+                showlegend=len(runs) == 1 and len(traces) > 1,
             )
-            found.append({"title": panel.title, "html": html})
+            found.append((panel.title, drawn))
     return found
 
 
-def _title(panel: Panel, called: str) -> str:
-    if len(panel.names) == 1:
-        return panel.title
-    return {"total": "Total loss", "LM loss": "LM loss"}.get(called, f"{panel.title}: {called}")
+def _traces(runs: Sequence[Run], panel: Panel, look: Look) -> list[Any]:
+    """A line for each run and column that was logged; held-out values are dotted."""
+    from plotly import graph_objects as go
 
-
-def _traces(runs: Sequence[Run], panel: Panel, look: Look) -> list[dict[str, Any]]:
     traces = []
     for run in runs:
-        for place, (name, called) in enumerate(panel.names):
-            first, line = look[run.name] if len(runs) > 1 else (place, 0)
-            for held_out in (False, True):
-                steps, values = _points(run, HELD_OUT + name if held_out else name)
-                if not steps:
-                    continue
-                shown = run.name if len(runs) > 1 else called
-                label = chart_text(f"{shown}, held-out" if held_out else shown)
-                drawn: dict[str, Any] = {"color": colour(first), "width": 2, "dash": "dot" if held_out else dash(line)}
-                trace = {"type": "scatter", "x": steps, "y": values, "name": label, "line": drawn}
-                trace["mode"] = "lines+markers" if held_out or len(steps) < 3 else "lines"
-                if held_out:
-                    trace["marker"] = {"symbol": "diamond", "size": 6, "color": colour(first)}
-                trace["meta"] = {"run": run.name}
-                form = ":.1%" if panel.percent else ":.4g"
-                trace["hovertemplate"] = f"step %{{x:,}}: %{{y{form}}}<extra>%{{fullData.name}}</extra>"
-                traces.append(trace)
+        for place, (column, label) in enumerate(panel.columns.items()):
+            shown, style = (run.name, look[run.name]) if len(runs) > 1 else (label, (place, 0))
+            colour, dash = PALETTE[style[0] % len(PALETTE)], DASHES[style[1] % len(DASHES)]
+            for name, held_out in ((column, False), (HELD_OUT + column, True)):
+                steps, values = _points(run, name)
+                if steps:
+                    traces.append(
+                        go.Scatter(
+                            x=steps,
+                            y=values,
+                            name=chart_text(f"{shown}, held-out" if held_out else shown),
+                            mode="lines+markers" if held_out or len(steps) < 3 else "lines",
+                            line={"color": colour, "width": 2, "dash": "dot" if held_out else dash},
+                            marker={"symbol": "diamond" if held_out else "circle", "size": 6, "color": colour},
+                            # By which the boxes of the legend hide a run in all charts.
+                            meta={"run": run.name},
+                            hovertemplate=f"step %{{x:,}}: %{{y{':.1%' if panel.percent else ':.4g'}}}"
+                            "<extra>%{fullData.name}</extra>",
+                        )
+                    )
     return traces
 
 
 def _points(run: Run, name: str) -> tuple[list[float], list[float]]:
-    """Steps and values, thinned."""
-    found = [(line["step"], line[name]) for line in run.metrics if finite(line.get(name))]
-    every = -(-len(found) // POINTS)
-    kept = [*found[: -1 : every or 1], *found[-1:]]
+    """Steps and values; of long lines every n-th point and the last."""
+    found = [(line["step"], line[name]) for line in run.metrics if is_number(line.get(name))]
+    every = -(-len(found) // POINTS) or 1
+    kept = [*found[:-1:every], *found[-1:]]
     return [step for step, _ in kept], [float(f"{value:.6g}") for _, value in kept]
-
-
-def _layout(panel: Panel, named: bool) -> dict[str, Any]:
-    return {
-        "margin": {"l": 48, "r": 12, "t": 8, "b": 40},
-        "xaxis": {"title": {"text": "step"}, "rangemode": "tozero"},
-        "yaxis": {"tickformat": ".0%"} if panel.percent else {},
-        "showlegend": named,
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        "hovermode": "closest",
-    }

@@ -23,7 +23,7 @@
   }
 
   function inspector(root) {
-    const { records, choices, own } = JSON.parse(document.getElementById(`${root.dataset.inspector}-data`).textContent);
+    const { records, choices, own } = JSON.parse(document.getElementById("inspector-data").textContent);
     const form = root.querySelector("form");
     const record = form.elements.record;
     const [holder, detail] = [root.querySelector(".inspector-tree"), root.querySelector(".inspector-detail")];
@@ -130,8 +130,5 @@
     draw();
   }
 
-  for (const root of document.querySelectorAll("[data-inspector]:not([data-ready])")) {
-    root.dataset.ready = "yes";
-    if (document.getElementById(`${root.dataset.inspector}-data`)) inspector(root);
-  }
+  inspector(document.querySelector(".inspector"));
 })();

@@ -14,9 +14,9 @@ from stepjepa.data.records import read_records
 from stepjepa.files import fingerprint, write_jsonl
 from stepjepa.inspection.palette import visible_text
 from stepjepa.inspection.record import inspect_records, visible_matrix
-from stepjepa.pages import attention
-from stepjepa.pages.attention import inspector_section
-from stepjepa.pages.material import Run, read_runs
+from stepjepa.pages import inspector
+from stepjepa.pages.inspector import inspector_section
+from stepjepa.pages.runs import Run, read_runs
 
 
 def write_records(path: Path, *answers: str) -> Path:
@@ -91,7 +91,7 @@ def test_a_regular_run_has_nothing_to_choose(tmp_path, plain_tokenizer):
 
 
 def test_only_the_first_records_are_shown_and_long_ones_left_out(tmp_path, plain_tokenizer, monkeypatch):
-    monkeypatch.setattr(attention, "LONGEST", 61)
+    monkeypatch.setattr(inspector, "LONGEST", 61)
     file = write_records(tmp_path / "train.jsonl", "x\n\ny", "x " * 101, *["x\n\ny"] * 11)
     run = trained(tmp_path / "run", file, plain_tokenizer)
     assert [record["index"] for record in embedded(run)["records"]] == [0, 2, 3, 4, 5, 6, 7]
@@ -101,8 +101,8 @@ def test_only_the_first_records_are_shown_and_long_ones_left_out(tmp_path, plain
 def test_a_file_that_has_changed_is_not_shown(run, tmp_path):
     write_records(tmp_path / "train.jsonl", "another")
     section = inspector_section(run)
-    assert "is not the file any more that was trained on" in section.html
-    assert section.script == "" and "application/json" not in section.html
+    assert "has changed since it was trained on" in section.html
+    assert section.script is None and "application/json" not in section.html
 
 
 def test_a_file_that_is_gone_is_named_with_the_remedy(run, tmp_path):
@@ -139,8 +139,3 @@ def test_hostile_records_stay_text(tmp_path, plain_tokenizer):
     section = inspector_section(trained(tmp_path / "run", file, plain_tokenizer))
     data = re.search(r'id="inspector-data">(.*)</script>', section.html, re.DOTALL)[1]
     assert "<" not in data and "\u202e" not in data
-
-
-def test_several_inspectors_have_names_of_their_own(run):
-    section = inspector_section(run, 2)
-    assert section.anchor == "inspector-2" and 'id="inspector-2-data"' in section.html

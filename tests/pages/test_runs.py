@@ -9,7 +9,7 @@ from made_up_logs import log
 from made_up_runs import change, evaluate, make_run
 from stepjepa.errors import UserError
 from stepjepa.files import write_json
-from stepjepa.pages.material import read_runs, run_names
+from stepjepa.pages.runs import read_runs, run_names
 
 
 def test_a_run_is_read_with_all_that_is_in_it(tmp_path):
@@ -41,7 +41,7 @@ def test_a_run_without_evaluation_and_logs_has_notes(tmp_path):
     (run,) = read_runs([folder])
     assert run.metrics == [] and run.evaluations == {}
     assert run.notes == [
-        "The run is not finished (status interrupted); what is shown is what there was of it.",
+        "The run is not finished (status interrupted); the page shows it as far as it came.",
         "There is no metrics.jsonl, so nothing is shown over steps.",
     ]
 
@@ -60,8 +60,8 @@ def test_what_is_damaged_is_noted_and_left_out(tmp_path):
     assert list(run.evaluations) == ["gone", "test"]
     assert run.evaluations["gone"].answers is None
     first, second, third = run.notes
-    assert first == "3 lines of metrics.jsonl can't be read and are left out."
-    assert second.startswith("An evaluation is left out: ") and "dev.summary.json" in second
+    assert first == "3 lines of metrics.jsonl can't be read."
+    assert second.startswith("An evaluation is skipped: ") and "dev.summary.json" in second
     assert third == "The answers of the evaluation gone (gone.jsonl) are gone; its summary is shown."
 
 
@@ -84,7 +84,7 @@ def test_a_summary_that_cannot_be_shown_says_why(path, value, said, tmp_path):
     change(folder / "test.summary.json", *path, to=value)
     (run,) = read_runs([folder])
     assert run.evaluations == {}
-    assert run.notes == [f"The evaluation test.summary.json is left out: {said}; evaluate again."]
+    assert run.notes == [f"The evaluation test.summary.json is skipped: {said}; evaluate again."]
 
 
 def test_an_evaluation_of_another_model_is_noted(tmp_path):

@@ -13,8 +13,8 @@ from stepjepa.analysis.points import choose_points
 from stepjepa.analysis.representations import ViewEmbeddings
 from stepjepa.cli import main
 from stepjepa.data.records import Record, parse_record
-from stepjepa.pages.material import read_runs
-from stepjepa.pages.scatter import describe_points, drawn_pairs, scatter_section
+from stepjepa.pages.embeddings import describe_points, drawn_pairs, embedding_section
+from stepjepa.pages.runs import read_runs
 
 RECORDS, PAIRS = 7, 13
 
@@ -98,17 +98,17 @@ def test_verdicts_and_texts_come_from_the_evaluation():
 def test_the_section_of_a_run_with_an_analysis_in_it(tmp_path):
     folder = make_run(tmp_path / "run", "1011010")
     (run,) = read_runs([folder])
-    assert scatter_section(run) is None
+    assert embedding_section(run) is None
     (folder / "look").mkdir()
     save(make_analysis("in_n_out", 1000, path=str(folder)), folder / "look")
-    section = scatter_section(run)
+    section = embedding_section(run)
     value = json.loads(re.search(r'id="scatter-data">(.*?)</script>', section.html, re.DOTALL)[1])
     assert set(value["charts"]) == {"scatter-0-pca"} and 'id="scatter-0-pca-data"' in section.html
     assert list(value["points"][0]["colourings"]) == ["view", "step", "right or wrong"]
     assert value["charts"]["scatter-0-pca"]["x"] == [float(place) for place in range(PAIRS)] * 2
     assert "<b>model" not in section.html and "&lt;b&gt;model" in section.html
     save(load(folder / "look"), tmp_path)
-    assert scatter_section(run, tmp_path).html == section.html
+    assert embedding_section(run, tmp_path).html == section.html
 
 
 def test_an_analysis_beside_the_runs_is_named(tmp_path, capsys):

@@ -1,0 +1,305 @@
+"""Results of evaluations: arms compared with the baseline over seeds, scores of each run, kinds of errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from stepjepa.drawing import PALETTE
+from stepjepa.errors import UserError
+from stepjepa.experiments.comparison import Comparison, compare
+from stepjepa.experiments.comparison_table import measure_names, tables
+from stepjepa.experiments.verdict import verdict
+from stepjepa.pages.render import Section, chart, chart_text, interval, names_axis, number, plain, render
+from stepjepa.pages.runs import Evaluation, Run, sweep_names
+
+RIGHT = "right"
+"""The kind of an answer without an error."""
+_RIGHT_COLOUR = PALETTE[2]
+_WRONG_COLOURS = tuple(each for each in PALETTE if each != _RIGHT_COLOUR)
+
+Evaluated = list[tuple[Run, Evaluation]]
+
+
+class Compared(NamedTuple):
+    """The runs that share an evaluation: their comparison, or the reason why they can't be compared."""
+
+    evaluation: str
+    comparison: Comparison | None
+    reason: str | None
+
+
+class Dot(NamedTuple):
+    """A point of a chart, in percent; the ends of its interval are None where it has none."""
+
+    x: float
+    row: float
+    text: str
+    colour: str
+    low: float | None = None
+    high: float | None = None
+
+
+def by_evaluation(runs: Sequence[Run]) -> dict[str, Evaluated]:
+    """The runs that have each evaluation, by its name."""
+    found: dict[str, Evaluated] = {}
+    for run in runs:
+        for name, evaluation in run.evaluations.items():
+            found.setdefault(name, []).append((run, evaluation))
+    return found
+
+
+def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> list[Compared]:
+    """Compare the finished runs, once for each evaluation that at least two of them have.
+
+    Raises:
+        UserError: the user named a baseline, and the runs can't be compared with it.
+    """
+    found = []
+    for name, evaluated in by_evaluation(runs).items():
+        finished = [run for run, _ in evaluated if run.get("status") == "finished"]
+        if len(finished) < 2:
+            continue
+        try:
+            found.append(Compared(name, _compare(finished, name, baseline), None))
+        except UserError as error:
+            if baseline is not None:
+                raise
+            found.append(Compared(name, None, str(error)))
+    return found
+
+
+def _compare(runs: Sequence[Run], evaluation: str, baseline: str | None) -> Comparison:
+    folders = [run.folder for run in runs]
+    if (known := sweep_names(runs)) is not None:
+        names, own = known
+        # Fails where several sweeps use one name for different arms: then arms are named by what differs.
+        with suppress(UserError):
+            return compare(folders, evaluation=evaluation, names=names, baseline=own if baseline is None else baseline)
+    return compare(folders, evaluation=evaluation, baseline=baseline)
+
+
+def comparison_section(compared: Sequence[Compared]) -> Section | None:
+    """The verdict, the tables and the charts of each comparison; None where there was nothing to compare."""
+    if not compared:
+        return None
+    parts: list[dict[str, Any]] = []
+    for place, (evaluation, comparison, reason) in enumerate(compared):
+        part: dict[str, Any] = {"name": evaluation, "reason": reason}
+        if comparison is not None:
+            charts = [*_mean_charts(f"arms-{place}", comparison), *_difference_chart(f"difference-{place}", comparison)]
+            part |= {"verdict": verdict(comparison), "tables": tables(comparison), "charts": charts}
+            part["notes"] = comparison.notes
+        parts.append(part)
+    return Section("arms", "Arms over seeds", render("arms.html", parts=parts))
+
+
+def _mean_charts(prefix: str, comparison: Comparison) -> list[tuple[str, Markup]]:
+    """For each measure the mean and standard deviation of each arm, and a ring for each seed."""
+    found = []
+    for measure, name in measure_names(comparison).items():
+        means, rings = [], []
+        for row, arm in enumerate(comparison.arms):
+            for run in arm.runs:
+                if (mean := run.mean(measure)) is not None:
+                    text = f"{chart_text(arm.name)}<br>seed {chart_text(run.seed)}: {mean:.2%}"
+                    rings.append(Dot(100 * mean, row, text, PALETTE[-1]))
+            if (spread := arm.spread(measure)) is not None:
+                mean, std = 100 * spread.mean, 100 * (spread.std or 0.0)
+                text = f"{chart_text(arm.name)}<br>{mean:.2f}% ± {std:.2f} over {spread.n} seeds"
+                means.append(Dot(mean, row, text, _colour(row), mean - std, mean + std))
+        base = comparison.baseline.spread(measure)
+        line = None if base is None else 100 * base.mean
+        title = f"{name}, mean ± standard deviation; rings are seeds"
+        traces = [_dots(means), _dots(rings, symbol="circle-open", size=6)]
+        names = [arm.name for arm in comparison.arms]
+        found.append((title, _rows_chart(f"{prefix}-{measure}", title, traces, names, line)))
+    return found
+
+
+def _difference_chart(name: str, comparison: Comparison) -> list[tuple[str, Markup]]:
+    """The differences from the baseline with their intervals, where several seeds give one."""
+    colours = {arm.name: _colour(row) for row, arm in enumerate(comparison.arms)}
+    dots: list[Dot] = []
+    names: list[str] = []
+    for arm, difference in comparison.differences.items():
+        test = difference.measures["headline"]
+        if test is not None and test.low is not None and test.high is not None:
+            mean, low, high = 100 * test.mean, 100 * test.low, 100 * test.high
+            text = f"{chart_text(arm)}<br>{mean:+.2f} [{low:+.2f}, {high:+.2f}] points over {test.n} seeds"
+            dots.append(Dot(mean, len(names), text, colours[arm], low, high))
+            names.append(arm)
+    if not dots:
+        return []
+    title = f"{comparison.scores['headline']}: difference from {comparison.baseline.name}, 95 % interval over seeds"
+    return [(title, _rows_chart(name, title, [_dots(dots)], names, 0.0, unit="percentage points"))]
+
+
+def accuracy_section(runs: Sequence[Run]) -> Section | None:
+    """Every score of every run with its interval; None where nothing was evaluated."""
+    parts = []
+    for place, (name, evaluated) in enumerate(by_evaluation(runs).items()):
+        columns, rows = score_table(evaluated)
+        about = "; ".join(
+            dict.fromkeys(
+                f"{number(each.summary['n'])} examples of {plain(each.summary.get('test_file'))}, task "
+                f"{plain(each.summary.get('task'))}, decided by {each.summary['headline']}"
+                for _, each in evaluated
+            )
+        )
+        details = [(run.name, each.summary.get("details")) for run, each in evaluated]
+        parts.append(
+            {
+                "name": name,
+                "about": about,
+                "columns": columns,
+                "rows": rows,
+                "chart": _score_chart(f"accuracy-{place}", name, evaluated),
+                "details": [(run, found) for run, found in details if isinstance(found, dict) and found],
+            }
+        )
+    return Section("accuracy", "Accuracy", render("accuracy.html", parts=parts)) if parts else None
+
+
+def score_table(evaluated: Evaluated) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows: the headline and the lenient score first, then the others, losses and similarity."""
+    names = dict.fromkeys(each.summary[which] for _, each in evaluated for which in ("headline", "lenient"))
+    names |= dict.fromkeys(name for _, each in evaluated for name in each.summary["scores"])
+    rows = []
+    for run, each in evaluated:
+        summary, similarity = each.summary, each.summary.get("similarity")
+        similarity = similarity if isinstance(similarity, dict) else {}
+        cells = [interval(summary["scores"].get(name)) for name in names]
+        cells += [number(summary.get("ran_on"), "{:.1%}"), number(summary.get("gold_loss"), "{:.3f}")]
+        cells += [number(similarity.get(f"{kind}_similarity"), "{:.3f}") for kind in ("matched", "shuffled")]
+        rows.append([run.name, *cells])
+    heads = ["stopped by itself" if name == "stopped" else name for name in names]
+    return ["run", *heads, "ran on", "LM loss on right answers", "cosine, matched", "cosine, shuffled"], rows
+
+
+def _score_chart(name: str, evaluation: str, evaluated: Evaluated) -> Markup:
+    """The headline, the lenient score and the stop rate of each run."""
+    traces = []
+    for place, (kind, suffix) in enumerate([("headline", ""), ("lenient", " (lenient)"), ("stopped", "")]):
+        dots, title = [], ""
+        for row, (run, each) in enumerate(evaluated):
+            score_name = each.summary.get(kind, "stopped")
+            score = each.summary["scores"].get(score_name)
+            if score is None or (kind == "lenient" and score_name == each.summary["headline"]):
+                continue
+            title = f"{score_name}{suffix}"
+            low, high = (None if score[end] is None else 100 * score[end] for end in ("low", "high"))
+            text = f"{chart_text(run.name)}<br>{chart_text(title)}: {interval(score)}"
+            dots.append(Dot(100 * score["mean"], row + 0.22 * (place - 1), text, PALETTE[place], low, high))
+        if dots:
+            symbol = ("circle", "circle-open", "square-open")[place]
+            traces.append(_dots(dots, symbol=symbol, size=9, name=title))
+    label = f"Scores of {evaluation} with 95 % intervals"
+    return _rows_chart(name, label, traces, [run.name for run, _ in evaluated], each_row=46, showlegend=True)
+
+
+def error_section(runs: Sequence[Run]) -> Section | None:
+    """How often each kind of error occurred; None where nothing was evaluated."""
+    parts = []
+    for place, (name, evaluated) in enumerate(by_evaluation(runs).items()):
+        kinds, counted = error_counts(evaluated)
+        rows = [
+            [run.name, number(sum(counts)), *(f"{number(count)} ({count / sum(counts):.1%})" for count in counts)]
+            for (run, _), counts in zip(evaluated, counted, strict=True)
+        ]
+        drawn = _error_chart(f"errors-{place}", name, [run.name for run, _ in evaluated], kinds, counted)
+        parts.append({"name": name, "columns": ["run", "answers", *kinds], "rows": rows, "chart": drawn})
+    return Section("errors", "Errors by kind", render("errors.html", parts=parts)) if parts else None
+
+
+def error_counts(evaluated: Evaluated) -> tuple[list[str], list[list[int]]]:
+    """The kinds, :data:`RIGHT` first and then by frequency, and for each run the count of each kind."""
+    counted: list[dict[str, int]] = []
+    for _, each in evaluated:
+        errors = each.summary.get("errors")
+        known = errors.items() if isinstance(errors, dict) else ()
+        wrong = {str(kind): count for kind, count in known if isinstance(count, int) and count > 0}
+        counted.append({RIGHT: max(each.summary["n"] - sum(wrong.values()), 0), **wrong})
+    totals: Counter[str] = sum(map(Counter, counted), Counter())
+    kinds = [RIGHT, *(kind for kind, _ in totals.most_common() if kind != RIGHT)]
+    return kinds, [[counts.get(kind, 0) for kind in kinds] for counts in counted]
+
+
+def _error_chart(
+    name: str, evaluation: str, runs: Sequence[str], kinds: Sequence[str], counted: Sequence[Sequence[int]]
+) -> Markup:
+    """A bar of percentages for each run."""
+    from plotly import graph_objects as go
+
+    traces = [
+        go.Bar(
+            orientation="h",
+            name=chart_text(kind),
+            x=[100 * counts[place] / max(sum(counts), 1) for counts in counted],
+            y=list(range(len(runs))),
+            text=[
+                f"{chart_text(run)}<br>{chart_text(kind)}: {counts[place]:,} of {sum(counts):,}"
+                for run, counts in zip(runs, counted, strict=True)
+            ],
+            textposition="none",
+            marker={"color": _RIGHT_COLOUR if kind == RIGHT else _WRONG_COLOURS[(place - 1) % len(_WRONG_COLOURS)]},
+            hovertemplate="%{text}<extra></extra>",
+        )
+        for place, kind in enumerate(kinds)
+    ]
+    label = f"Kinds of errors of {evaluation}"
+    return _rows_chart(name, label, traces, runs, barmode="stack", bargap=0.35, showlegend=True)
+
+
+def _colour(row: int) -> str:
+    return PALETTE[row % len(PALETTE)]
+
+
+def _dots(dots: Sequence[Dot], *, symbol: str = "diamond", size: int = 10, name: str = "") -> Any:
+    """A Plotly trace of points with their intervals."""
+    from plotly import graph_objects as go
+
+    return go.Scatter(
+        mode="markers",
+        name=chart_text(name),
+        x=[dot.x for dot in dots],
+        y=[dot.row for dot in dots],
+        text=[dot.text for dot in dots],
+        hovertemplate="%{text}<extra></extra>",
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": [0.0 if dot.high is None else dot.high - dot.x for dot in dots],
+            "arrayminus": [0.0 if dot.low is None else dot.x - dot.low for dot in dots],
+            "thickness": 1.5,
+            "width": 5,
+        },
+        marker={"size": size, "symbol": symbol, "color": [dot.colour for dot in dots], "line": {"width": 1.5}},
+    )
+
+
+def _rows_chart(
+    name: str,
+    label: str,
+    traces: Sequence[Any],
+    names: Sequence[str],
+    line: float | None = None,
+    *,
+    unit: str = "% of answers",
+    each_row: int = 34,
+    showlegend: bool = False,
+    **layout: Any,
+) -> Markup:
+    """A chart with a named row for each run or arm, and a dashed vertical line where the baseline is."""
+    if line is not None:
+        style = {"color": PALETTE[0], "dash": "dash", "width": 1}
+        layout["shapes"] = [
+            {"type": "line", "yref": "paper", "x0": line, "x1": line, "y0": 0, "y1": 1, "line": style},
+        ]
+    height = 100 + 30 * showlegend + each_row * len(names)
+    axes = {"xaxis": {"title": {"text": unit}}, "yaxis": names_axis(names)}
+    return chart(name, label, traces, height=height, showlegend=showlegend, **axes, **layout)
