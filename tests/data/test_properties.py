@@ -17,7 +17,7 @@ from stepjepa.data.records import BadRecords, parse_record, read_records
 from stepjepa.data.steps import find_steps
 from stepjepa.errors import UserError, one_line
 from stepjepa.files import read_jsonl, read_yaml
-from stepjepa.text.frames import Rendered
+from stepjepa.text.template import Rendered
 
 # The same examples every time, however slow the machine; what a test is given is never changed by it.
 settings.register_profile(

@@ -15,11 +15,10 @@ from stepjepa.batch.views import MessageView, SpanView, find_pairs
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.text.frames import Rendered
 from stepjepa.text.plain_template import PlainTemplate
 from stepjepa.text.predictors import predictor_ids, predictor_token
 from stepjepa.text.special import SpecialTokens
-from stepjepa.text.template import ChatTemplate
+from stepjepa.text.template import ChatTemplate, Rendered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -15,10 +15,9 @@ from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.run_folder import trained_objective
 from stepjepa.tasks.base import Continuation
-from stepjepa.text.frames import Rendered
 from stepjepa.text.plain_template import PlainTemplate
 from stepjepa.text.special import Spans, SpecialTokens
-from stepjepa.text.template import ChatTemplate, Message
+from stepjepa.text.template import ChatTemplate, Message, Rendered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

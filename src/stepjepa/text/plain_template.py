@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stepjepa.errors import UserError
-from stepjepa.text.frames import Rendered
-from stepjepa.text.template import Message
+from stepjepa.text.template import Message, Rendered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

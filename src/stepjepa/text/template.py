@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jinja2.exceptions import TemplateError
 
 from stepjepa.errors import UserError
-from stepjepa.text.frames import Frame, Rendered, Trimming
-from stepjepa.text.inert_template import writes_contents_only
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = Mapping[str, str]
+Span = tuple[int, int]
 
 # Some templates write today's date into the system turn; a run must not depend on the day it starts.
 PINNED_DATE = datetime.date(2024, 7, 26)
@@ -35,8 +34,21 @@ _ASKED, _ANSWERED = {"role": "user", "content": "why"}, {"role": "assistant", "c
 # Private-use characters: no template writes them and no ordinary text holds them.
 _OPEN, _CLOSE = "\ue000", "\ue001"
 
-# What is done to the ends of a content.
-_TRIMMINGS: tuple[Trimming, ...] = (None, str.strip, str.lstrip, str.rstrip, lambda content: content.lstrip("\n"))
+
+class Rendered(NamedTuple):
+    """A chat as text.
+
+    Attributes:
+        text: the rendered chat.
+        spans: for each message, first and one past the last character of its content in ``text``; ``(0, 0)`` for a
+            message that the template leaves out.
+        turn_ends: for each message, one past the last character of what ends its turn; the content's end where the
+            template closes the turn with no special token.
+    """
+
+    text: str
+    spans: tuple[Span, ...]
+    turn_ends: tuple[int, ...]
 
 
 def _pin_date(template: str) -> str:
@@ -78,16 +90,12 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._source = _pin_date(tokenizer.get_chat_template())
         self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
-        # Where the text around the contents is always the same, the template is run once for all chats of like roles.
-        self._inert = writes_contents_only(self._source)
-        self._trimmings: dict[tuple[str, ...], list[Trimming] | None] = {}
-        self._frames: dict[tuple[str, ...], Frame | None] = {}
-        self.has_system_role = self._renders(("system", "user", "assistant"))
-        self.lone_assistant = self._renders(("assistant",))
-        if not self._renders(("user", "assistant")):
+        self.has_system_role = self._skeleton(("system", "user", "assistant")) is not None
+        self.lone_assistant = self._skeleton(("assistant",)) is not None
+        skeleton = self._skeleton(("user", "assistant"))
+        if skeleton is None:
             raise UserError("the chat template does not render a user and an assistant message; check the template")
-        closing = self._skeleton(("user", "assistant"))
-        found = self._first_special(closing[-1]) if closing else None
+        found = self._first_special(skeleton[-1])
         self.appends_end_of_turn = found is None
         end_of_turn = found or tokenizer.eos_token
         if end_of_turn is None:
@@ -105,20 +113,13 @@ class ChatTemplate:
             return self._render_folded(messages)
         contents = [message["content"] for message in messages]
         roles = tuple([message["role"] for message in messages])
-        framed = self._fill(roles, contents)
-        if framed is not None:
-            return framed
-        composed = self._compose(roles, contents) if self._inert else None
-        if composed is not None:
-            text, spans = composed
-        else:
-            try:
-                text = self._apply(messages)
-            except TemplateError as error:
-                raise UserError(
-                    f"the chat template refuses these messages ({error}); change them, or name another --chat_template"
-                ) from None
-            spans = self._spans_by_skeleton(text, roles, contents) or self._spans_by_search(text, roles, contents)
+        try:
+            text = self._apply(messages)
+        except TemplateError as error:
+            raise UserError(
+                f"the chat template refuses these messages ({error}); change them, or name another --chat_template"
+            ) from None
+        spans = self._spans_by_skeleton(text, roles, contents) or self._spans_by_search(text, roles, contents)
         if self.appends_end_of_turn and roles[-1] == "assistant":
             text = text[: spans[-1][1]] + self.end_of_turn
         limits = [start for start, _ in spans[1:]] + [len(text)]
@@ -132,7 +133,7 @@ class ChatTemplate:
         """
         if role == "assistant" and not self.lone_assistant:
             role = "user"
-        return self._fill((role,), (content,)) or self.render([{"role": role, "content": content}])
+        return self.render([{"role": role, "content": content}])
 
     def render_prompt(self, messages: Sequence[Message]) -> Rendered:
         """What precedes the answer in training, hence what the model must be shown to generate one.
@@ -158,130 +159,45 @@ class ChatTemplate:
         )
         return str(text)
 
-    def _renders(self, roles: tuple[str, ...]) -> bool:
-        return self._skeleton(roles) is not None
-
     def _skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
-        """The template's own text around the contents, one piece more than there are roles; None if it refuses."""
+        """The template's own text before, between and behind the contents; None if it refuses such a chat."""
         if roles not in self._skeletons:
-            marks = [f"{_OPEN}{index}{_CLOSE}" for index in range(len(roles))]
-            chat = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
-            pieces: list[str] | None = []
-            try:
-                rest = self._apply(chat)
-            except TemplateError:
-                pieces = None
-            else:
-                for mark in marks:
-                    before, found, rest = rest.partition(mark)
-                    if not found:
-                        pieces = None
-                        break
-                    assert pieces is not None
-                    pieces.append(before)
-                if pieces is not None:
-                    pieces.append(rest)
-            self._skeletons[roles] = pieces
+            self._skeletons[roles] = self._make_skeleton(roles)
         return self._skeletons[roles]
 
-    def _fill(self, roles: tuple[str, ...], contents: Sequence[str]) -> Rendered | None:
-        """A chat written without running the template, where that is sure to be the same."""
-        if not self._inert:
+    def _make_skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
+        marks = [f"{_OPEN}{index}{_CLOSE}" for index in range(len(roles))]
+        try:
+            rest = self._apply([{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)])
+        except TemplateError:
             return None
-        if roles not in self._frames:
-            self._frames[roles] = self._make_frame(roles)
-        frame = self._frames[roles]
-        return None if frame is None else frame.fill(contents)
-
-    def _make_frame(self, roles: tuple[str, ...]) -> Frame | None:
-        trimmings, pieces = self._find_trimmings(roles), self._skeleton(roles)
-        if trimmings is None or pieces is None:
-            return None
-        first, *behind = pieces
-        if self.appends_end_of_turn and roles[-1] == "assistant":
-            behind[-1] = self.end_of_turn
-        turns = (self._turn_end(piece, 0, len(piece)) for piece in behind)
-        return Frame(first, tuple(zip(trimmings, behind, map(len, behind), turns, strict=True)))
-
-    def _compose(self, roles: tuple[str, ...], contents: Sequence[str]) -> tuple[str, list[tuple[int, int]]] | None:
-        """Text and spans put together from the skeleton and the contents; None where the template must be run.
-
-        Only for a template that does nothing else with contents that are not blank (``writes_contents_only``).
-        """
-        trimmings = self._find_trimmings(roles)
-        if trimmings is None:
-            return None
-        pieces = self._skeletons[roles]
-        assert pieces is not None
-        parts, spans, position = [pieces[0]], [], len(pieces[0])
-        same = True
-        for content, trim, piece in zip(contents, trimmings, pieces[1:], strict=True):
-            written = content if trim is None else trim(content)
-            if not content or content.isspace():
+        parts = []
+        for mark in marks:
+            before, found, rest = rest.partition(mark)
+            if not found:
                 return None
-            same = same and len(written) == len(content)
-            end = position + len(written)
-            spans.append((position, end))
-            parts.append(written)
-            parts.append(piece)
-            position = end + len(piece)
-        text = "".join(parts)
-        if same:
-            return text, spans
-        # Blanks that were trimmed may look like those of the template: then the spans are read as always.
-        read = self._spans_by_skeleton(text, roles, contents)
-        return None if read is None else (text, read)
+            parts.append(before)
+        return [*parts, rest]
 
-    def _find_trimmings(self, roles: tuple[str, ...]) -> list[Trimming] | None:
-        """How the template trims the content of each message; None if it refuses or does something else."""
-        if roles not in self._trimmings:
-            self._trimmings[roles] = self._probe_trimmings(roles)
-        return self._trimmings[roles]
-
-    def _probe_trimmings(self, roles: tuple[str, ...]) -> list[Trimming] | None:
-        pieces = self._skeleton(roles)
-        if pieces is None or any(_OPEN in piece for piece in pieces):
+    def _spans_by_skeleton(self, text: str, roles: tuple[str, ...], contents: Sequence[str]) -> list[Span] | None:
+        """Follow the text through the skeleton and the contents, trimmed or not; None where it differs."""
+        skeleton = self._skeleton(roles)
+        if skeleton is None or not text.startswith(skeleton[0]):
             return None
-        marks = [f"\n \t{_OPEN}{index}{_CLOSE}\t \n" for index in range(len(roles))]
-        text = self._apply([{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)])
-        found: list[Trimming] = []
-        position = 0
-        for mark, before, after in zip(marks, pieces, pieces[1:], strict=False):
-            position += len(before)
-            for trim in _TRIMMINGS:
-                written = mark if trim is None else trim(mark)
-                if text.startswith(written, position) and text.startswith(after, position + len(written)):
-                    found.append(trim)
-                    position += len(written)
-                    break
-        written = "".join(
-            part
-            for mark, trim, piece in zip(marks, found, pieces, strict=False)
-            for part in (piece, mark if trim is None else trim(mark))
-        )
-        return found if len(found) == len(roles) and written + pieces[-1] == text else None
-
-    def _spans_by_skeleton(
-        self, text: str, roles: tuple[str, ...], contents: Sequence[str]
-    ) -> list[tuple[int, int]] | None:
-        """Follow the text through the template's pieces and the contents, trimmed or not; None where it differs."""
-        pieces = self._skeleton(roles)
-        if pieces is None or not text.startswith(pieces[0]):
-            return None
-        spans, position = [], len(pieces[0])
-        for content, piece in zip(contents, pieces[1:], strict=True):
+        spans, position = [], len(skeleton[0])
+        for content, behind in zip(contents, skeleton[1:], strict=True):
             # A template may trim one role and not another, both ends or one.
             for part in (content, content.strip(), content.lstrip(), content.lstrip("\n"), content.rstrip()):
                 end = position + len(part)
-                if text.startswith(part, position) and text.startswith(piece, end):
+                if text.startswith(part, position) and text.startswith(behind, end):
                     break
             else:
                 return None
             spans.append((position, end))
-            position = end + len(piece)
+            position = end + len(behind)
         return spans if position == len(text) else None
 
-    def _spans_by_search(self, text: str, roles: tuple[str, ...], contents: Sequence[str]) -> list[tuple[int, int]]:
+    def _spans_by_search(self, text: str, roles: tuple[str, ...], contents: Sequence[str]) -> list[Span]:
         """Look for each content, the last from the right: for templates whose own text depends on the contents."""
         spans, position = [], 0
         for index, (role, content) in enumerate(zip(roles, contents, strict=True)):
@@ -311,7 +227,7 @@ class ChatTemplate:
     def special_tokens(self) -> list[str]:
         """The special tokens that the template writes, in order."""
         found: list[tuple[int, str]] = []
-        text = "".join(piece for roles in _CHATS for piece in self._skeleton(roles) or [])
+        text = "".join(part for roles in _CHATS for part in self._skeleton(roles) or [])
         position = 0
         while (token := self._first_special(text[position:])) is not None:
             position = text.index(token, position) + len(token)
@@ -320,11 +236,10 @@ class ChatTemplate:
 
     def own_words(self) -> tuple[str, ...]:
         """What the template writes between special tokens and contents, such as ``user`` and a line end."""
-        pieces = next(skeleton for roles in _CHATS if (skeleton := self._skeleton(roles)) is not None)
-        words = pieces
+        texts = next(skeleton for roles in _CHATS if (skeleton := self._skeleton(roles)) is not None)
         for token in sorted(self.special_tokens(), key=len, reverse=True):
-            words = [part for word in words for part in word.split(token)]
-        return tuple(dict.fromkeys(word for word in words if word))
+            texts = [part for text in texts for part in text.split(token)]
+        return tuple(dict.fromkeys(filter(None, texts)))
 
     def _first_special(self, text: str) -> str | None:
         added = self._tokenizer.added_tokens_decoder.values()
