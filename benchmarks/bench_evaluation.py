@@ -89,8 +89,8 @@ def answer_plainly(model: Any, tokenizer: Any, test_file: Path, max_new_tokens: 
     """One ``generate`` for each prompt, greedy."""
     import torch
 
+    from stepjepa.chat.template import ChatTemplate
     from stepjepa.data.records import read_records
-    from stepjepa.text.template import ChatTemplate
 
     template, said = ChatTemplate(tokenizer), []
     for record in read_records(test_file):
@@ -124,11 +124,11 @@ def answer_in_batches(model: Any, tokenizer: Any, test_file: Path, size: int, ar
 
 def generate_in_batches(model: Any, tokenizer: Any, test_file: Path, size: int, max_new_tokens: int) -> list[str]:
     """The generation of an evaluation alone, as the plain loop has it: no losses, no scores, no files."""
+    from stepjepa.chat.template import ChatTemplate
     from stepjepa.data.records import read_records
     from stepjepa.evaluation.generation import Generator
     from stepjepa.evaluation.prompts import make_examples
     from stepjepa.evaluation.settings import Sampling
-    from stepjepa.text.template import ChatTemplate
 
     template = ChatTemplate(tokenizer)
     generator = Generator(model, tokenizer, template.end_of_turn_ids, Sampling(max_new_tokens=max_new_tokens))

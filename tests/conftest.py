@@ -18,8 +18,8 @@ from transformers import AutoTokenizer
 import kills
 import tiny
 from forked import Commands
+from stepjepa.chat.predictors import add_predictor_tokens
 from stepjepa.models.presets import train_tokenizer
-from stepjepa.text.predictors import add_predictor_tokens
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -83,8 +83,8 @@ def model_of(name: str) -> Any:
 
 def tokenizer() -> Any:
     """The same on every process."""
+    from stepjepa.chat.predictors import add_predictor_tokens
     from stepjepa.models.presets import train_tokenizer
-    from stepjepa.text.predictors import add_predictor_tokens
 
     made = train_tokenizer([m["content"] for record in tiny.records() for m in record.messages], 290)
     add_predictor_tokens(made, 4)

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from stepjepa.chat.predictors import add_predictor_tokens
 from stepjepa.data.records import Record
 from stepjepa.models.presets import train_tokenizer
-from stepjepa.text.predictors import add_predictor_tokens
 from tiny import make_model, make_record
 
 QUESTIONS = ["2+2?", "Say a colour, any colour at all, but just one", "1+1", "Why?\nBecause of the rain, or not?", "Go"]

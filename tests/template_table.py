@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import chat_templates
+from stepjepa.chat.template import ChatTemplate
 from stepjepa.models.presets import train_tokenizer
-from stepjepa.text.template import ChatTemplate
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "templates.md"
 BEGIN, END = "<!-- table: python tests/template_table.py -->\n", "<!-- end of table -->\n"

@@ -31,7 +31,7 @@ def test_the_way_from_the_command_line_to_the_loss_is_ten_files() -> None:
 ORDER = ["errors", "own_code", "terminal", "offline", "signals", "memory", "disk", "files", "fields", "checkpoints"]
 ORDER += ["run_folder", "config"]
 ORDER += ["arguments", "published", "parser", "drawing"]
-ORDER += ["data", "text", "batch", "models", "objectives", "compute", "answers", "tasks", "preparing"]
+ORDER += ["data", "chat", "batch", "models", "objectives", "compute", "answers", "tasks", "preparing"]
 ORDER += ["inspection", "analysis", "evaluation", "training", "experiments", "pages", "commands", "cli"]
 
 

@@ -17,12 +17,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 from stepjepa.batch.collate import Batch, Collator, Item
 from stepjepa.batch.sequences import TokenizedRecord
 from stepjepa.batch.tokenize import RecordTokenizer
+from stepjepa.chat.predictors import predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record, parse_record
 from stepjepa.files import write_jsonl
 from stepjepa.models.attention import tree_mask
 from stepjepa.models.encode import decoder_inputs, flat_states
-from stepjepa.text.predictors import predictor_ids
 
 VOCABULARY = 389
 WINDOW = 5

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from stepjepa.chat.predictors import add_predictor_tokens
 from stepjepa.cli import main
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import parse_record
@@ -22,7 +23,6 @@ from stepjepa.inspection.picture import write_png
 from stepjepa.inspection.record import Inspection, inspect_records, visible_matrix
 from stepjepa.models.presets import preset_tokenizer
 from stepjepa.tasks.stepmath import generate
-from stepjepa.text.predictors import add_predictor_tokens
 
 FOLDER = Path(__file__).resolve().parents[1] / "assets"
 

@@ -9,12 +9,12 @@ import torch
 
 import tiny
 from stepjepa.analysis.representations import Reading, ViewEmbeddings, embed_views
+from stepjepa.chat.predictors import predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.objective import Objective, jepa_loss
-from stepjepa.text.predictors import predictor_ids
 
 STEPS = {"mode": "step-jepa", "pairs": "all"}
 

@@ -14,11 +14,11 @@ import tiny
 from stepjepa.batch.sequences import TokenizedRecord
 from stepjepa.batch.tokenize import RecordTokenizer, characters, token_spans
 from stepjepa.batch.views import step_views
+from stepjepa.chat.predictors import predictor_ids
+from stepjepa.chat.template import ChatTemplate
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record, read_records
 from stepjepa.errors import UserError
-from stepjepa.text.predictors import predictor_ids
-from stepjepa.text.template import ChatTemplate
 
 CHAT = tiny.make_record("You solve.", "why?", "first step\n\nsecond step", "and now?", "third\n\nfourth", line=7)
 each_real = pytest.mark.parametrize("name", ["qwen2.5", "olmo2", "minimind"])

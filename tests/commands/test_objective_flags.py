@@ -15,12 +15,12 @@ from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.sequences import Sequence
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.batch.views import find_pairs
+from stepjepa.chat.predictors import add_predictor_tokens
 from stepjepa.cli import main
 from stepjepa.commands import train
 from stepjepa.config import JepaConfig
 from stepjepa.files import write_jsonl
 from stepjepa.parser import Parser
-from stepjepa.text.predictors import add_predictor_tokens
 
 TWO_TERMS = ({"term": "a:B", "args": {}}, {"term": "c:D", "args": {"x": 2}})
 

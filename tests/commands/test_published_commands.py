@@ -14,14 +14,14 @@ from transformers import TrainingArguments
 import tiny
 from published_commands import TRAINING, TUBE_REFUSED, Line
 from published_evaluations import EVALUATION
+from stepjepa.chat.plain_template import add_plain_tokens
+from stepjepa.chat.predictors import add_predictor_tokens
 from stepjepa.cli import main, normalise
 from stepjepa.commands import analyze, evaluate, train
 from stepjepa.files import write_jsonl
 from stepjepa.models.presets import train_tokenizer
 from stepjepa.parser import Parser
 from stepjepa.published import follow_evaluation_flags, follow_training_flags
-from stepjepa.text.plain_template import add_plain_tokens
-from stepjepa.text.predictors import add_predictor_tokens
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "published.md").read_text(encoding="utf-8")
 

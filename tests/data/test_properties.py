@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepjepa.batch.tokenize import RecordTokenizer
+from stepjepa.chat.template import Rendered
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import BadRecords, parse_record, read_records
 from stepjepa.data.steps import find_steps
 from stepjepa.errors import UserError, one_line
 from stepjepa.files import read_jsonl, read_yaml
-from stepjepa.text.template import Rendered
 
 # The same examples every time, however slow the machine; what a test is given is never changed by it.
 settings.register_profile(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from questions import NEW, make_tokenizer, question_records
+from stepjepa.chat.template import ChatTemplate
 from stepjepa.errors import UserError
 from stepjepa.evaluation.engines import make_engine
 from stepjepa.evaluation.generation import Generator
@@ -15,7 +16,6 @@ from stepjepa.evaluation.run import Evaluation
 from stepjepa.evaluation.settings import EvaluationSettings, Sampling
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import load_for_inference
-from stepjepa.text.template import ChatTemplate
 from tiny import make_model
 
 

@@ -8,13 +8,13 @@ from torch.nn import functional as F
 from transformers import AutoTokenizer
 
 from questions import NEW, make_tokenizer, push, question_records
+from stepjepa.chat.template import ChatTemplate
 from stepjepa.data.records import read_records
 from stepjepa.evaluation import prompts
 from stepjepa.evaluation.generation import Generator
 from stepjepa.evaluation.prompts import Span, continuation_spans
 from stepjepa.evaluation.settings import Sampling
 from stepjepa.tasks.base import Continuation
-from stepjepa.text.template import ChatTemplate
 from tiny import make_model
 
 

@@ -8,6 +8,7 @@ import torch
 from transformers import TrainingArguments
 
 import tiny
+from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.cli import main
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
@@ -15,7 +16,6 @@ from stepjepa.evaluation.in_training import COUNT, AnswerScores, spread
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.tasks.generic import GenericTask
-from stepjepa.text.predictors import all_predictor_ids
 from stepjepa.training.trainer import JepaTrainer
 from user_task import LastWord
 

@@ -6,14 +6,14 @@ import shutil
 import pytest
 
 from questions import QUESTIONS, make_tokenizer, question_records
+from stepjepa.chat.plain_template import PlainTemplate
+from stepjepa.chat.system_prompts import training_system_prompt, with_system_prompt
 from stepjepa.cli import main
 from stepjepa.errors import UserError
 from stepjepa.evaluation import prompts
 from stepjepa.evaluation.prompts import make_examples, make_template
 from stepjepa.files import write_json, write_jsonl
 from stepjepa.models.presets import train_tokenizer
-from stepjepa.text.plain_template import PlainTemplate
-from stepjepa.text.system_prompts import training_system_prompt, with_system_prompt
 from tiny import make_model, make_record
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from questions import ANSWERS, NEW, QUESTIONS, make_tokenizer, push, question_records
+from stepjepa.chat.template import ChatTemplate
 from stepjepa.data.records import read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.batcher import Batcher
@@ -18,7 +19,6 @@ from stepjepa.evaluation.run import Evaluation
 from stepjepa.evaluation.settings import EvaluationSettings, Sampling
 from stepjepa.files import write_jsonl
 from stepjepa.models.presets import train_tokenizer
-from stepjepa.text.template import ChatTemplate
 from tiny import make_model
 
 

@@ -17,6 +17,7 @@ from rich.style import Style
 import tiny
 from stepjepa.batch.collate import Item
 from stepjepa.batch.sequences import Sequence
+from stepjepa.chat.predictors import add_predictor_tokens
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record, parse_record, read_records
 from stepjepa.errors import UserError
@@ -25,7 +26,6 @@ from stepjepa.inspection.picture import write_png
 from stepjepa.inspection.record import Inspection, inspect_records, token_text, visible_matrix
 from stepjepa.inspection.view import show, title
 from stepjepa.models.presets import train_tokenizer
-from stepjepa.text.predictors import add_predictor_tokens
 
 MODES = [
     ("regular", "separate"),

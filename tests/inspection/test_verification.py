@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import tiny
+from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.cli import main
 from stepjepa.config import JepaConfig
 from stepjepa.inspection import verification
 from stepjepa.inspection.verification import Result, Subject, verify
 from stepjepa.models.encode import Encoded
 from stepjepa.models.loading import LoraSettings, add_lora
-from stepjepa.text.predictors import all_predictor_ids
 
 CONFIGS = {
     "regular": JepaConfig(mode="regular"),

@@ -9,10 +9,10 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tiny
+from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.cli import main
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import load_for_inference
-from stepjepa.text.predictors import all_predictor_ids
 
 
 def make_base(folder: Path, tokenizer: Any, *, tied: bool, spare: bool) -> None:

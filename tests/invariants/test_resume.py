@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, TrainingArguments
 import tiny
 from forked import Commands
 from own_term import NextLatent, objective_with
+from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import LoraSettings, add_lora
-from stepjepa.text.predictors import all_predictor_ids
 from stepjepa.training.trainer import JepaTrainer
 
 STEPS = 14

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, TrainingArguments
 
 from stepjepa import JepaConfig, JepaTrainer, load_model
+from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.models.token_rows import grow
-from stepjepa.text.predictors import all_predictor_ids
 
 RECORDS = [
     {

@@ -15,6 +15,7 @@ import torch
 from transformers import TrainingArguments
 
 import tiny
+from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.compute.flops import measure
 from stepjepa.compute.memory import LiveBytes
 from stepjepa.config import JepaConfig
@@ -22,7 +23,6 @@ from stepjepa.models.attention import enable_trees
 from stepjepa.models.checkpointing import enable_selective, refuse_full
 from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.objectives.objective import Objective, jepa_loss
-from stepjepa.text.predictors import all_predictor_ids
 from stepjepa.training.trainer import JepaTrainer
 
 CONFIG = JepaConfig(mode="step-jepa", lbd=0.7)

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import tiny
+from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.ema import EmaCallback, EmaEncoder
 from stepjepa.models.encode import read
 from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.objectives.objective import Objective, jepa_loss
-from stepjepa.text.predictors import all_predictor_ids
 from stepjepa.training.trainer import JepaTrainer
 
 

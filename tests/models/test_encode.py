@@ -13,13 +13,13 @@ from torch import Tensor, nn
 import tiny
 from slow_trees import logits_of
 from stepjepa.batch.collate import Batch
+from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.models.architecture import find_decoder
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.encode import Encoded, encode
 from stepjepa.models.heads import PredictorHead, attach_heads
 from stepjepa.models.loading import LoraSettings, add_lora
-from stepjepa.text.predictors import all_predictor_ids
 
 ModelFactory = Callable[..., Any]
 

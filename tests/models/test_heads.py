@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import tiny
+from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.models.heads import (
     PredictorHead,
     attach_heads,
@@ -22,7 +23,6 @@ from stepjepa.models.heads import (
 from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.objectives.alignment import Alignment
 from stepjepa.objectives.objective import Objective
-from stepjepa.text.predictors import all_predictor_ids
 
 
 def test_by_hand() -> None:

@@ -14,6 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import chat_templates
 import tiny
+from stepjepa.chat.plain_template import END_OF_TURN, PERCEPTION, PlainTemplate
+from stepjepa.chat.template import ChatTemplate
 from stepjepa.cli import main
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
@@ -21,8 +23,6 @@ from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, 
 from stepjepa.models.presets import CHAT_TEMPLATE, CHATML, SPARE_ROWS, train_tokenizer, vocabulary_rows
 from stepjepa.models.pretraining import chat_form
 from stepjepa.models.token_rows import adapter_ids, give_plain_tokens
-from stepjepa.text.plain_template import END_OF_TURN, PERCEPTION, PlainTemplate
-from stepjepa.text.template import ChatTemplate
 
 TEXTS = [message["content"] for record in tiny.records() for message in record.messages]
 STRANGE = ["12345 + 67.8%", "It's DON'T  I'll\n\n\n x", "Größe, 中文 é", "a\tb\r\n  c", "<|perception|>A<|eot_id|>"]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import tiny
+from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.models.token_rows import adapter_ids, give_plain_tokens, give_predictors, grow
-from stepjepa.text.predictors import all_predictor_ids
 
 ARCHITECTURES = ["llama", "qwen3"]  # tied, untied
 

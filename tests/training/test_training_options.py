@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import tiny
+from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.models.loading import LoraSettings, add_lora
-from stepjepa.text.predictors import all_predictor_ids
 from stepjepa.training.trainer import JepaTrainer
 
 

@@ -22,10 +22,10 @@ from stepjepa.analysis.points import (
     view_names,
 )
 from stepjepa.analysis.projections import PROJECTIONS, check_projections, project
+from stepjepa.chat.system_prompts import training_system_prompt, with_system_prompt
 from stepjepa.data.records import Record, read_records
 from stepjepa.errors import UserError
 from stepjepa.files import fingerprint
-from stepjepa.text.system_prompts import training_system_prompt, with_system_prompt
 
 if TYPE_CHECKING:
     from stepjepa.analysis.representations import ViewEmbeddings

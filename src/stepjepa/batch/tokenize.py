@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from stepjepa.batch.sequences import Ids, Pair, TokenizedRecord, View
 from stepjepa.batch.views import MessageView, SpanView, find_pairs
+from stepjepa.chat.plain_template import PlainTemplate
+from stepjepa.chat.predictors import predictor_ids, predictor_token
+from stepjepa.chat.special import SpecialTokens
+from stepjepa.chat.template import ChatTemplate, Rendered
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.text.plain_template import PlainTemplate
-from stepjepa.text.predictors import predictor_ids, predictor_token
-from stepjepa.text.special import SpecialTokens
-from stepjepa.text.template import ChatTemplate, Rendered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

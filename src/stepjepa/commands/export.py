@@ -88,10 +88,10 @@ def _check(args: argparse.Namespace) -> None:
 
 def _export(args: argparse.Namespace, name: str | None) -> None:
     """Write the plain folder."""
+    from stepjepa.chat.predictors import all_predictor_ids
     from stepjepa.models.loading import load_for_inference, load_tokenizer
     from stepjepa.models.stripping import strip_rows, strip_tokenizer
     from stepjepa.run_folder import open_run_folder, run_of, save_new, write_run
-    from stepjepa.text.predictors import all_predictor_ids
     from stepjepa.training.card import write_card
 
     folder, _ = open_run_folder(args.output_dir, None)
@@ -141,7 +141,7 @@ def _base_rows(model_path: str, run: dict[str, Any] | None) -> int | None:
     """Rows of the embedding of the model that training began from; None where that is not at hand, or has no say."""
     from transformers import AutoConfig, AutoTokenizer
 
-    from stepjepa.text.predictors import all_predictor_ids
+    from stepjepa.chat.predictors import all_predictor_ids
 
     adapter = Path(model_path) / "adapter_config.json"
     name = None if run is None or (run.get("loaded") or {}).get("pretrain") else run.get("model")

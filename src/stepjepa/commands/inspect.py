@@ -17,12 +17,12 @@ from stepjepa.arguments import (
     add_switch,
     jepa_config,
 )
+from stepjepa.chat.plain_template import add_plain_tokens
+from stepjepa.chat.predictors import add_predictor_tokens
 from stepjepa.data.records import Record, bad_records, read_records, tell_bad_records
 from stepjepa.errors import UserError
 from stepjepa.files import refuse_existing
 from stepjepa.models.presets import PREFIX, preset_tokenizer
-from stepjepa.text.plain_template import add_plain_tokens
-from stepjepa.text.predictors import add_predictor_tokens
 
 if TYPE_CHECKING:
     from stepjepa.inspection.record import Inspection

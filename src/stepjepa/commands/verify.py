@@ -48,12 +48,12 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
     config = jepa_config(args)
     if args.max_records < 1:
         raise UserError(f"--max_records: expected 1 or more, got {args.max_records}")
+    from stepjepa.chat.system_prompts import describe_system_prompts
     from stepjepa.data.records import bad_records, parse_record, read_records, tell_bad_records
     from stepjepa.inspection.verification import Subject, verify
     from stepjepa.models.loading import LoraSettings, add_lora, load_model
     from stepjepa.models.token_rows import adapter_ids
     from stepjepa.tasks.stepmath import Difficulty, generate
-    from stepjepa.text.system_prompts import describe_system_prompts
 
     if args.train_file is not None:
         bad = bad_records(args.bad_records)

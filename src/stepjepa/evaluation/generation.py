@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.data.records import Record
 from stepjepa.evaluation.judging import Answer
 from stepjepa.evaluation.prompts import Example, Span, check_positions
 from stepjepa.evaluation.settings import Sampling
-from stepjepa.text.predictors import all_predictor_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from stepjepa.batch.tokenize import Tokens
+from stepjepa.chat.plain_template import PlainTemplate
+from stepjepa.chat.special import Spans, SpecialTokens
+from stepjepa.chat.template import ChatTemplate, Message, Rendered
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.run_folder import trained_objective
 from stepjepa.tasks.base import Continuation
-from stepjepa.text.plain_template import PlainTemplate
-from stepjepa.text.special import Spans, SpecialTokens
-from stepjepa.text.template import ChatTemplate, Message, Rendered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

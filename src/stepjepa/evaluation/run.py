@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from typing import IO, Any
 
+from stepjepa.chat.system_prompts import training_system_prompt, with_system_prompt
 from stepjepa.data.records import bad_records, read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.batcher import Batcher
@@ -20,7 +21,6 @@ from stepjepa.evaluation.settings import EvaluationSettings
 from stepjepa.files import fingerprint
 from stepjepa.memory import is_out_of_memory
 from stepjepa.tasks.registry import users_source
-from stepjepa.text.system_prompts import training_system_prompt, with_system_prompt
 
 Loader = Callable[[], tuple[Any, Any]]
 

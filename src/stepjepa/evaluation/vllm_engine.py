@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.evaluation.judging import Answer
 from stepjepa.evaluation.prompts import Example, Span, check_positions, make_template
 from stepjepa.evaluation.settings import EvaluationSettings
 from stepjepa.models.loading import refuse_pickled
-from stepjepa.text.predictors import all_predictor_ids
 
 
 class VllmEngine:

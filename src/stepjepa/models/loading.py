@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from stepjepa.chat.plain_template import add_plain_tokens
+from stepjepa.chat.template import ChatTemplate
 from stepjepa.config import DTYPES
 from stepjepa.errors import UserError
 from stepjepa.files import read_json_object
@@ -22,8 +24,6 @@ from stepjepa.models.presets import train_tokenizer as new_tokenizer
 from stepjepa.models.pretraining import as_loaded, chat_form, fit_config, random_model
 from stepjepa.models.quantization import quantization_options
 from stepjepa.models.token_rows import give_plain_tokens, give_predictors, grow
-from stepjepa.text.plain_template import add_plain_tokens
-from stepjepa.text.template import ChatTemplate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stepjepa.chat.template import ChatTemplate
 from stepjepa.errors import UserError
 from stepjepa.models.presets import CHATML, SPARE_ROWS, ChatForm, vocabulary_rows
-from stepjepa.text.template import ChatTemplate
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.batch.layouts import LAYOUTS
+from stepjepa.chat.plain_template import add_plain_tokens
+from stepjepa.chat.predictors import predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.models.adapters import train_rows
 from stepjepa.models.attention import enable_trees
@@ -12,8 +14,6 @@ from stepjepa.models.encode import check_layer
 from stepjepa.models.flex import uses_flex
 from stepjepa.models.probe import choose_encoding
 from stepjepa.models.token_rows import give_plain_tokens, give_predictors
-from stepjepa.text.plain_template import add_plain_tokens
-from stepjepa.text.predictors import predictor_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.errors import UserError
-from stepjepa.text.predictors import all_predictor_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from stepjepa.chat.plain_template import add_plain_tokens
+from stepjepa.chat.predictors import add_predictor_tokens, all_predictor_ids
 from stepjepa.models.pretraining import add_ends
-from stepjepa.text.plain_template import add_plain_tokens
-from stepjepa.text.predictors import add_predictor_tokens, all_predictor_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

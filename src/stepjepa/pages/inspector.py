@@ -108,10 +108,10 @@ def _describe(run: Run, config: JepaConfig, path: Path, bad: str, notes: list[st
     Raises:
         UserError: file or tokenizer are missing or wrong.
     """
+    from stepjepa.chat.plain_template import add_plain_tokens
+    from stepjepa.chat.predictors import add_predictor_tokens
     from stepjepa.inspection.record import inspect_records
     from stepjepa.models.loading import load_tokenizer
-    from stepjepa.text.plain_template import add_plain_tokens
-    from stepjepa.text.predictors import add_predictor_tokens
 
     some = list(islice(iterate_records(path, bad_records(bad)), RECORDS))
     own = config.predictors or 0

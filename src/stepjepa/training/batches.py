@@ -9,10 +9,10 @@ from transformers import TrainingArguments
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import Prepared
 from stepjepa.batch.sampler import StepSampler
+from stepjepa.chat.predictors import predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.models.setup import packing
 from stepjepa.objectives.objective import Objective
-from stepjepa.text.predictors import predictor_ids
 
 
 def make_collator(

@@ -10,6 +10,8 @@ from transformers import TrainingArguments
 
 from stepjepa.batch.dataset import CacheDir, prepare
 from stepjepa.batch.stream import RecordStream
+from stepjepa.chat.predictors import all_predictor_ids
+from stepjepa.chat.system_prompts import MOST_PROMPTS, common_system_prompt, count_system_prompts, with_system_prompt
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
@@ -21,8 +23,6 @@ from stepjepa.models.token_rows import adapter_ids
 from stepjepa.run_folder import is_main_process
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep
-from stepjepa.text.predictors import all_predictor_ids
-from stepjepa.text.system_prompts import MOST_PROMPTS, common_system_prompt, count_system_prompts, with_system_prompt
 from stepjepa.training.data import open_stream
 from stepjepa.training.failures import cannot_start
 from stepjepa.training.settings import training_arguments

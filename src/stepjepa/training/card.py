@@ -10,11 +10,11 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from stepjepa.chat.predictors import saved_with_predictors
 from stepjepa.errors import visible
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import atomic_write
 from stepjepa.run_folder import run_of
-from stepjepa.text.predictors import saved_with_predictors
 
 CARD_FILE = "README.md"
 

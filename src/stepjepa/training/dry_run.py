@@ -23,6 +23,8 @@ from transformers.trainer_utils import SaveStrategy
 
 from stepjepa.batch.collate import Batch
 from stepjepa.batch.dataset import prepare
+from stepjepa.chat.plain_template import add_plain_tokens
+from stepjepa.chat.predictors import add_predictor_tokens
 from stepjepa.compute.equal_compute import Plan, equal_compute
 from stepjepa.compute.flops import FlopModel, Shape
 from stepjepa.compute.memory import Sharding, activations, kept_bytes
@@ -37,8 +39,6 @@ from stepjepa.models.setup import base_model, set_up_attention
 from stepjepa.models.token_rows import adapter_ids, grow
 from stepjepa.objectives.objective import Objective
 from stepjepa.run_folder import is_main_process
-from stepjepa.text.plain_template import add_plain_tokens
-from stepjepa.text.predictors import add_predictor_tokens
 from stepjepa.training.batches import make_collator, make_sampler
 from stepjepa.training.checks import check_positions, refuse_contradictions, refuse_lonely_pairs, refuse_sharding
 

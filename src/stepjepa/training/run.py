@@ -18,6 +18,7 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import SaveStrategy
 
 from stepjepa.batch.stream import RecordStream
+from stepjepa.chat.system_prompts import describe_system_prompts
 from stepjepa.compute.equal_compute import EqualCompute, equal_compute
 from stepjepa.compute.flop_callback import EqualComputeCallback
 from stepjepa.config import JepaConfig
@@ -36,7 +37,6 @@ from stepjepa.run_folder import (
 )
 from stepjepa.signals import OneRequest, Stopped
 from stepjepa.terminal import print_rows
-from stepjepa.text.system_prompts import describe_system_prompts
 from stepjepa.training.build import build_trainer, prompts_of, say
 from stepjepa.training.callbacks import StopCallback
 from stepjepa.training.card import write_card

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from stepjepa.chat.template import Message, Rendered
 from stepjepa.errors import UserError
-from stepjepa.text.template import Message, Rendered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,7 +43,7 @@ def add_plain_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 class PlainTemplate:
-    """What :class:`~stepjepa.text.template.ChatTemplate` does for chats, for records without a chat format.
+    """What :class:`~stepjepa.chat.template.ChatTemplate` does for chats, for records without a chat format.
 
     Args:
         tokenizer: fast, one that knows ``<|perception|>`` (:func:`add_plain_tokens`); it is not changed.

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from stepjepa.chat.predictors import add_predictor_tokens, all_predictor_ids, predictor_ids
 from stepjepa.models.presets import train_tokenizer
-from stepjepa.text.predictors import add_predictor_tokens, all_predictor_ids, predictor_ids
 
 
 def fresh() -> Any:

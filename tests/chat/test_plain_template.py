@@ -13,13 +13,13 @@ from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.dataset import prepare
 from stepjepa.batch.sequences import Sequence, TokenizedRecord
 from stepjepa.batch.tokenize import RecordTokenizer
+from stepjepa.chat.plain_template import END_OF_TURN, PERCEPTION, PlainTemplate, add_plain_tokens
+from stepjepa.chat.template import ChatTemplate
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.inspection.record import inspect_records
 from stepjepa.inspection.verification import Subject, verify
-from stepjepa.text.plain_template import END_OF_TURN, PERCEPTION, PlainTemplate, add_plain_tokens
-from stepjepa.text.template import ChatTemplate
 
 CHAT = [
     {"role": "system", "content": "Be brief."},

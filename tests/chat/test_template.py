@@ -11,8 +11,8 @@ import pytest
 import chat_templates
 import template_table
 import tiny
+from stepjepa.chat.template import PINNED_DATE, ChatTemplate
 from stepjepa.errors import UserError
-from stepjepa.text.template import PINNED_DATE, ChatTemplate
 
 REAL = ["qwen2.5", "olmo2", "minimind"]
 CHAT = [

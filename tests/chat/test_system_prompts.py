@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from stepjepa.chat.system_prompts import count_system_prompts, describe_system_prompts
 from stepjepa.data.records import parse_record
-from stepjepa.text.system_prompts import count_system_prompts, describe_system_prompts
 
 
 def records(*prompts: str | None) -> list:

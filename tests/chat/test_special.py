@@ -13,14 +13,14 @@ import tiny
 from slow_tokens import slow_tokens
 from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.tokenize import RecordTokenizer
+from stepjepa.chat.plain_template import add_plain_tokens
+from stepjepa.chat.predictors import add_predictor_tokens
+from stepjepa.chat.special import SpecialTokens
+from stepjepa.chat.template import Rendered
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.evaluation.prompts import continuation_spans, make_examples, make_template
 from stepjepa.tasks.base import Continuation
-from stepjepa.text.plain_template import add_plain_tokens
-from stepjepa.text.predictors import add_predictor_tokens
-from stepjepa.text.special import SpecialTokens
-from stepjepa.text.template import Rendered
 
 SPELT = "<|predictor_1|><|eot_id|> <|im_start|>x<|im_end|>\n<|endoftext|>"
 NAMES = ("qwen2.5", "olmo2", "minimind")
