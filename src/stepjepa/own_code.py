@@ -12,12 +12,13 @@ from stepjepa.errors import UserError
 Base = TypeVar("Base")
 
 
-def load(flag: str, address: str) -> Any:
+def load(flag: str, address: str, kind: str = "Class") -> Any:
     """Load a class or function, also from a module in the working folder.
 
     Args:
         flag: that named it, for errors.
         address: ``module:name``.
+        kind: what the name should be, for errors.
 
     Raises:
         UserError: there is none, or its module fails when it is loaded.
@@ -32,7 +33,7 @@ def load(flag: str, address: str) -> Any:
     except (Exception, SystemExit) as error:  # the module is the user's, and may do anything when it is loaded
         plain = isinstance(error, ImportError | SyntaxError | AttributeError | ValueError | TypeError)
         cause = str(error) if plain else f"{type(error).__name__}: {error}"
-        raise UserError(f"{flag}: can't load '{address}' ({cause}); expected an importable module:Class") from None
+        raise UserError(f"{flag}: can't load '{address}' ({cause}); expected an importable module:{kind}") from None
 
 
 def load_class(flag: str, address: str, base: type[Base]) -> type[Base]:

@@ -137,9 +137,9 @@ def test_load_splitter(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load_splitter("lines_splitter:split")("a\nb") == ["a", "b"]
     for name, message in (
-        ("lines_splitter", "expected module:function"),
-        (":split", "expected module:function"),
-        (".lines_splitter:split", "expected module:function"),
+        ("lines_splitter", "module:function"),
+        (":split", "module:function"),
+        (".lines_splitter:split", "module:function"),
         ("no_such_splitter:split", "can't load 'no_such_splitter:split'"),
         ("broken_splitter:split", "can't load 'broken_splitter:split'"),
         ("failing_splitter:split", r"\(ZeroDivisionError: division by zero\)"),

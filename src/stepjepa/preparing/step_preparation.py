@@ -10,10 +10,10 @@ from typing import Any, cast
 from stepjepa.answers.scoring import marked_answers, parse_number, same_answer
 from stepjepa.data.records import BadRecords
 from stepjepa.errors import UserError
+from stepjepa.own_code import load
 from stepjepa.preparing.conversion import Counts, convert_rows
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, tidy_step
 from stepjepa.tasks.base import Unusable, chat_record
-from stepjepa.tasks.registry import import_user_code
 
 FEW_STEPS = "fewer than two steps"
 QUESTION_FIELD, RESPONSE_FIELD = "question", "deepseek_response"
@@ -37,10 +37,9 @@ def load_splitter(name: str) -> Splitter:
     Raises:
         UserError: the name has another form, can't be imported, or is no function.
     """
-    expected = "module:function, such as my_splitter:split"
-    splitter = import_user_code(name, "--custom", expected)
+    splitter = load("--custom", name, "function, such as my_splitter:split")
     if not callable(splitter):
-        raise UserError(f"--custom: '{name}' is {type(splitter).__name__}; expected {expected}")
+        raise UserError(f"--custom: '{name}' is {type(splitter).__name__}; expected module:function")
     return cast(Splitter, splitter)
 
 

@@ -8,12 +8,11 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
-from typing import Any
 
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.files import fingerprint
+from stepjepa.own_code import load_class
 from stepjepa.tasks import base
 from stepjepa.tasks.base import Task, TaskOptions
 
@@ -49,31 +48,9 @@ def load_task(name: str) -> type[Task]:
     raise UserError(f"--task: no task '{name}'; {hint}")
 
 
-def import_user_code(address: str, flag: str, expected: str) -> Any:
-    """What a user named as ``module:name``, from a module that may lie in the working folder.
-
-    Raises:
-        UserError: it can't be loaded; names the flag and says what was expected.
-    """
-    module, _, name = address.partition(":")
-    # 'python -m' looks in the working folder, an installed command does not. Last, so that it hides nothing.
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # the module is the user's, and may do anything when it is loaded
-        plain = isinstance(error, ImportError | SyntaxError | AttributeError | ValueError | TypeError)
-        cause = str(error) if plain else f"{type(error).__name__}: {error}"
-        raise UserError(f"{flag}: can't load '{address}' ({cause}); expected {expected}") from None
-
-
 def _load_user_task(address: str) -> type[Task]:
-    found = import_user_code(address, "--task", "an importable module:Class")
-    if not (isinstance(found, type) and issubclass(found, Task)):
-        raise UserError(f"--task: '{address}' is no class derived from stepjepa.tasks.base.Task")
+    found = load_class("--task", address, Task)  # type: ignore[type-abstract]
     missing = [name for name in ("name", "headline", "lenient") if not hasattr(found, name)]
-    missing += sorted(found.__abstractmethods__)
     if missing:
         raise UserError(f"--task: '{address}' lacks the attribute '{missing[0]}'; see docs/tasks.md")
     return found
