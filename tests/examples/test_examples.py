@@ -42,7 +42,7 @@ def test_quickstart(load: Load, summaries: Summaries, tmp_path: Path, capsys: py
     }
     said = capsys.readouterr().out
     assert len(re.findall(r"^\$ stepjepa ", said, re.MULTILINE)) == 6
-    assert re.search(r"^\| regular +\|", said, re.MULTILINE)
+    assert re.search(r"^regular +regular ", said, re.MULTILINE)
 
 
 @pytest.mark.slow

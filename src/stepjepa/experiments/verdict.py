@@ -84,6 +84,7 @@ def _points(comparison: Comparison, name: str) -> str:
 
 
 def notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[str]:
+    """What a reader must know of the runs, one sentence each."""
     yield from _footing(arms, differences)
     means = [mean for arm in arms for run in arm.runs if (mean := run.mean("headline")) is not None]
     if means and max(means) < NOTHING_LEARNT:
