@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from made_up_runs import evaluate, make_run
+from made_up_runs import make_run
 from stepjepa.files import write_jsonl
 from stepjepa.pages.answers import LONGEST, answers_section, is_right, shown_text
 from stepjepa.pages.runs import Run, read_runs
@@ -59,12 +59,6 @@ def test_without_answers_there_is_no_section(tmp_path):
     (folder / "test.jsonl").unlink()
     assert answers_section(read_runs([folder])) is None
     assert answers_section([]) is None
-
-
-def test_only_evaluations_with_answers_are_listed(tmp_path):
-    folder = say(make_run(tmp_path / "one", "10"), prompt="P", truth="5", generated="3")
-    evaluate(folder, "11", name="other")
-    assert [each["name"] for each in embedded(read_runs([folder]))["evaluations"]] == ["test"]
 
 
 @pytest.mark.parametrize(

@@ -93,17 +93,6 @@ def test_sections_are_linked_in_order_and_have_names_of_their_own(arms):
     assert len(names) == len(set(names))
 
 
-def test_charts_are_what_plotly_understands(arms):
-    figure = pytest.importorskip("plotly.graph_objects").Figure
-    page = make_page(read_runs(arms))
-    found = re.findall(
-        r'class="chart" id="([^"]+)".*?<script type="application/json" id="\1-data">(.*?)</script>', page
-    )
-    assert len(found) > 8
-    for _, data in found:
-        figure(**json.loads(data))
-
-
 def test_markup_in_runs_stays_text(hostile):
     page = make_page(read_runs(hostile), title=HOSTILE)
     own = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
@@ -135,7 +124,7 @@ def test_a_damaged_file_of_answers_is_a_note(arms):
     assert 'id="losses"' in page
 
 
-@pytest.mark.parametrize("seed", range(11))
+@pytest.mark.parametrize("seed", range(5))
 def test_damaged_runs_make_a_page_or_an_error_of_one_line(seed, arms):
     chance = random.Random(seed)
     damage(chance, chance.choice(arms) / chance.choice([*DAMAGED, "metrics.jsonl"]))

@@ -263,6 +263,16 @@ def _dots(dots: Sequence[Dot], *, symbol: str = "diamond", size: int = 10, name:
     """A Plotly trace of points with their intervals."""
     from plotly import graph_objects as go
 
+    error_bars = {
+        "type": "data",
+        "symmetric": False,
+        "array": [0.0 if dot.high is None else dot.high - dot.x for dot in dots],
+        "arrayminus": [0.0 if dot.low is None else dot.x - dot.low for dot in dots],
+        # Visible on either background.
+        "color": PALETTE[-1],
+        "thickness": 1.5,
+        "width": 5,
+    }
     return go.Scatter(
         mode="markers",
         name=chart_text(name),
@@ -270,15 +280,8 @@ def _dots(dots: Sequence[Dot], *, symbol: str = "diamond", size: int = 10, name:
         y=[dot.row for dot in dots],
         text=[dot.text for dot in dots],
         hovertemplate="%{text}<extra></extra>",
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": [0.0 if dot.high is None else dot.high - dot.x for dot in dots],
-            "arrayminus": [0.0 if dot.low is None else dot.x - dot.low for dot in dots],
-            "thickness": 1.5,
-            "width": 5,
-        },
-        marker={"size": size, "symbol": symbol, "color": [dot.colour for dot in dots], "line": {"width": 1.5}},
+        error_x=None if all(dot.low is None for dot in dots) else error_bars,
+        marker={"size": size, "symbol": symbol, "color": [dot.colour for dot in dots]},
     )
 
 
