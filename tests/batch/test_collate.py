@@ -13,7 +13,7 @@ import tiny
 from slow_trees import random_records
 from stepjepa.batch.collate import Batch, Collator, Item
 from stepjepa.batch.layouts import Reading
-from stepjepa.batch.sequences import Sequence, TokenizedRecord
+from stepjepa.batch.sequences import Sequence
 from stepjepa.config import JepaConfig
 
 CONFIGURATIONS = {
@@ -199,18 +199,3 @@ def test_the_collator_of_a_configuration() -> None:
     assert found.predictors.tolist() == [7, 9]
     assert found.row_length == 41
     assert Collator.of(JepaConfig(last_token=-2), []).reading == Reading(last_token=-2)
-
-
-def test_a_missing_field_is_an_attribute_error() -> None:
-    batch = Batch(input_ids=torch.zeros(1, 1))
-    assert batch.input_ids is batch["input_ids"]
-    with pytest.raises(AttributeError, match="a batch without 'label_ids'"):
-        batch.label_ids  # noqa: B018
-
-
-def test_a_record_without_a_label_or_pair_is_only_text() -> None:
-    """An evaluation of embeddings alone, for example."""
-    record = TokenizedRecord(np.arange(5, dtype=np.int32), np.empty(0, np.int32))
-    batch = Collator("separate", np.empty(0, np.int32))([Item(record)])
-    assert batch["input_ids"].tolist() == [[0, 1, 2, 3, 4]]
-    assert len(batch["label_ids"]) == 0

@@ -26,9 +26,9 @@ def real(rows: Rows) -> torch.Tensor:
     return torch.arange(rows.ids.shape[1]) < torch.from_numpy(rows.lengths)[:, None]
 
 
-@pytest.mark.parametrize("row_length", [11, 19, NEVER])
+@pytest.mark.parametrize("row_length", [11, NEVER])
 @pytest.mark.parametrize("isolated", [False, True])
-@pytest.mark.parametrize("seed", range(11))
+@pytest.mark.parametrize("seed", range(5))
 def test_the_mask_is_that_of_the_sequences(seed: int, isolated: bool, row_length: int) -> None:
     sequences = random_sequences(seed, isolated=isolated, vocabulary=5)
     rows = pack(sequences, row_length=row_length)
@@ -46,7 +46,7 @@ RULES: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize("number", range(len(RULES)))
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_rule_of_the_model_counts_in_positions(seed: int, number: int) -> None:
     ours, slow = RULES[number]
     sequences = random_sequences(seed, vocabulary=5)
@@ -85,7 +85,7 @@ def long_rows(seed: int, *, isolated: bool = False) -> Rows:
     return rows
 
 
-@pytest.mark.parametrize("seed", range(17))
+@pytest.mark.parametrize("seed", range(7))
 def test_blocks_from_the_integers_are_those_of_the_dense_mask(seed: int) -> None:
     rows = long_rows(seed)
     trees = padded(trees_of(rows), static_length(rows.ids.shape[1]))

@@ -71,7 +71,7 @@ def test_a_prefix_is_common_only_where_it_sees_the_same() -> None:
 
 
 @pytest.mark.parametrize("isolated", [False, True])
-@pytest.mark.parametrize("seed", range(23))
+@pytest.mark.parametrize("seed", range(11))
 def test_every_common_beginning_stands_once_in_one_long_row(seed: int, isolated: bool) -> None:
     sequences = random_sequences(seed, isolated=isolated, vocabulary=3)
     rows = pack(sequences, row_length=10**4)
@@ -80,7 +80,7 @@ def test_every_common_beginning_stands_once_in_one_long_row(seed: int, isolated:
 
 
 @pytest.mark.parametrize("options", [{"row_length": 7}, {"row_length": 13}, {"row_length": 5, "one_each": True}])
-@pytest.mark.parametrize("seed", range(13))
+@pytest.mark.parametrize("seed", range(5))
 def test_every_sequence_is_there(seed: int, options: dict[str, Any]) -> None:
     sequences = random_sequences(seed, vocabulary=3)
     rows = pack(sequences, **options)
@@ -93,7 +93,7 @@ def test_every_sequence_is_there(seed: int, options: dict[str, Any]) -> None:
         assert not rows.branches
 
 
-@pytest.mark.parametrize("seed", range(7))
+@pytest.mark.parametrize("seed", range(5))
 def test_groups_share_nothing_with_each_other(seed: int) -> None:
     sequences = random_sequences(seed, vocabulary=2)
     groups = [index % 3 for index in range(len(sequences))]
@@ -131,7 +131,7 @@ def sizes_of(bounds: Many[int], lengths: Many[int], shared: Many[int]) -> list[i
     return found
 
 
-@pytest.mark.parametrize("seed", range(29))
+@pytest.mark.parametrize("seed", range(17))
 def test_the_cut_is_the_best_of_all_cuts(seed: int) -> None:
     """Where all lengths of rows can be tried, no other cut into rows of at most that many tokens has fewer cells."""
     draw = np.random.default_rng(seed)
@@ -153,9 +153,3 @@ def test_the_cut_is_the_best_of_all_cuts(seed: int) -> None:
     sizes = sizes_of(bounds, lengths.tolist(), shared.tolist())
     assert max(sizes) <= allowed
     assert len(sizes) * max(sizes) == min(cells)
-
-
-def test_rows_come_out_equally_long() -> None:
-    """Greedy rows of 5 would be 5 and 3 long, and rows of a sequence each repeat too much."""
-    rows = pack([sequence(1, 2, last) for last in (3, 4, 5, 6)], row_length=5)
-    assert rows.lengths.tolist() == [4, 4]

@@ -13,7 +13,7 @@ import tiny
 from slow_trees import random_records, random_sequences
 from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.mask import Trees, dense
-from stepjepa.batch.pack import PASS_COST, pack, pack_passes
+from stepjepa.batch.pack import pack, pack_passes
 from stepjepa.batch.sequences import Sequence
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import Alignment, InfoNCE
@@ -23,7 +23,7 @@ from stepjepa.objectives.tube import Tube
 
 
 @pytest.mark.parametrize("isolated", [False, True])
-@pytest.mark.parametrize("seed", range(31))
+@pytest.mark.parametrize("seed", range(7))
 def test_every_token_sees_its_own_sequence_up_to_itself(seed: int, isolated: bool) -> None:
     sequences = random_sequences(seed, isolated=isolated, vocabulary=3)
     passes = pack_passes(sequences, row_length=13, attention_length=5 + 7 * (seed % 3))
@@ -59,7 +59,7 @@ def test_rows_that_share_much_are_joined_and_others_stand_alone_by_length() -> N
     assert [(rows.ids.shape, rows.branches) for rows in passes] == [((2, 300), False), ((1, 42), True)]
 
 
-@pytest.mark.parametrize("seed", range(11))
+@pytest.mark.parametrize("seed", range(5))
 def test_the_cut_into_rows_costs_least_of_all(seed: int) -> None:
     """Against every cut of the sorted sequences; one length of row makes each pass, so that padding plays no part."""
     sequences = random_sequences(seed, vocabulary=2, longest=6)[:7]
@@ -86,7 +86,6 @@ def test_the_cut_into_rows_costs_least_of_all(seed: int) -> None:
         for rows in passes
     )
     assert got == pytest.approx(min(every))
-    assert PASS_COST > 0
 
 
 @pytest.mark.parametrize("encoding", ["tree", "rows"])

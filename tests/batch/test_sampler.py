@@ -77,13 +77,6 @@ def test_the_order_is_a_function_of_seed_and_epoch(strategy: str) -> None:
         assert [key.with_views for key in other] != [key.with_views for key in keys]
 
 
-def test_a_sampler_can_be_read_twice() -> None:
-    sampler = StepSampler(LENGTHS, 8, seed=1)
-    assert list(sampler) == list(sampler)
-    sampler.set_epoch(1)
-    assert sampler.epoch == 1
-
-
 def test_views_are_dropped_by_whole_steps() -> None:
     lengths = [7] * 8000
     for ratio in (0.0, 0.25, 0.75, 1.0):
@@ -109,31 +102,15 @@ def padding(keys: list[Key], lengths: list[int], size: int) -> int:
     return sum(max(batch) * len(batch) - sum(batch) for batch in batches)
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
-def test_sorting_saves_padding(size: int) -> None:
+def test_sorting_saves_padding() -> None:
+    size = 4
     lengths = np.random.default_rng(1).integers(5, 97, 400).tolist()
     unsorted = [Key(int(index)) for index in np.random.default_rng(2).permutation(400)]
     random = padding(epoch(lengths=lengths), lengths, size)
     grouped = padding(epoch(lengths=lengths, strategy="group_by_length"), lengths, size)
     assert grouped < 0.2 * padding(unsorted, lengths, size)
     assert grouped < random
-    if size < 8:  # the records of a step are sorted in any case
-        assert random < 0.8 * padding(unsorted, lengths, size)
-
-
-def test_grouped_steps_come_in_random_order() -> None:
-    keys = epoch(strategy="group_by_length", lengths=list(range(400)))
-    means = [np.mean([key.record for key in keys[start : start + 8]]) for start in range(0, 400, 8)]
-    assert means != sorted(means)
-    assert means != sorted(means, reverse=True)
-
-
-def test_draws_are_uniform_and_depend_on_nothing_else() -> None:
-    values = [draw(7, 0, step) for step in range(5000)]
-    assert all(0 <= value < 1 for value in values)
-    histogram, _ = np.histogram(values, bins=10, range=(0, 1))
-    assert histogram.min() > 400
-    assert draw(7, 0, 3) == values[3] != draw(7, 1, 3) != draw(8, 0, 3)
+    assert random < 0.8 * padding(unsorted, lengths, size)
 
 
 def test_unknown_strategy() -> None:

@@ -22,11 +22,11 @@ from stepjepa.batch.dataset import prepare
 from stepjepa.batch.sampler import draw
 from stepjepa.batch.stream import (
     RecordStream,
-    Share,
     StreamCallback,
+    StreamCounts,
     StreamDataset,
+    StreamedBatch,
     StreamSampler,
-    Tally,
     as_stream,
     refuse_for_stream,
     stream_loader,
@@ -43,8 +43,8 @@ def records(amount: int) -> list[Record]:
     return [tiny.make_record("S", f"q{number}", "a\n\nb", line=number + 1) for number in range(amount)]
 
 
-def lines(shares: list[Share]) -> list[int]:
-    return [record.line for share in shares for record in share.records]
+def lines(batches: list[StreamedBatch]) -> list[int]:
+    return [record.line for batch in batches for record in batch.records]
 
 
 class Endless:
@@ -61,22 +61,20 @@ class Endless:
 # -- the order of records ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("buffer", [0, 1, 7, 100])
-@pytest.mark.parametrize("amount", [1, 11, 12, 24])
+@pytest.mark.parametrize(("amount", "buffer"), [(1, 0), (11, 7), (12, 0), (12, 100), (24, 1)])
 def test_every_record_once_an_epoch_on_any_number_of_processes(amount: int, buffer: int) -> None:
     stream = RecordStream(records(amount), buffer)
     steps = 2 * -(-amount // 12)
     whole = list(StreamSampler(stream, 12, steps, seed=3))
     assert sorted(lines(whole[: steps // 2])) == sorted(lines(whole[steps // 2 :])) == list(range(1, amount + 1))
-    assert [share.ends_epoch for share in whole[: steps // 2]] == [False] * (steps // 2 - 1) + [True]
+    assert [batch.ends_epoch for batch in whole[: steps // 2]] == [False] * (steps // 2 - 1) + [True]
     for size, accumulation, world in [(2, 3, 2), (3, 1, 4), (6, 2, 1)]:
         options = {"accumulation": accumulation, "world": world, "seed": 3}
         parts = [list(StreamSampler(stream, size, steps, rank=rank, **options)) for rank in range(world)]  # type: ignore[arg-type]
         assert {len(part) for part in parts} == {steps * accumulation}
         for step in range(steps):
-            own = [share for part in parts for share in part[step * accumulation : (step + 1) * accumulation]]
+            own = [batch for part in parts for batch in part[step * accumulation : (step + 1) * accumulation]]
             assert sorted(lines(own)) == sorted(lines(whole[step : step + 1]))
-            assert {share.digest for share in own} == {whole[step].digest}
 
 
 def test_the_order_is_a_function_of_seed_and_epoch() -> None:
@@ -88,26 +86,17 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
 
 
 def test_views_are_dropped_as_in_prepared_runs() -> None:
-    shares = list(StreamSampler(RecordStream(records(10)), 4, 9, seed=5, jepa_ratio=0.5))
+    batches = list(StreamSampler(RecordStream(records(10)), 4, 9, seed=5, jepa_ratio=0.5))
     places = [(epoch, number) for epoch in range(3) for number in range(3)]
-    assert [share.with_views for share in shares] == [draw(5, *place) < 0.5 for place in places]
-    assert [(share.epoch, share.first) for share in shares] == [(epoch, 4 * number) for epoch, number in places]
+    assert [batch.with_views for batch in batches] == [draw(5, *place) < 0.5 for place in places]
+    assert [(batch.epoch, batch.first) for batch in batches] == [(epoch, 4 * number) for epoch, number in places]
 
 
 @pytest.mark.parametrize("buffer", [0, 5])
 def test_a_stream_without_end_is_read_as_far_as_it_is_trained_on(buffer: int) -> None:
     source = Endless()
-    shares = list(islice(StreamSampler(RecordStream(source, buffer), 3, 10), 4))
-    assert len(lines(shares)) == 12
+    assert len(lines(list(islice(StreamSampler(RecordStream(source, buffer), 3, 10), 4)))) == 12
     assert source.read <= 12 + 2 + buffer
-
-
-def test_the_digest_tells_records_and_orders_apart() -> None:
-    some = records(6)
-    orders = [some, [*some[1:], some[0]], some[:5], [*some[:5], tiny.make_record("S", "other", "a")]]
-    assert len({next(iter(StreamSampler(RecordStream(each), 6, 1))).digest for each in orders}) == 4
-    shares = list(StreamSampler(RecordStream(some), 2, 3))
-    assert [share.digest_before for share in shares] == [0, *(share.digest for share in shares[:-1])]
 
 
 # -- sources -----------------------------------------------------------------------------------------------------------
@@ -118,15 +107,13 @@ def test_files_name_their_lines_when_they_are_reached(tmp_path: Path) -> None:
     write_jsonl(path, [{"messages": list(record.messages)} for record in records(5)])
     with path.open("a") as file:
         file.write('{"messages": 1}\n')
-    shares = iter(StreamSampler(RecordStream(path), 2, 5))
-    assert len(lines(list(islice(shares, 2)))) == 4
+    batches = iter(StreamSampler(RecordStream(path), 2, 5))
+    assert len(lines(list(islice(batches, 2)))) == 4
     with pytest.raises(UserError, match=r"data\.jsonl:6: 'messages'"):
-        next(shares)
-    with pytest.raises(UserError):
-        RecordStream(tmp_path / "nothing.jsonl")
+        next(batches)
 
 
-def test_what_is_streamed_and_what_is_prepared(trained_tokenizer: Any, tmp_path: Path) -> None:
+def test_what_is_streamed_and_what_is_prepared(trained_tokenizer: Any) -> None:
     class Torch(IterableDataset[Any]):
         def __iter__(self) -> Iterator[Any]:
             return iter(records(3))
@@ -137,15 +124,8 @@ def test_what_is_streamed_and_what_is_prepared(trained_tokenizer: Any, tmp_path:
     for source in (Torch(), library.to_iterable_dataset(), Endless()):
         found = as_stream(source)
         assert found is not None and len(list(islice(found.epoch(0, 1), 3))) == 3
-    for data in (
-        None,
-        records(3),
-        library,
-        iter(records(3)),
-        "file.jsonl",
-        prepare(records(3), trained_tokenizer, STEPS),
-    ):
-        assert as_stream(data) is None
+    prepared = prepare(records(3), trained_tokenizer, STEPS)
+    assert not any(map(as_stream, (None, records(3), library, iter(records(3)), "file.jsonl", prepared)))
 
 
 def test_a_user_s_own_shuffling_is_told_the_epoch() -> None:
@@ -157,7 +137,9 @@ def test_a_user_s_own_shuffling_is_told_the_epoch() -> None:
     assert sorted(orders[0]) == sorted(orders[1])
 
 
-def test_wrong_sources_are_refused() -> None:
+def test_wrong_sources_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        RecordStream(tmp_path / "nothing.jsonl")
     with pytest.raises(ValueError, match="which ends for good"):
         RecordStream(iter(records(1)))
     with pytest.raises(ValueError, match="expected 0 or more, got -1"):
@@ -169,18 +151,18 @@ def test_wrong_sources_are_refused() -> None:
         list(StreamSampler(RecordStream([]), 1, 1))
 
 
-def test_wrong_settings_are_refused(tmp_path: Path) -> None:
-    stream = RecordStream(records(1), 5)
-    refuse_for_stream(tiny.arguments(tmp_path), stream, False)
-    for match, changes in [
-        ("max_steps", {"max_steps": -1}),
-        ("group_by_length", {"train_sampling_strategy": "group_by_length"}),
-        ("sequential", {"train_sampling_strategy": "sequential"}),
-    ]:
-        with pytest.raises(ValueError, match=match):
-            refuse_for_stream(tiny.arguments(tmp_path, **changes), stream, False)
-    with pytest.raises(ValueError, match="track_flop"):
-        refuse_for_stream(tiny.arguments(tmp_path), stream, True)
+@pytest.mark.parametrize(
+    ("match", "changes", "track"),
+    [
+        ("max_steps", {"max_steps": -1}, False),
+        ("group_by_length", {"train_sampling_strategy": "group_by_length"}, False),
+        ("sequential", {"train_sampling_strategy": "sequential"}, False),
+        ("track_flop", {}, True),
+    ],
+)
+def test_wrong_settings_are_refused(match: str, changes: dict[str, Any], track: bool, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=match):
+        refuse_for_stream(tiny.arguments(tmp_path, **changes), RecordStream(records(1), 5), track)
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
@@ -190,45 +172,41 @@ def collate(items: list[Any]) -> dict[str, Any]:
     return {"items": [(i.record.line, i.record.ids.tolist(), len(i.record.pairs), i.with_views, i.draw) for i in items]}
 
 
-def batches(tokenizer: Any, folder: Path, skip: int = 0, workers: int = 0, **options: Any) -> tuple[list[Any], Tally]:
+def batches(tokenizer: Any, folder: Path, skip: int = 0, workers: int = 0, **options: Any) -> Any:
     changes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 5, "seed": 3}
     args = tiny.arguments(folder, dataloader_num_workers=workers, dataloader_pin_memory=False, **changes)
     loader = stream_loader(RecordStream(records(11), 6), tokenizer, JepaConfig(**options), args, collate)
-    tally = Tally()
-    found = [tally.meet(batch)["items"] for batch in (skip_first_batches(loader, skip) if skip else loader)]
-    tally.settle()
-    return found, tally
+    counts = StreamCounts()
+    found = [counts.meet(batch)["items"] for batch in (skip_first_batches(loader, skip) if skip else loader)]
+    counts.sum_over_processes()
+    return found, counts
 
 
 def test_batches_and_counts_are_those_of_preparation(trained_tokenizer: Any, tmp_path: Path) -> None:
-    found, tally = batches(trained_tokenizer, tmp_path, mode="step-jepa")
+    found, counts = batches(trained_tokenizer, tmp_path, mode="step-jepa")
     assert [len(batch) for batch in found] == [2, 2, 2, 2, 2, 1, 2, 2, 2, 2]
-    assert tally.epochs == 1
     prepared = prepare(records(11), trained_tokenizer, JepaConfig(mode="step-jepa"))
-    wanted = {
-        item.record.line: item.record.ids.tolist() for item in map(prepared.dataset.__getitem__, range(11)) if item
-    }
+    wanted = {item.record.line: item.record.ids.tolist() for item in map(prepared.dataset.__getitem__, range(11))}  # type: ignore[union-attr]
     assert {line: ids for batch in found[:6] for line, ids, *_ in batch} == wanted
     assert [each[-1] for batch in found for each in batch] == [(0, n) for n in range(11)] + [(1, n) for n in range(8)]
-    assert tally.columns() == {"data_epoch": 1.0, "data_records": 19.0, "data_pairs": 19.0}
-    first = Tally()
-    for share in islice(StreamSampler(RecordStream(records(11)), 11, 1), 1):
-        _, met = StreamDataset(trained_tokenizer, JepaConfig(mode="step-jepa")).__getitems__(share)
-        first.meet({"met": met})
-    first.settle()
-    told = first.found(RecordStream(records(11)))
+    assert counts.columns() == {"data_epoch": 1.0, "data_records": 19.0, "data_pairs": 19.0}
+    dataset = StreamDataset(trained_tokenizer, JepaConfig(mode="step-jepa"))
+    assert dataset.template() == prepared.template
+    whole = StreamCounts()
+    whole.meet({"streamed": dataset.__getitems__(StreamedBatch(tuple(records(11))))[1]})
+    whole.sum_over_processes()
+    told = whole.found(RecordStream([]))
     assert {name: told["counts"][name] for name in prepared.counts} == prepared.counts
     assert told["tokens"] == prepared.tokens
-    assert StreamDataset(trained_tokenizer, STEPS).template() == prepared.template
 
 
 def test_workers_change_nothing(trained_tokenizer: Any, tmp_path: Path) -> None:
-    alone, tally = batches(trained_tokenizer, tmp_path)
+    alone, counts = batches(trained_tokenizer, tmp_path)
     workers, other = batches(trained_tokenizer, tmp_path, workers=1)
     assert workers == alone
-    assert (other.totals, other.share) == (tally.totals, tally.share)
+    assert (other.totals, other.last) == (counts.totals, counts.last)
     dataset = StreamDataset(trained_tokenizer, STEPS)
-    dataset.__getitems__(Share(tuple(records(1))))
+    dataset.__getitems__(StreamedBatch(tuple(records(1))))
     pickle.dumps(dataset)
 
 
@@ -244,68 +222,45 @@ def test_a_resumed_run_goes_on_with_the_next_batch(trained_tokenizer: Any, tmp_p
     assert sum(tokenised) == sum(map(len, rest))
 
 
-def test_a_checkpoint_tells_another_stream_apart(tmp_path: Path) -> None:
-    shares = list(StreamSampler(RecordStream(records(9)), 2, 4))
-    others = list(StreamSampler(RecordStream(records(9)[::-1]), 2, 4))
-    tally = Tally()
-    for share in shares[:2]:
-        tally.meet({"met": module.Met(share, Counter(records=2, pairs=1, main=9))})
-    tally.settle()
-    tally.save(tmp_path)
-    again = Tally.load(tmp_path)
-    assert (again.totals, again.epochs, again.share.digest) == (tally.totals, 0, shares[1].digest)
-    again.meet({"met": module.Met(shares[2], Counter())})
-    again.settle()
-    again = Tally.load(tmp_path)
-    again.meet({"met": module.Met(others[2], Counter())})
-    with pytest.raises(UserError, match="other records than those that were trained on before"):
-        again.settle()
-    again = Tally.load(tmp_path, check=False)
-    again.meet({"met": module.Met(others[0], Counter())})
-    again.settle()
+def test_counts_are_saved_and_loaded(tmp_path: Path) -> None:
+    counts = StreamCounts()
+    counts.meet({"streamed": StreamedBatch(epoch=2, ends_epoch=True, counts=Counter(records=2, pairs=1, main=9))})
+    counts.sum_over_processes()
+    counts.save(tmp_path)
+    again = StreamCounts.load(tmp_path)
+    assert (again.totals, again.epochs) == (counts.totals, 3)
     with pytest.raises(ValueError, match="made without a stream"):
-        Tally.load(tmp_path / "none")
+        StreamCounts.load(tmp_path / "none")
 
 
 def test_errors_of_one_process_are_raised_by_all(trained_tokenizer: Any, monkeypatch: Any) -> None:
-    config = JepaConfig(mode="step-jepa", max_length=5)
-    dataset = StreamDataset(trained_tokenizer, config)
-    items, met = dataset.__getitems__(Share(tuple(records(2))))
-    assert items == [] and met.error is not None
-    wrong, right = Tally(), Tally()
-    wrong.meet({"met": met})
-    right.meet({"met": module.Met(Share(), Counter())})
-    told: list[Any] = []
-    monkeypatch.setattr(module, "gather_object", lambda mine: told.extend(mine) or mine)
+    dataset = StreamDataset(trained_tokenizer, JepaConfig(mode="step-jepa", max_length=5))
+    items, batch = dataset.__getitems__(StreamedBatch(tuple(records(2))))
+    assert items == [] and batch.error is not None
+    monkeypatch.setattr(module, "gather_object", lambda own: [*own, (Counter(), batch.error)])
     with pytest.raises(UserError, match=r"memory\.jsonl:1: the record has"):
-        wrong.settle()
-    monkeypatch.setattr(module, "gather_object", lambda mine: [*mine, *told])
-    with pytest.raises(UserError, match=r"memory\.jsonl:1: the record has"):
-        right.settle()
-    monkeypatch.setattr(module, "gather_object", lambda mine: [*mine, (Counter(), 77, None)])
-    with pytest.raises(UserError, match="the processes read different records"):
-        Tally().settle()
+        StreamCounts().sum_over_processes()
 
 
 def test_skipped_records_leave_their_places_empty(trained_tokenizer: Any) -> None:
     config = JepaConfig(mode="step-jepa", max_length=60, over_length="skip")
     some = (records(1)[0], tiny.make_record("S", "q" * 99, "a\n\nb", line=9), records(3)[2])
-    items, met = StreamDataset(trained_tokenizer, config).__getitems__(Share(some, first=4, epoch=2))
+    items, batch = StreamDataset(trained_tokenizer, config).__getitems__(StreamedBatch(some, first=4, epoch=2))
     assert [(item.record.line, item.draw) for item in items] == [(1, (2, 4)), (3, (2, 6))]
-    assert (met.counts["skipped"], met.counts["records"], met.share.records) == (1, 2, ())
+    assert (batch.counts["skipped"], batch.counts["records"], batch.records) == (1, 2, ())
 
 
 def test_the_end_of_an_epoch_is_an_end_of_an_epoch() -> None:
-    tally = Tally()
-    tally.totals.update(records=3, pairs=2)
-    callback = StreamCallback(lambda: tally, STEPS, RecordStream([]))
+    counts = StreamCounts()
+    counts.totals.update(records=3, pairs=2)
+    callback = StreamCallback(lambda: counts, STEPS, RecordStream([]))
     args = SimpleNamespace(logging_strategy="epoch", save_strategy="epoch", eval_strategy="epoch", eval_delay=0)
     state = SimpleNamespace(global_step=1, max_steps=3, is_world_process_zero=False)
     for ends in (False, True):
-        tally.share = Share(ends_epoch=ends)
+        counts.last = StreamedBatch(ends_epoch=ends)
         control = SimpleNamespace(should_log=False, should_save=False, should_evaluate=False)
         callback.on_step_end(args, state, control)
         assert vars(control) == dict.fromkeys(vars(control), ends)
-    tally.totals["pairs"] = 0
+    counts.totals["pairs"] = 0
     with pytest.raises(UserError, match=r"none of the 3 records has a pair"):
         callback.on_step_end(args, state, control)

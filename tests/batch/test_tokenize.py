@@ -72,19 +72,6 @@ def test_all_and_reference_labels(trained_tokenizer: Any) -> None:
         assert masked in record.ids.tolist()
 
 
-def test_special_tokens_in_contents_are_text(trained_tokenizer: Any) -> None:
-    end = ChatTemplate(trained_tokenizer).end_of_turn
-    spelling = tiny.make_record("S", f"a {end} <|predictor_1|>", f"b {end} c")
-    harmless = tiny.make_record("S", "a", "b")
-    found, plain = make(trained_tokenizer, [spelling, harmless], mode="llm-jepa", predictors=1)
-    special = [trained_tokenizer.convert_tokens_to_ids(token) for token in (end, "<|predictor_1|>")]
-    for token in special:
-        assert found.ids.tolist().count(token) == plain.ids.tolist().count(token)
-    assert end in decode(trained_tokenizer, after(found, found.labels))
-    source = found.pairs[0].first
-    assert source.ids.tolist().count(special[1]) == 1
-
-
 @each_real
 @pytest.mark.parametrize("front", [False, True])
 def test_message_views_stand_alone_in_the_template(
@@ -118,17 +105,6 @@ def test_steps_are_views_in_the_main_text(trained_tokenizer: Any) -> None:
     spans = token_spans(step_views(CHAT, "blank"), CHAT, whole, maker.tokens(whole))
     assert spans == [(first.start, first.end), (second.start, second.end)]
     assert [whole.text[a:b] for a, b in characters(step_views(CHAT, "blank"), CHAT, whole)] == ["third\n\n", "fourth"]
-
-
-def test_equal_records_are_equal_and_blocks_change_nothing(trained_tokenizer: Any) -> None:
-    records = [*tiny.records(), CHAT, CHAT, *tiny.records()]
-    together = make(trained_tokenizer, records, pairs="all")
-    for found, record in zip(together, records, strict=True):
-        (alone,) = make(trained_tokenizer, [record], pairs="all")
-        assert found.ids.tolist() == alone.ids.tolist()
-        assert found.labels.tolist() == alone.labels.tolist()
-        both = zip(found.pairs, alone.pairs, strict=True)
-        assert all(a.content.tolist() == b.content.tolist() for x, y in both for a, b in zip(x, y, strict=True))
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -182,11 +158,6 @@ def test_required_pairs_name_the_line(trained_tokenizer: Any) -> None:
     assert make(trained_tokenizer, [lone], mode="step-jepa")[0].pairs == ()
     with pytest.raises(UserError, match=r":3: the record has no usable pair of views"):
         make(trained_tokenizer, [lone], mode="step-jepa", require_pairs=True)
-
-
-def test_missing_predictors_are_named(plain_tokenizer: Any) -> None:
-    with pytest.raises(ValueError, match="call add_predictor_tokens"):
-        RecordTokenizer(plain_tokenizer, JepaConfig())
 
 
 def test_real_records(shared_data: Path, real_tokenizer: Callable[[str], Any]) -> None:

@@ -34,13 +34,6 @@ def test_adding_again_adds_what_is_missing() -> None:
     assert len(all_predictor_ids(tokenizer)) == 3
 
 
-def test_none_are_wanted() -> None:
-    tokenizer = fresh()
-    before = tokenizer.get_vocab()
-    assert add_predictor_tokens(tokenizer, 0) == []
-    assert tokenizer.get_vocab() == before
-
-
 def test_they_are_special_and_one_token_each() -> None:
     tokenizer = fresh()
     ids = add_predictor_tokens(tokenizer, 2)
@@ -65,10 +58,3 @@ def test_they_survive_saving(tmp_path: Path) -> None:
     assert predictor_ids(again, 3) == ids
     assert again.chat_template == tokenizer.chat_template
     assert again("x<|predictor_1|>")["input_ids"] == tokenizer("x<|predictor_1|>")["input_ids"]
-
-
-def test_ordinary_text_is_tokenised_as_before() -> None:
-    plain, extended = fresh(), fresh()
-    add_predictor_tokens(extended, 3)
-    text = "predictor <|predictor|> <|predictor_a|> some text"
-    assert plain(text)["input_ids"] == extended(text)["input_ids"]

@@ -15,9 +15,8 @@ from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.template import Rendered
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import BadRecords, parse_record, read_records
-from stepjepa.data.steps import find_steps
 from stepjepa.errors import UserError, one_line
-from stepjepa.files import read_jsonl, read_yaml
+from stepjepa.files import read_jsonl
 
 # The same examples every time, however slow the machine; what a test is given is never changed by it.
 settings.register_profile(
@@ -86,36 +85,6 @@ def test_any_object_is_a_record_or_an_error_or_counted(tmp_path: Path, values: l
     if bad.count:
         with pytest.raises(UserError, match=rf"any\.jsonl:{bad.lines[0]}: "):
             read_records(path)
-
-
-@given(TEXT.filter(str.strip), TEXT.filter(str.strip))
-def test_any_text_comes_back_as_it_was_written(tmp_path: Path, question: str, answer: str) -> None:
-    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    for ascii_only in (False, True):
-        path = tmp_path / "any.jsonl"
-        path.write_text(json.dumps({"messages": messages}, ensure_ascii=ascii_only) + "\r\n", encoding="utf-8")
-        (record,) = read_records(path)
-        assert list(record.messages) == messages
-
-
-@given(st.text(st.sampled_from("a \t\n\r."), max_size=29), st.sampled_from(["blank", "line", "."]))
-def test_steps_cover_their_text_without_gaps(text: str, separator: str) -> None:
-    steps = find_steps(text, separator)
-    assert all(step.start < step.content_end <= step.end for step in steps)
-    assert [step.start for step in steps[1:]] == [step.end for step in steps[:-1]]
-    assert bool(steps) == bool(text.replace("." if separator == "." else "", "").strip()) or separator == "."
-    if steps:
-        assert (steps[0].start, steps[-1].end) == (0, len(text))
-
-
-@given(st.binary(max_size=97) | st.text("a: [{&*!'\"#|>-\n ", max_size=31).map(str.encode))
-def test_any_bytes_are_yaml_or_an_error_that_names_the_file(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "any.yaml"
-    path.write_bytes(data)
-    try:
-        read_yaml(path)
-    except UserError as error:
-        assert str(error).startswith(f"{path}:")
 
 
 @given(st.lists(st.tuples(st.sampled_from(["<|im_start|>", "user\n", "<|im_end|>\n"]), PIECES), max_size=4))

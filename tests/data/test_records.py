@@ -109,32 +109,6 @@ def test_records_from_memory() -> None:
         list(as_records([{"messages": [USER, ASSISTANT]}, {}]))
 
 
-def test_every_real_file_reads(shared_data: Path) -> None:
-    files = sorted((shared_data / "llm_jepa").glob("*.jsonl"))
-    assert len(files) > 10
-    for file in files:
-        records = read_records(file)
-        assert len(records) > 500, file.name
-        has_views = file.name.startswith("hellaswag")
-        assert all((record.text is not None) == has_views for record in records)
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
-    path = tmp_path / "marked.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n{"a": 2}\n')
-    assert list(read_jsonl(path)) == [(1, {"a": 1}), (2, {"a": 2})]
-
-
-@pytest.mark.parametrize("value", ["1" * 5000, "[" * 100_000 + "]" * 100_000], ids=["number", "nesting"])
-def test_what_python_can_not_read_is_one_line_that_names_the_place(value: str, tmp_path: Path) -> None:
-    path = tmp_path / "long.jsonl"
-    path.write_text(f'{{"a": 1}}\n{{"a": {value}}}\n', encoding="utf-8")
-    with pytest.raises(
-        UserError, match=r"long\.jsonl:2: can't be read as JSON: a number or a nesting in it is too long"
-    ):
-        list(read_jsonl(path))
-
-
 def test_half_a_character_is_refused_and_a_whole_one_written_as_two_is_not(tmp_path: Path) -> None:
     path = tmp_path / "halves.jsonl"
     path.write_text('{"a": "\\ud83d\\ude00 \\\\ud83d"}\n{"a": "x\\uD83D"}\n', encoding="utf-8")

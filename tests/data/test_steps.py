@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counting_text import CountingText
 from stepjepa.data.steps import Step, find_steps, separator_pattern
 
 
@@ -106,13 +105,6 @@ def trying_each_start(text: str, separator: str) -> list[Step]:
 @settings(max_examples=400, deadline=None)
 def test_steps_equal_those_found_by_trying_each_start(text: str, separator: str) -> None:
     assert find_steps(text, separator) == trying_each_start(text, separator)
-
-
-@pytest.mark.parametrize("piece", ["x\n\n", "\x0b\n\n", "\u2003 \n\n\n", "x\n\n \n\n\u2003\n\n"])
-def test_no_character_is_looked_at_many_times(piece: str) -> None:
-    text = CountingText(piece * 1009)
-    find_steps(text)
-    assert text.copied <= len(text)
 
 
 @pytest.mark.parametrize("separator", ["blank", "line"])

@@ -30,17 +30,14 @@ from stepjepa.batch.sampler import Key
 from stepjepa.batch.sequences import Ids, Pair, TokenizedRecord, View
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
 from stepjepa.config import JepaConfig, affecting
-from stepjepa.data.records import Record, as_records, parse_record, read_records
-from stepjepa.data.sources import FORMATS, read_rows
+from stepjepa.data.records import Record
+from stepjepa.data.sources import Data, read_any
 from stepjepa.errors import UserError
 from stepjepa.files import write_json
 from stepjepa.run_folder import is_main_process
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Data = str | os.PathLike[str] | Iterable[Record | dict[str, Any]]
-"""A file of records, the name of a data set on the hub, a ``datasets.Dataset``, or records as dicts or ``Record``."""
 
 CacheDir = str | os.PathLike[str] | Literal[False] | None
 """A folder for tokenised data; None is the default one, False keeps nothing."""
@@ -229,7 +226,7 @@ def prepare(
     """Tokenise records, or read them where they were tokenised before.
 
     Args:
-        data: records, see :data:`Data`.
+        data: records, see ``sources.Data``.
         tokenizer: with predictor tokens and a chat template.
         config: see ``JepaConfig``.
         what: names the data on the progress bar and in messages.
@@ -241,7 +238,7 @@ def prepare(
     Raises:
         UserError: a record is wrong, none is left, or a mode with views finds no pair at all.
     """
-    records = read(data, split)
+    records = read_any(data, split)
     files = {record.path for record in records}
     # A record knows its line, and not in which of several files.
     source = files.pop() if len(files) == 1 else "<several files>"
@@ -312,44 +309,6 @@ def _undisturbed() -> Iterator[None]:
             gc.enable()
         if hide:
             datasets.enable_progress_bars()
-
-
-# -- where records come from -------------------------------------------------------------------------------------------
-
-
-class _Rows(Sequence[Record]):
-    """The rows of a ``datasets.Dataset`` as records, read from it when they are needed."""
-
-    def __init__(self, rows: datasets.Dataset) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        return parse_record(self._rows[index], line=index + 1)
-
-
-def read(data: Data, split: str | None = None) -> Sequence[Record]:
-    """Check the records of any source.
-
-    Args:
-        data: see :data:`Data`.
-        split: of a data set on the hub.
-
-    Raises:
-        UserError: the source is missing or can't be read, or a record is wrong.
-    """
-    if isinstance(data, str | os.PathLike):
-        name, path = os.fspath(data), Path(data).expanduser()
-        if path.is_file() or path.suffix.lower() in FORMATS or (name.startswith(("/", ".", "~")) and not path.is_dir()):
-            return read_records(path)
-        return [parse_record(row, name, number) for number, row in read_rows(name, split=split)]
-    if isinstance(data, datasets.Dataset):
-        return _Rows(data)
-    if isinstance(data, Mapping):
-        raise UserError(f"expected records, got an object with the keys {', '.join(map(str, data))}; pass one of them")
-    return list(as_records(data))
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ order the tokens of a row are prefix trees in preorder, and two integers a token
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import pairwise
@@ -151,22 +151,13 @@ class _Laid:
 
     def cheapest(self, row_length: int, attention_length: int) -> list[tuple[int, int]]:
         """The rows that cost least, padding left aside."""
-        count = len(self.lengths)
-        # best[j]: least cost of the first j sequences; before[j]: where the last row of that solution begins.
-        best, before = np.zeros(count + 1), [0] * (count + 1)
-        for last in range(1, count + 1):
-            first = np.arange(last)
+
+        def costs(first: Numbers, last: int) -> NDArray[np.float64]:
             sizes = self.size(first, last)
             weights = np.where(self.is_masked(first, last), 1.0, 0.5) / attention_length
-            costs = best[:last] + sizes * (1 + sizes * weights)
-            costs[(sizes > row_length) & (first < last - 1)] = np.inf
-            before[last] = int(costs.argmin())
-            best[last] = costs[before[last]]
-        rows, last = [], count
-        while last:
-            rows.append((before[last], last))
-            last = before[last]
-        return rows[::-1]
+            return np.where((sizes > row_length) & (first < last - 1), np.inf, sizes * (1 + sizes * weights))
+
+        return _cheapest_parts(len(self.lengths), costs)
 
     def rows(self, rows: Iterable[tuple[int, int]]) -> Rows:
         """Lay out some rows, each of the sequences from its first up to its last."""
@@ -214,18 +205,33 @@ def _grouped(sizes: Numbers, weight: float) -> list[tuple[int, int]]:
         sizes: ``[R]`` ascending.
         weight: a row of n tokens costs ``n (1 + weight n)``.
     """
-    count = len(sizes)
+
+    def costs(first: Numbers, last: int) -> NDArray[np.float64]:
+        longest = sizes[last - 1]
+        found: NDArray[np.float64] = (last - first) * longest * (1 + weight * longest) + PASS_COST
+        return found
+
+    return _cheapest_parts(len(sizes), costs)
+
+
+def _cheapest_parts(count: int, costs: Callable[[Numbers, int], NDArray[np.float64]]) -> list[tuple[int, int]]:
+    """Cut 0 .. count into the consecutive parts of least total cost, by dynamic programming.
+
+    Args:
+        count: of things to be cut.
+        costs: what the parts from each of some first things up to (and without) a last one cost.
+    """
+    # best[j]: least cost of the first j things; before[j]: where the last part of that solution begins.
     best, before = np.zeros(count + 1), [0] * (count + 1)
     for last in range(1, count + 1):
-        longest = sizes[last - 1]
-        costs = best[:last] + (last - np.arange(last)) * longest * (1 + weight * longest) + PASS_COST
-        before[last] = int(costs.argmin())
-        best[last] = costs[before[last]]
-    groups, last = [], count
+        totals = best[:last] + costs(np.arange(last), last)
+        before[last] = int(totals.argmin())
+        best[last] = totals[before[last]]
+    parts, last = [], count
     while last:
-        groups.append((before[last], last))
+        parts.append((before[last], last))
         last = before[last]
-    return groups[::-1]
+    return parts[::-1]
 
 
 def _close(end: Numbers, shared: Numbers, lengths: Numbers, offsets: Numbers) -> None:

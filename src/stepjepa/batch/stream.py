@@ -1,18 +1,18 @@
 """Records streamed while they are trained on: read by every process, shuffled in a buffer, tokenised by their owner.
 
-The training process reads records and cuts each optimizer step into the micro-batches of all processes; it, or its data
-loader's workers, tokenises those that are its own. So the order is the same for any number of workers and processes,
-no record is read twice in an epoch, and a resumed run reads past what was trained on without tokenising it.
+The training process cuts each optimizer step into the micro-batches of all processes; it, or its data loader's workers,
+tokenises its own. So the order is the same for any number of workers and processes, and a resumed run reads past what
+was trained on without tokenising it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 STREAM_FILE = "stream.json"
-"""In a checkpoint: what had been met of the stream."""
+"""In a checkpoint: what was met of the stream so far."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class RecordStream:
         if isinstance(self.source, Iterator):
             kind = type(self.source).__name__
             raise ValueError(f"expected records that can be read once an epoch, got a {kind}, which ends for good")
+        # datasets.distributed.split_dataset_by_node sets this.
         if getattr(self.source, "_distributed", None) is not None:
-            # datasets.distributed.split_dataset_by_node leaves this mark.
             raise ValueError(
                 "expected all records on every process, got a data set split by node; leave split_dataset_by_node out, "
                 "since the trainer divides every step among the processes"
@@ -104,7 +104,7 @@ class RecordStream:
         if hasattr(self.source, "set_epoch"):
             self.source.set_epoch(number)
         if not self.shuffle_buffer_size:
-            return map(_bare, self)
+            return (row["record"] for _, row in self._examples())
         # No features are declared, so the library passes records on as they are.
         rows = datasets.IterableDataset(ExamplesIterable(self._examples, {}))
         rows = rows.shuffle(seed=seed, buffer_size=self.shuffle_buffer_size)
@@ -112,12 +112,8 @@ class RecordStream:
         return (row["record"] for row in rows)
 
     def _examples(self) -> Iterator[tuple[int, dict[str, Record]]]:
-        return ((number, {"record": _bare(record)}) for number, record in enumerate(self))
-
-
-def _bare(record: Record) -> Record:
-    """A record without its further fields, which training does not read."""
-    return replace(record, extra={}) if record.extra else record
+        # Further fields are not trained on, and not worth sending to workers.
+        return ((number, {"record": replace(record, extra={})}) for number, record in enumerate(self))
 
 
 def as_stream(data: Any) -> RecordStream | None:
@@ -130,9 +126,7 @@ def as_stream(data: Any) -> RecordStream | None:
         return data if isinstance(data, RecordStream) else None
     # A torch IterableDataset may have a length, by which nothing can be looked up.
     streamed = isinstance(data, IterableDataset | datasets.IterableDataset)
-    if streamed or not (hasattr(data, "__len__") or isinstance(data, Iterator)):
-        return RecordStream(data)
-    return None
+    return RecordStream(data) if streamed or not (hasattr(data, "__len__") or isinstance(data, Iterator)) else None
 
 
 def refuse_for_stream(args: TrainingArguments, stream: RecordStream, track_flop: bool) -> None:
@@ -141,14 +135,15 @@ def refuse_for_stream(args: TrainingArguments, stream: RecordStream, track_flop:
     Raises:
         ValueError: one of them is there.
     """
+    strategy = str(args.train_sampling_strategy)
     if args.max_steps < 1:
         raise ValueError(
             f"max_steps: expected 1 or more with a stream, whose length is not known, got {args.max_steps}"
         )
-    if str(args.train_sampling_strategy) == "group_by_length" or track_flop:
+    if strategy == "group_by_length" or track_flop:
         name = "track_flop" if track_flop else "train_sampling_strategy group_by_length"
         raise ValueError(f"{name}: needs the lengths of all records, which a stream does not tell; leave it out")
-    if str(args.train_sampling_strategy) == "sequential" and stream.shuffle_buffer_size:
+    if strategy == "sequential" and stream.shuffle_buffer_size:
         raise ValueError(
             f"train_sampling_strategy: sequential keeps the order that shuffle_buffer_size "
             f"{stream.shuffle_buffer_size} changes; leave one out"
@@ -161,8 +156,8 @@ def refuse_for_stream(args: TrainingArguments, stream: RecordStream, track_flop:
 
 
 @dataclass(frozen=True)
-class Share:
-    """The micro-batch of one process, before it is tokenised.
+class StreamedBatch:
+    """A micro-batch of one process: its records and, once they are tokenised, what was met instead of them.
 
     Attributes:
         records: none where the last step of an epoch has too few for all.
@@ -170,8 +165,8 @@ class Share:
         with_views: their views are run.
         epoch: of the stream, from 0.
         ends_epoch: the step is known to be the last of its epoch.
-        digest_before: stands for all records that were trained on before this step, in their order.
-        digest: for all up to the end of this step.
+        counts: of tokenised records, by the names of ``COUNTS``, and ``all`` and ``main``: tokens.
+        error: what is wrong with a record: an error has to wait until it is its turn, and for the other processes.
     """
 
     records: tuple[Record, ...] = ()
@@ -179,13 +174,13 @@ class Share:
     with_views: bool = True
     epoch: int = 0
     ends_epoch: bool = False
-    digest_before: int = 0
-    digest: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    error: str | None = None
 
 
 @dataclass(frozen=True)
 class StreamSampler:
-    """Yields the micro-batches of one process, each a :class:`Share`, for the whole of a run.
+    """Yields the micro-batches of one process, each a :class:`StreamedBatch`, for the whole of a run.
 
     A step takes the next records of the stream; they are dealt out to the processes in turn. When an epoch is over, its
     last step stays short, and the source is read again. Loss dropout is drawn as in ``StepSampler``.
@@ -213,19 +208,21 @@ class StreamSampler:
     def __len__(self) -> int:
         return self.steps * self.accumulation
 
-    def __iter__(self) -> Iterator[Share]:
-        """The shares.
+    def __iter__(self) -> Iterator[StreamedBatch]:
+        """The micro-batches.
 
         Raises:
             UserError: a record is wrong, or the source has no records, in the first epoch or in a later one.
         """
         size = self.batch_size * self.accumulation * self.world
-        left, epoch, digest = self.steps, 0, 0
+        left, epoch = self.steps, 0
         while left:
             records, number = self.stream.epoch(epoch, self.seed), 0
             ahead = list(islice(records, 1))
             if not ahead:
-                raise UserError(_nothing(epoch), path=self.stream.name)
+                again = f"; they were read {epoch} times before, so pass records that can be iterated once an epoch"
+                told = "holds no records; expected one JSON object per line"
+                raise UserError(told + (again if epoch else ""), path=self.stream.name)
             while left and ahead:
                 members = [*ahead, *islice(records, size - 1)]
                 left -= 1
@@ -233,49 +230,16 @@ class StreamSampler:
                 ahead = list(islice(records, 1)) if left and len(members) == size else []
                 ends = len(members) < size or (left > 0 and not ahead)
                 views = draw(self.seed, epoch, number) < self.jepa_ratio
-                before, digest = digest, _digest(members, digest)
                 for part in range(self.accumulation):
                     start = (part * self.world + self.rank) * self.batch_size
                     own = tuple(members[start : start + self.batch_size])
-                    yield Share(own, number * size + start, views, epoch, ends, before, digest)
+                    yield StreamedBatch(own, number * size + start, views, epoch, ends)
                 number += 1
             epoch += 1
 
 
-def _nothing(epoch: int) -> str:
-    if epoch == 0:
-        return "holds no records; expected one JSON object per line"
-    return (
-        f"the records ended after {epoch} {'epoch' if epoch == 1 else 'epochs'}, and reading them again gave none; "
-        "pass records that can be iterated once an epoch, or fewer max_steps"
-    )
-
-
-def _digest(members: list[Record], digest: int) -> int:
-    """32 bits of all that is read of some records, and of what came before them."""
-    for record in members:
-        text = repr((record.messages, record.text, record.code))
-        digest = zlib.crc32(text.encode(errors="surrogatepass"), digest)
-    return digest
-
-
-@dataclass(frozen=True)
-class Met:
-    """What was met in a micro-batch; it travels beside the tensors of the batch.
-
-    Attributes:
-        share: without its records.
-        counts: by the names of ``COUNTS``, and ``all`` and ``main``: tokens.
-        error: what is wrong with a record: an error has to wait until it is its turn, and for the other processes.
-    """
-
-    share: Share
-    counts: Counter[str]
-    error: str | None = None
-
-
 class StreamDataset(Dataset[Any]):
-    """Tokenises shares, in the training process or in the workers of a ``DataLoader``.
+    """Tokenises micro-batches, in the training process or in the workers of a ``DataLoader``.
 
     Args:
         tokenizer: with predictor tokens and a chat template.
@@ -283,52 +247,39 @@ class StreamDataset(Dataset[Any]):
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> None:
-        self._tokenizer = tokenizer
-        self._config = config
-        # Made where it is used: what a template is compiled to can't be sent to another process.
+        self._tokenizer, self._config = tokenizer, config
         self._made: RecordTokenizer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        # A compiled template can't be sent to another process.
         return {**self.__dict__, "_made": None}
 
-    def __getitems__(self, share: Share) -> tuple[list[Item], Met]:
-        """What ``DataLoader`` asks for: the items of a share, and what was met on the way to them."""
-        plain, made = replace(share, records=()), self._tokenizes()
+    def __getitems__(self, batch: StreamedBatch) -> tuple[list[Item], StreamedBatch]:
+        """What ``DataLoader`` asks for: the items of a micro-batch, and what was met on the way to them."""
+        made = self._record_tokenizer()
         made.counts.clear()
         try:
-            records = made.tokenize_each(share.records)
+            records = made.tokenize_each(batch.records)
         except UserError as error:
-            return [], Met(plain, Counter(), str(error))
-        numbered = enumerate(records, share.first)
-        items = [Item(each, share.with_views, (share.epoch, number)) for number, each in numbered if each is not None]
+            return [], replace(batch, records=(), error=str(error))
+        numbered = enumerate(records, batch.first)
+        items = [Item(each, batch.with_views, (batch.epoch, number)) for number, each in numbered if each is not None]
         tokens = count_tokens((item.record for item in items), self._config)
-        return items, Met(plain, made.counts + tokens)
+        return items, replace(batch, records=(), counts=made.counts + tokens)
 
     def template(self) -> dict[str, str]:
         """What was derived from the chat template."""
-        return self._tokenizes().template.describe()
+        return self._record_tokenizer().template.describe()
 
-    def _tokenizes(self) -> RecordTokenizer:
+    def _record_tokenizer(self) -> RecordTokenizer:
         self._made = self._made or RecordTokenizer(self._tokenizer, self._config)
         return self._made
 
 
-@dataclass(frozen=True)
-class StreamCollator:
-    """Makes the batch of a share, with a :class:`Met` under ``met``.
-
-    Args:
-        collate: makes a dict of a list of items, which may be empty.
-    """
-
-    collate: Callable[[list[Any]], dict[str, Any]]
-
-    def __call__(self, made: tuple[list[Item], Met]) -> dict[str, Any]:
-        """Collate what ``StreamDataset`` made."""
-        items, met = made
-        batch = self.collate(items)
-        batch["met"] = met
-        return batch
+def _collate(collate: Callable[[list[Any]], dict[str, Any]], made: tuple[list[Item], StreamedBatch]) -> dict[str, Any]:
+    batch = collate(made[0])
+    batch["streamed"] = made[1]
+    return batch
 
 
 def stream_loader(
@@ -338,7 +289,10 @@ def stream_loader(
     args: TrainingArguments,
     collate: Callable[[list[Any]], dict[str, Any]],
 ) -> DataLoader[Any]:
-    """The batches of this process for the whole of a run; not to be prepared by Accelerate, which would split again."""
+    """The batches of this process for the whole of a run; not to be prepared by Accelerate, which would split again.
+
+    Each has its :class:`StreamedBatch` under ``streamed``.
+    """
     sampler = StreamSampler(
         stream,
         args.train_batch_size,
@@ -351,8 +305,8 @@ def stream_loader(
     )
     return DataLoader(
         StreamDataset(tokenizer, config),
-        batch_sampler=sampler,  # type: ignore[arg-type]  # of shares
-        collate_fn=StreamCollator(collate),  # type: ignore[arg-type]  # of what the data set makes
+        batch_sampler=sampler,  # type: ignore[arg-type]  # of micro-batches
+        collate_fn=partial(_collate, collate),
         num_workers=args.dataloader_num_workers,
         pin_memory=args.dataloader_pin_memory,
         persistent_workers=args.dataloader_persistent_workers,
@@ -364,60 +318,43 @@ def stream_loader(
 # -- what a run has met ------------------------------------------------------------------------------------------------
 
 
-class Tally:
+class StreamCounts:
     """What a run has met of its stream, on all processes.
 
     Attributes:
         totals: counts by the names of ``COUNTS``, and ``all`` and ``main``: tokens.
-        share: the last that was met, without its records.
+        last: the last micro-batch that was met, without its records.
     """
 
     def __init__(self) -> None:
         self.totals: Counter[str] = Counter()
-        self.share = Share()
-        self._pending: Counter[str] = Counter()
-        self._expected: int | None = None
-        self._wrong: str | None = None
+        self.last = StreamedBatch()
+        self._unsummed: Counter[str] = Counter()
+        self._error: str | None = None
 
     @property
     def epochs(self) -> int:
         """Epochs of the stream that are over."""
-        return self.share.epoch + self.share.ends_epoch
+        return self.last.epoch + self.last.ends_epoch
 
     def meet(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Take what was met out of a batch of this process."""
-        met: Met = batch.pop("met")
-        self._wrong = self._wrong or met.error
-        if self._expected is not None and met.share.digest_before != self._expected:
-            self._wrong = (
-                "the stream gives other records than those that were trained on before the checkpoint, or gives them "
-                "in another order; resume on the same data"
-            )
-        self._expected = None
-        self._pending.update(met.counts)
-        self.share = met.share
+        self.last = batch.pop("streamed")
+        self._error = self._error or self.last.error
+        self._unsummed.update(self.last.counts)
         return batch
 
-    def settle(self) -> None:
+    def sum_over_processes(self) -> None:
         """Add up what all processes have met; each calls it once a step.
 
         Raises:
-            UserError: a record of any process is wrong, or the processes have read different records; every process
-                raises it, so that none is left waiting.
+            UserError: a record of any process is wrong; every process raises it, so that none is left waiting.
         """
-        found = gather_object([(self._pending, self.share.digest, self._wrong)])
-        counts, digests, wrong = zip(*found, strict=True)
-        for message in wrong:
-            if message is not None:
-                raise UserError(message)
-        if len(set(digests)) > 1:
-            raise UserError(
-                "the processes read different records, or the same ones in different orders; give each of them the "
-                "whole stream, with a fixed seed for what is shuffled"
-            )
-        for each in counts:
-            self.totals.update(each)
-        self._pending = Counter()
+        counts, errors = zip(*gather_object([(self._unsummed, self._error)]), strict=True)
+        for error in filter(None, errors):
+            raise UserError(error)
+        self.totals = sum(counts, self.totals)
+        self._unsummed = Counter()
 
     def columns(self) -> dict[str, float]:
         """What a line of training logs says of the stream."""
@@ -426,12 +363,12 @@ class Tally:
 
     def found(self, stream: RecordStream) -> dict[str, Any]:
         """``counts`` and ``tokens`` as in ``Prepared``, of what was trained on so far; ``bad_records`` if there are."""
-        left_out = {"bad_records": stream.bad.to_dict()} if stream.bad is not None and stream.bad.count else {}
+        skipped = {"bad_records": stream.bad.to_dict()} if stream.bad is not None and stream.bad.count else {}
         tokens = {name: self.totals[name] for name in ("all", "main")}
-        return {"counts": {name: self.totals[name] for name in COUNTS}, "tokens": tokens, **left_out}
+        return {"counts": {name: self.totals[name] for name in COUNTS}, "tokens": tokens, **skipped}
 
-    def say(self, what: str, stream: RecordStream) -> None:
-        """Print one line on what was met of the stream so far, and one on lines that were left out."""
+    def print(self, what: str, stream: RecordStream) -> None:
+        """Print one line on what was met of the stream so far, and one on lines that were skipped."""
         found = self.found(stream)
         # Above the bar, where there is one.
         tqdm.write(f"data, {what}: {describe(found['counts'], found['tokens'])}", file=sys.stdout)
@@ -440,17 +377,12 @@ class Tally:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write it into a checkpoint."""
-        share = self.share
-        state = {"totals": dict(self.totals), "epoch": share.epoch, "ends_epoch": share.ends_epoch}
-        write_json(Path(folder) / STREAM_FILE, {**state, "digest": share.digest})
+        state = {"totals": dict(self.totals), "epoch": self.last.epoch, "ends_epoch": self.last.ends_epoch}
+        write_json(Path(folder) / STREAM_FILE, state)
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str], *, check: bool = True) -> Tally:
+    def load(cls, folder: str | os.PathLike[str]) -> StreamCounts:
         """Read it back.
-
-        Args:
-            folder: the checkpoint.
-            check: compare the records that come next with those that came after the checkpoint.
 
         Raises:
             UserError: it is damaged.
@@ -460,51 +392,48 @@ class Tally:
         if not path.is_file():
             raise ValueError(f"expected {STREAM_FILE} in {folder}, got none; the checkpoint was made without a stream")
         state = read_fields(path, "count of a stream", "resume from another checkpoint")
-        totals, over = state.inner("totals"), state.values.get("ends_epoch")
-        if not isinstance(over, bool):
+        totals, ends = state.inner("totals"), state.values.get("ends_epoch")
+        if not isinstance(ends, bool):
             raise state.wrong("ends_epoch", "true or false")
-        tally = cls()
-        tally.totals.update({name: totals.whole(name, 0) for name in totals})
-        tally.share = Share(epoch=state.whole("epoch", 0), ends_epoch=over, digest=state.whole("digest", 0))
-        tally._expected = tally.share.digest if check else None
-        return tally
+        found = cls()
+        found.totals.update({name: totals.whole(name, 0) for name in totals})
+        found.last = StreamedBatch(epoch=state.whole("epoch", 0), ends_epoch=ends)
+        return found
 
 
 class StreamCallback(TrainerCallback):
     """Does at the end of an epoch of the stream what the Trainer does at the end of its own, and says what it held.
 
     Args:
-        tally: gives the run's tally, settled once a step.
+        counts: gives the run's counts, summed once a step.
         config: whether there should be pairs.
         stream: that is trained on.
     """
 
-    def __init__(self, tally: Callable[[], Tally], config: JepaConfig, stream: RecordStream) -> None:
-        self._tally = tally
-        self._config = config
-        self._stream = stream
+    def __init__(self, counts: Callable[[], StreamCounts], config: JepaConfig, stream: RecordStream) -> None:
+        self._counts, self._config, self._stream = counts, config, stream
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Say what a resumed run reads past."""
         if state.global_step and not args.ignore_data_skip and state.is_world_process_zero:
-            self._tally().say("trained on before the checkpoint and now read past", self._stream)
+            self._counts().print("trained on before the checkpoint and now read past", self._stream)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuse an epoch without a pair, and ask for what is to be done at its end."""
-        tally = self._tally()
-        if not tally.share.ends_epoch:
+        counts = self._counts()
+        if not counts.last.ends_epoch:
             return
-        refuse_useless(tally.totals, self._config, self._stream.name)
+        refuse_useless(counts.totals, self._config, self._stream.name)
         if state.is_world_process_zero:
-            tally.say(f"epoch {tally.epochs} is over", self._stream)
+            counts.print(f"epoch {counts.epochs} is over", self._stream)
         # The end of the run is the Trainer's own.
         if state.global_step < state.max_steps:
             control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
             control.should_save |= args.save_strategy == SaveStrategy.EPOCH
-            due = args.eval_delay <= tally.epochs
+            due = args.eval_delay <= counts.epochs
             control.should_evaluate |= due and args.eval_strategy == IntervalStrategy.EPOCH
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Say what the whole run has met."""
         if state.is_world_process_zero:
-            self._tally().say("all that was trained on", self._stream)
+            self._counts().print("all that was trained on", self._stream)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2.exceptions import TemplateError
 
@@ -22,9 +22,6 @@ Span = tuple[int, int]
 
 # Some templates write today's date into the system turn; a run must not depend on the day it starts.
 PINNED_DATE = datetime.date(2024, 7, 26)
-
-# The ways in which templates come by today's date.
-_DATE_WORDS = ("strftime_now", "date_string")
 
 # The chats that show all that a template writes, the fullest first.
 _CHATS = (("system", "user", "assistant"), ("user", "assistant"), ("assistant",))
@@ -51,18 +48,6 @@ class Rendered(NamedTuple):
     turn_ends: tuple[int, ...]
 
 
-def _pin_date(template: str) -> str:
-    """A template whose ``strftime_now`` gives the pinned date.
-
-    Transformers hands a template plain data only, no functions, so the function is written in front as a macro.
-    """
-    if "strftime_now" not in template:
-        return template
-    codes = "".join(f"|replace('%{code}', '{PINNED_DATE.strftime('%' + code)}')" for code in "aAbBdmyYjHIMSp")
-    # The empty expression keeps a line end at the template's start from being trimmed.
-    return "{%- macro strftime_now(format) -%}{{ format" + codes + " }}{%- endmacro -%}{{ '' }}" + template
-
-
 class ChatTemplate:
     """The chat template of a tokenizer, with what can be learnt from it.
 
@@ -87,8 +72,20 @@ class ChatTemplate:
                 "the tokenizer has no chat template; use an instruction-tuned model, pass --chat_template FILE, or "
                 "train without one (--plain)"
             )
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
         self._tokenizer = tokenizer
-        self._source = _pin_date(tokenizer.get_chat_template())
+        self._source = tokenizer.get_chat_template()
+        # Rendered without the tokenizer, whose method takes longer than the template, and hands over no functions.
+        self._compiled = _compile_jinja_template(self._source)
+        self._variables: dict[str, Any] = {
+            **tokenizer.special_tokens_map,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": False,
+            "date_string": PINNED_DATE.strftime("%d %b %Y"),
+            "strftime_now": PINNED_DATE.strftime,
+        }
         self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
         self.has_system_role = self._skeleton(("system", "user", "assistant")) is not None
         self.lone_assistant = self._skeleton(("assistant",)) is not None
@@ -151,13 +148,7 @@ class ChatTemplate:
         return self.render_prompt(messages).text
 
     def _apply(self, messages: Sequence[Message]) -> str:
-        text = self._tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tokenize=False,
-            chat_template=self._source,
-            date_string=PINNED_DATE.strftime("%d %b %Y"),
-        )
-        return str(text)
+        return str(self._compiled.render(self._variables, messages=messages))
 
     def _skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
         """The template's own text before, between and behind the contents; None if it refuses such a chat."""
@@ -254,13 +245,14 @@ class ChatTemplate:
 
     def describe(self) -> dict[str, str]:
         """What was derived from the template, for reports."""
+        dated = "strftime_now" in self._source or "date_string" in self._source
         back = {role: self._last_content_token(role) for role in ("user", "assistant")}
         return {
             "system role": "yes" if self.has_system_role else "no: put before the first user message",
             "lone assistant turn": "yes" if self.lone_assistant else "no: rendered as a user turn",
             "end of turn": repr(self.end_of_turn) + (" (appended)" if self.appends_end_of_turn else ""),
             "begin of text": self._describe_begin(),
-            "date": f"pinned to {PINNED_DATE}" if any(word in self._source for word in _DATE_WORDS) else "none",
+            "date": f"pinned to {PINNED_DATE}" if dated else "none",
             "last content token": ", ".join(f"{role} {number}" for role, number in back.items()),
         }
 

@@ -1,28 +1,46 @@
-"""Raw data sets, read row by row: local files of five formats, and data sets of the hub.
-
-Only JSON lines, JSON, CSV and TSV need nothing but Python; Parquet and the hub need ``datasets``.
-"""
+"""Raw data sets, read row by row: local files of five formats, and data sets of the hub."""
 
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from stepjepa.data.records import BadRecords
+from stepjepa.data.records import BadRecords, Record, as_records, parse_record, read_records
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file, holds_half, read_jsonl, read_text
 
 Rows = Iterator[tuple[int, dict[str, Any]]]
 
+Data = str | os.PathLike[str] | Iterable[Record | dict[str, Any]]
+"""A file of records, the name of a data set on the hub, a ``datasets.Dataset``, or records as dicts or ``Record``."""
+
 # Reasoning traces can be longer than the 128 KiB that the csv module allows a field.
 _LONGEST_FIELD = 2**27
+
+
+def read_any(data: Data, split: str | None = None) -> list[Record]:
+    """Check the records of any source.
+
+    Args:
+        data: see :data:`Data`.
+        split: of a data set on the hub.
+
+    Raises:
+        UserError: the source is missing or can't be read, or a record is wrong.
+    """
+    if isinstance(data, str | os.PathLike):
+        name, path = os.fspath(data), Path(data).expanduser()
+        if path.is_file() or path.suffix.lower() in FORMATS or (name.startswith(("/", ".", "~")) and not path.is_dir()):
+            return read_records(path)
+        return [parse_record(row, name, number) for number, row in read_rows(name, split=split)]
+    if isinstance(data, Mapping):
+        raise UserError(f"expected records, got an object with the keys {', '.join(map(str, data))}; pass one of them")
+    return list(as_records(data))
 
 
 def read_rows(
@@ -86,7 +104,7 @@ def _read_json_lines(path: Path, wrong: Wrong) -> Rows:
 
 
 def _read_json(path: Path, wrong: Wrong) -> Rows:
-    """A list of objects; an object of columns, each a list or, as pandas writes it, an object; or JSON lines."""
+    """A list of objects, or JSON lines."""
     try:
         value = json.loads(read_text(path))
     except json.JSONDecodeError as error:
@@ -98,8 +116,9 @@ def _read_json(path: Path, wrong: Wrong) -> Rows:
     except (ValueError, RecursionError) as error:
         # A number of thousands of digits, brackets in thousands of brackets.
         raise UserError(f"can't be read as JSON ({_first_line(error)})", path=path) from None
-    rows = value if isinstance(value, list) else _from_columns(value, path)
-    for number, row in enumerate(rows, start=1):
+    if not isinstance(value, list):
+        raise UserError("expected a list of objects", path=path)
+    for number, row in enumerate(value, start=1):
         if not isinstance(row, dict):
             told = f"element {number} is a JSON {type(row).__name__}, expected an object"
             wrong(UserError(told, path=path), number)
@@ -117,29 +136,6 @@ def _not_utf8(path: Path) -> UserError:
     except UserError as error:
         return error
     raise AssertionError("a file has changed while it was read")
-
-
-def _from_columns(value: Any, path: Path) -> Iterable[dict[str, Any]]:
-    if (
-        not isinstance(value, dict)
-        or not value
-        or not all(isinstance(column, list | dict) for column in value.values())
-    ):
-        raise UserError("expected a list of objects, or an object of columns", path=path)
-    index = next((list(column) for column in value.values() if isinstance(column, dict)), [])
-    for name, column in value.items():
-        if isinstance(column, dict) and column.keys() != set(index):
-            raise UserError(
-                f"the column '{name}' has other rows than those before it; expected the same keys", path=path
-            )
-    columns = {
-        name: column if isinstance(column, list) else [column[key] for key in index] for name, column in value.items()
-    }
-    lengths = {name: len(column) for name, column in columns.items()}
-    if len(set(lengths.values())) > 1:
-        told = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
-        raise UserError(f"the columns differ in length ({told}); expected as many values in each", path=path)
-    return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
 
 
 def _read_csv(path: Path, wrong: Wrong) -> Rows:
@@ -200,7 +196,10 @@ def _header(names: list[str], path: Path) -> list[str]:
 
 
 def _read_parquet(path: Path, wrong: Wrong) -> Rows:
-    arrow, parquet = (_library(name, "a Parquet file") for name in ("pyarrow", "pyarrow.parquet"))
+    # Imported here: it takes a fifth of a second.
+    import pyarrow
+    from pyarrow import parquet
+
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
@@ -209,7 +208,7 @@ def _read_parquet(path: Path, wrong: Wrong) -> Rows:
                     number += 1
                     yield number, row
     # Text that is none, and dates that Python does not have, are found out row by row.
-    except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise UserError(f"no readable Parquet file ({_first_line(error)}); write it again", path=path) from None
 
 
@@ -225,7 +224,8 @@ FORMATS = {
 
 
 def _read_dataset(name: str, split: str | None, subset: str | None) -> Rows:
-    datasets = _library("datasets", "--dataset")
+    import datasets
+
     try:
         # All splits are fetched in any case; asked for together, they can be named where a wrong one is wanted.
         splits = datasets.load_dataset(name, subset)
@@ -245,14 +245,6 @@ def _read_dataset(name: str, split: str | None, subset: str | None) -> Rows:
         wrong = "has several splits; pass --split with one of" if split is None else f"has no split '{split}'; it has"
         raise UserError(f"{wrong} {', '.join(splits)}", path=name)
     yield from enumerate(splits[split], start=1)
-
-
-def _library(name: str, what: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        package = name.partition(".")[0]
-        raise UserError(f"{what} needs the package '{package}'; run: pip install {package}") from None
 
 
 def _first_line(error: BaseException) -> str:

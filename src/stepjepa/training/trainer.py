@@ -18,14 +18,14 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import HubStrategy, rotate_checkpoints, speed_metrics
 
 from stepjepa.batch.collate import Batch
-from stepjepa.batch.dataset import Data, Prepared, prepare
+from stepjepa.batch.dataset import Prepared, prepare
 from stepjepa.batch.sampler import StepSampler
 from stepjepa.batch.stream import (
     STREAM_FILE,
     RecordStream,
     StreamCallback,
+    StreamCounts,
     StreamDataset,
-    Tally,
     as_stream,
     refuse_for_stream,
     stream_loader,
@@ -35,6 +35,7 @@ from stepjepa.compute.equal_compute import Plan
 from stepjepa.compute.flop_callback import FlopTracker
 from stepjepa.compute.flops import FlopModel
 from stepjepa.config import JepaConfig
+from stepjepa.data.sources import Data
 from stepjepa.disk import naming_disk_errors
 from stepjepa.evaluation.in_training import COUNT
 from stepjepa.models.architecture import has_experts
@@ -142,7 +143,7 @@ class JepaTrainer(Trainer):
             args.ddp_find_unused_parameters = False
         self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)
         attach_heads(model, self.objective.heads(base_model(model).config.get_text_config(), args.seed))
-        self.stream, self.tally = as_stream(train_dataset), Tally()
+        self.stream, self.stream_counts = as_stream(train_dataset), StreamCounts()
         self.prepared, streamed = None, None
         if self.stream is not None:
             refuse_for_stream(args, self.stream, track_flop)
@@ -195,7 +196,7 @@ class JepaTrainer(Trainer):
             say = print if self.is_world_process_zero() else None
             self.tracker = FlopTracker(flops, self.plan, say=say, total=self.total)
         if self.stream is not None:
-            self.add_callback(StreamCallback(lambda: self.tally, self.jepa, self.stream))
+            self.add_callback(StreamCallback(lambda: self.stream_counts, self.jepa, self.stream))
         if args.push_to_hub and args.hub_strategy != HubStrategy.END:
             about = {"model": base_model(model).config._name_or_path, "jepa": self.jepa.to_dict()}
             self.add_callback(UploadCallback(self.hub_model_id, about))
@@ -224,10 +225,10 @@ class JepaTrainer(Trainer):
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         """As in Trainer: the micro-batches of a step, with what its terms count over accumulation and processes."""
         if self.stream is not None:
-            epoch_iterator = map(self.tally.meet, epoch_iterator)
+            epoch_iterator = map(self.stream_counts.meet, epoch_iterator)
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.stream is not None:
-            self.tally.settle()
+            self.stream_counts.sum_over_processes()
         counts = self._counts(batches)
         self.guard.begin_step()
         self.meter.begin_step(counts)
@@ -314,7 +315,7 @@ class JepaTrainer(Trainer):
             UserError: memory has run out, or a loss or a gradient is not finite; no checkpoint has been touched.
         """
         self.guard.skipped = 0
-        self.tally = Tally()
+        self.stream_counts = StreamCounts()
 
         def say() -> str:
             last = self.guard.micros[-1] if self.guard.micros else None
@@ -348,7 +349,7 @@ class JepaTrainer(Trainer):
         Of a stream these are of the records trained on so far, in every epoch again.
         """
         if self.stream is not None:
-            found = self.tally.found(self.stream) | {"template": self.train_dataset.template()}
+            found = self.stream_counts.found(self.stream) | {"template": self.train_dataset.template()}
         else:
             assert self.prepared is not None
             found = {name: getattr(self.prepared, name) for name in ("counts", "tokens", "template")}
@@ -364,7 +365,7 @@ class JepaTrainer(Trainer):
                 # Of a step that was skipped.
                 del logs["grad_norm"]
             more = {"nonfinite_steps": float(self.guard.skipped)} if self.guard.skipped else {}
-            more |= {} if self.stream is None else self.tally.columns()
+            more |= {} if self.stream is None else self.stream_counts.columns()
             # The weights with a schedule are those of the last step.
             progress = max(self.state.global_step - 1, 0) / max(self.state.max_steps, 1)
             logs = self.meter.line(logs, progress, {**more, "total_flos": self.state.total_flos})
@@ -452,7 +453,7 @@ class JepaTrainer(Trainer):
         if self.ema is not None and not self.args.save_only_model:
             self.ema.save(folder)
         if self.stream is not None:
-            self.tally.save(folder)
+            self.stream_counts.save(folder)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """As in Trainer, with the heads of terms in files of their own.
@@ -511,7 +512,7 @@ class JepaTrainer(Trainer):
         if self.ema is not None:
             self.ema.load(checkpoint)
         if self.stream is not None:
-            self.tally = Tally.load(checkpoint, check=not self.args.ignore_data_skip)
+            self.stream_counts = StreamCounts.load(checkpoint)
         elif (Path(checkpoint) / STREAM_FILE).is_file():
             raise ValueError(f"expected a checkpoint of prepared records, got {checkpoint}, which was made on a stream")
         self.meter.num_tokens = float(self.state.num_input_tokens_seen)
