@@ -29,6 +29,7 @@ WITHOUT_EFFECT = (
     "eval_use_gather_object",
     "include_for_metrics",
     "length_column_name",
+    "hub_always_push",
 )
 
 
