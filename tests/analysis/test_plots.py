@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgba
+from matplotlib.image import imread
 
 from stepjepa.analysis.files import DATA_FILE, JSON_FILE, REST, Analysis, ModelAnalysis, check_folder, load, save
 from stepjepa.analysis.plots import PALETTE, REST_COLOUR, draw_projection, draw_singular_values, write_figures
@@ -240,6 +241,17 @@ def test_files_are_whole_and_the_same_for_the_same_data(tmp_path: Path) -> None:
     assert len(legend.get_texts()) == 9
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 9
     assert legend.get_texts()[1].get_text().startswith("▯▯ $x_1$ (mean")
+
+
+def test_no_label_is_cut(tmp_path: Path) -> None:
+    # Wide in one direction only: the ticks of the other axis change when both get the same scale.
+    for ratio in (1, 5, 50):
+        model = make_model("one", [REST, 0, 1, 2] * 10, both=False)
+        plane = np.random.default_rng(7).standard_t(3, size=(40, 2)) * [ratio, 1]
+        model = replace(model, planes={"pca": plane}, captions={"pca": {"variance": [0.5, 0.25]}})
+        write_figures(make_analysis("paraphrase", models=(model,)), tmp_path)
+        pixels = imread(tmp_path / "projection.png")[..., :3]
+        assert min(edge.min() for edge in (pixels[:, 0], pixels[:, -1], pixels[0], pixels[-1])) == 1
 
 
 def test_the_palette_is_told_apart_by_the_colour_blind() -> None:

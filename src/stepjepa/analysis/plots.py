@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stepjepa import drawing
 from stepjepa.analysis.files import FORMATS, REST, Analysis, ModelAnalysis
 from stepjepa.analysis.points import BOTH_VIEWS
 from stepjepa.drawing import drawable
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 
 FONT = "DejaVu Sans"
 
-# Of Okabe and Ito: told apart also by the colour-blind. The yellow of their set is too faint on white.
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
+PALETTE = (*drawing.PALETTE[:-1], "#000000")
 REST_COLOUR = "#BBBBBB"
 LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "^")  # source, target
@@ -64,7 +64,8 @@ def write_figures(analysis: Analysis, folder: str | os.PathLike[str]) -> list[Pa
             file = Path(folder) / f"{name}.{kind}"
             metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {}
             with rc_context({"svg.hashsalt": "stepjepa"}), atomic_write(file, "wb") as stream:
-                figure.savefig(stream, format=kind, dpi=150, metadata=metadata)
+                # An equal aspect changes tick labels after the layout is made; "tight" keeps wider ones in the picture.
+                figure.savefig(stream, format=kind, dpi=150, metadata=metadata, bbox_inches="tight")
             written.append(file)
     return written
 
