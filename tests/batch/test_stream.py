@@ -237,9 +237,29 @@ def test_errors_of_one_process_are_raised_by_all(trained_tokenizer: Any, monkeyp
     dataset = StreamDataset(trained_tokenizer, JepaConfig(mode="step-jepa", max_length=5))
     items, batch = dataset.__getitems__(StreamedBatch(tuple(records(2))))
     assert items == [] and batch.error is not None
-    monkeypatch.setattr(module, "gather_object", lambda own: [*own, (Counter(), batch.error)])
+    monkeypatch.setattr(module, "gather_object", lambda own: [*own, (Counter(), (0, 0), batch.error)])
     with pytest.raises(UserError, match=r"memory\.jsonl:1: the record has"):
         StreamCounts().sum_over_processes()
+    monkeypatch.setattr(module, "gather_object", lambda own: [*own, (Counter(), (0, 77), None)])
+    with pytest.raises(UserError, match="the processes read different records"):
+        StreamCounts().sum_over_processes()
+
+
+def test_a_checkpoint_tells_another_stream_apart(tmp_path: Path) -> None:
+    steps, others = (list(StreamSampler(RecordStream(each), 2, 4)) for each in (records(9), records(9)[::-1]))
+    counts = StreamCounts()
+    for batch in steps[:2]:
+        counts.meet({"streamed": batch})
+    counts.sum_over_processes()
+    counts.save(tmp_path)
+    for following, check in ((steps[2], True), (others[2], True), (others[2], False)):
+        again = StreamCounts.load(tmp_path, check=check)
+        again.meet({"streamed": following})
+        if following is others[2] and check:
+            with pytest.raises(UserError, match="other records than those that were trained on before"):
+                again.sum_over_processes()
+        else:
+            again.sum_over_processes()
 
 
 def test_skipped_records_leave_their_places_empty(trained_tokenizer: Any) -> None:

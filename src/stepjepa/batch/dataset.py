@@ -30,7 +30,7 @@ from stepjepa.batch.sampler import Key
 from stepjepa.batch.sequences import Ids, Pair, TokenizedRecord, View
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
 from stepjepa.config import JepaConfig, affecting
-from stepjepa.data.records import Record
+from stepjepa.data.records import Record, parse_record
 from stepjepa.data.sources import Data, read_any
 from stepjepa.errors import UserError
 from stepjepa.files import write_json
@@ -238,7 +238,7 @@ def prepare(
     Raises:
         UserError: a record is wrong, none is left, or a mode with views finds no pair at all.
     """
-    records = read_any(data, split)
+    records = _Rows(data) if isinstance(data, datasets.Dataset) else read_any(data, split)
     files = {record.path for record in records}
     # A record knows its line, and not in which of several files.
     source = files.pop() if len(files) == 1 else "<several files>"
@@ -256,6 +256,19 @@ def prepare(
                 say(f"cache: nothing stored ({error}); --cache_dir names another folder, --no_cache does without")
                 shutil.rmtree(entry, ignore_errors=True)
     return replace(found or _tokenize(records, tokenizer, config, what, None), source=source)
+
+
+class _Rows(Sequence[Record]):
+    """The rows of a ``datasets.Dataset`` as records, read when they are needed."""
+
+    def __init__(self, rows: datasets.Dataset) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return parse_record(self._rows[index], line=index + 1)
 
 
 def _tokenize(

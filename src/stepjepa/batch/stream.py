@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -165,6 +166,7 @@ class StreamedBatch:
         with_views: their views are run.
         epoch: of the stream, from 0.
         ends_epoch: the step is known to be the last of its epoch.
+        digests: of all records that were trained on before this step, in their order, and up to its end.
         counts: of tokenised records, by the names of ``COUNTS``, and ``all`` and ``main``: tokens.
         error: what is wrong with a record: an error has to wait until it is its turn, and for the other processes.
     """
@@ -174,6 +176,7 @@ class StreamedBatch:
     with_views: bool = True
     epoch: int = 0
     ends_epoch: bool = False
+    digests: tuple[int, int] = (0, 0)
     counts: Counter[str] = field(default_factory=Counter)
     error: str | None = None
 
@@ -215,7 +218,7 @@ class StreamSampler:
             UserError: a record is wrong, or the source has no records, in the first epoch or in a later one.
         """
         size = self.batch_size * self.accumulation * self.world
-        left, epoch = self.steps, 0
+        left, epoch, digest = self.steps, 0, 0
         while left:
             records, number = self.stream.epoch(epoch, self.seed), 0
             ahead = list(islice(records, 1))
@@ -230,12 +233,22 @@ class StreamSampler:
                 ahead = list(islice(records, 1)) if left and len(members) == size else []
                 ends = len(members) < size or (left > 0 and not ahead)
                 views = draw(self.seed, epoch, number) < self.jepa_ratio
+                digests = digest, _digest(members, digest)
+                digest = digests[1]
                 for part in range(self.accumulation):
                     start = (part * self.world + self.rank) * self.batch_size
                     own = tuple(members[start : start + self.batch_size])
-                    yield StreamedBatch(own, number * size + start, views, epoch, ends)
+                    yield StreamedBatch(own, number * size + start, views, epoch, ends, digests)
                 number += 1
             epoch += 1
+
+
+def _digest(members: list[Record], digest: int) -> int:
+    """32 bits of what is read of some records, and of what came before them."""
+    for record in members:
+        text = repr((record.messages, record.text, record.code))
+        digest = zlib.crc32(text.encode(errors="surrogatepass"), digest)
+    return digest
 
 
 class StreamDataset(Dataset[Any]):
@@ -331,6 +344,7 @@ class StreamCounts:
         self.last = StreamedBatch()
         self._unsummed: Counter[str] = Counter()
         self._error: str | None = None
+        self._expected: int | None = None
 
     @property
     def epochs(self) -> int:
@@ -341,6 +355,12 @@ class StreamCounts:
         """Take what was met out of a batch of this process."""
         self.last = batch.pop("streamed")
         self._error = self._error or self.last.error
+        if self._expected not in (None, self.last.digests[0]):
+            self._error = (
+                "the stream gives other records than those that were trained on before the checkpoint, or gives them "
+                "in another order; resume on the same data"
+            )
+        self._expected = None
         self._unsummed.update(self.last.counts)
         return batch
 
@@ -348,11 +368,18 @@ class StreamCounts:
         """Add up what all processes have met; each calls it once a step.
 
         Raises:
-            UserError: a record of any process is wrong; every process raises it, so that none is left waiting.
+            UserError: a record of any process is wrong, or the processes have read different records; every process
+                raises it, so that none is left waiting.
         """
-        counts, errors = zip(*gather_object([(self._unsummed, self._error)]), strict=True)
+        found = gather_object([(self._unsummed, self.last.digests, self._error)])
+        counts, digests, errors = zip(*found, strict=True)
         for error in filter(None, errors):
             raise UserError(error)
+        if len(set(digests)) > 1:
+            raise UserError(
+                "the processes read different records, or the same ones in different orders; give each of them the "
+                "whole stream, with a fixed seed for what is shuffled"
+            )
         self.totals = sum(counts, self.totals)
         self._unsummed = Counter()
 
@@ -378,11 +405,15 @@ class StreamCounts:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write it into a checkpoint."""
         state = {"totals": dict(self.totals), "epoch": self.last.epoch, "ends_epoch": self.last.ends_epoch}
-        write_json(Path(folder) / STREAM_FILE, state)
+        write_json(Path(folder) / STREAM_FILE, {**state, "digest": self.last.digests[1]})
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> StreamCounts:
+    def load(cls, folder: str | os.PathLike[str], *, check: bool = True) -> StreamCounts:
         """Read it back.
+
+        Args:
+            folder: the checkpoint.
+            check: compare the records that come next with those that came after the checkpoint.
 
         Raises:
             UserError: it is damaged.
@@ -397,7 +428,9 @@ class StreamCounts:
             raise state.wrong("ends_epoch", "true or false")
         found = cls()
         found.totals.update({name: totals.whole(name, 0) for name in totals})
-        found.last = StreamedBatch(epoch=state.whole("epoch", 0), ends_epoch=ends)
+        digest = state.whole("digest", 0)
+        found.last = StreamedBatch(epoch=state.whole("epoch", 0), ends_epoch=ends, digests=(digest, digest))
+        found._expected = digest if check else None
         return found
 
 

@@ -512,7 +512,7 @@ class JepaTrainer(Trainer):
         if self.ema is not None:
             self.ema.load(checkpoint)
         if self.stream is not None:
-            self.stream_counts = StreamCounts.load(checkpoint)
+            self.stream_counts = StreamCounts.load(checkpoint, check=not self.args.ignore_data_skip)
         elif (Path(checkpoint) / STREAM_FILE).is_file():
             raise ValueError(f"expected a checkpoint of prepared records, got {checkpoint}, which was made on a stream")
         self.meter.num_tokens = float(self.state.num_input_tokens_seen)
