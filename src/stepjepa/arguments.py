@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepjepa.config import CHOICES, DEFAULTS, NEEDS_VIEWS, SETTINGS, TYPES, JepaConfig
+from stepjepa.config import CHOICES, DEFAULTS, NEEDS_VIEWS, SETTINGS, TYPES, JepaConfig, layouts_of
 from stepjepa.errors import UserError, shown
 from stepjepa.files import existing_file, read_text, read_yaml
 
@@ -68,11 +68,20 @@ _TYPED: dict[str, Any] = {
 _WITH_SHORT_FORMS = ("labels", "jepa_loss_type")
 
 
+class _LayoutNames(tuple[str, ...]):
+    """Names of layouts; ``module:function`` is taken for one, too, and looked for later."""
+
+    __slots__ = ()
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or ":" in str(name)
+
+
 def add_settings(group: argparse._ArgumentGroup, names: Iterable[str]) -> None:
     """Flags of fields of :class:`JepaConfig`, as their metadata describes them."""
     for name in names:
         about, kind, default = SETTINGS[name], TYPES[name], DEFAULTS[name]
-        choices = CHOICES.get(name)
+        choices = _LayoutNames(layouts_of(*CHOICES["mode"])) if name == "layout" else CHOICES.get(name)
         if kind is bool:
             add_switch(group, f"--{name}", help=about["help"] + (" (on)" if default else ""), default=default)
             continue
