@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stepjepa.config import DEFAULTS, NEEDS_VIEWS, SETTINGS, JepaConfig
+from stepjepa.config import CHOICES, DEFAULTS, NEEDS_VIEWS, SETTINGS, JepaConfig, layouts_of
 from stepjepa.errors import UserError, shown
 from stepjepa.options import add_options, from_args, option, options_of, refuse_without_effect
 
@@ -35,6 +35,15 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError(f"expected a JSON object in braces, got {shown(text)}")
     return found
+
+
+class _LayoutNames(tuple[str, ...]):
+    """Names of layouts; ``module:function`` is taken for one, too, and looked for later."""
+
+    __slots__ = ()
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or ":" in str(name)
 
 
 @dataclass
@@ -101,6 +110,8 @@ def add_training_data(
     add_options(parser, ModeFlags, OBJECTIVE, only=("train_all", "additive_mask"))
     add_options(parser, JepaConfig, "loss", only=losses, without=("terms",))
     add_options(parser, LossFlags, "loss")
+    layout = parser._option_string_actions["--layout"]
+    layout.choices, layout.metavar = _LayoutNames(layouts_of(*CHOICES["mode"])), None
     # Without a default, so that it can be seen whether one was named beside its short form.
     parser.set_defaults(labels=None, jepa_loss_type=None)
 

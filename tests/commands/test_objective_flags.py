@@ -140,7 +140,7 @@ REFUSED: list[tuple[str, str]] = [
     ("--row_length 1", "--row_length: expected 2 or more, got 1"),
     ("--prompt_loss_weight=-1", "--prompt_loss_weight: expected 0 or more, got -1.0"),
     ("--layout inplace", "layout 'inplace' does not exist for mode llm-jepa; choose separate or branched"),
-    ("--layout sideways", "layout 'sideways' does not exist for mode llm-jepa; choose separate or branched"),
+    ("--layout sideways", "invalid choice: 'sideways' (choose from "),
     ("--term_args {}", "--term_args: expected a JSON object for each --term"),
     ("--term own_term:Nothing", "--term"),
     ("--selective_checkpointing --gradient_checkpointing", "exclude each other"),

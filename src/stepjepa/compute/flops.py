@@ -10,14 +10,15 @@ the loss, and the modules of a user's own terms, since only they know what goes 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -26,6 +27,9 @@ from stepjepa.batch.collate import Batch
 from stepjepa.compute.shapes import running
 from stepjepa.models.architecture import find_decoder
 from stepjepa.models.heads import find_heads
+
+SMALL = 5 * 10**7
+"""Parameters below which a pass costs less than one on shapes."""
 
 
 class Shape(NamedTuple):
@@ -114,7 +118,7 @@ class FlopModel:
     def of(
         cls, model: nn.Module, *, gradient_checkpointing: bool = False, reentrant: bool = False, ema: bool = False
     ) -> FlopModel:
-        """Fit the cost to passes of three lengths, which are run on shapes alone where the architecture allows it.
+        """Fit the cost to passes of three lengths; those of a large model are run on shapes alone where it allows that.
 
         Args:
             model: a causal language model or a PEFT wrapper of one, its attention implementation already chosen; not
@@ -123,9 +127,11 @@ class FlopModel:
             reentrant: by the older kind of checkpointing.
             ema: the target comes from a copy of the decoder: one more forward without head and backward.
         """
+        parameters = list(model.parameters())
+        small = parameters[0].device.type != "meta" and sum(p.numel() for p in parameters) < SMALL
         with _as_trained(model, gradient_checkpointing, reentrant):
             try:
-                with running(model):
+                with nullcontext() if small else running(model):
                     costs = _fit(model)
             except (RuntimeError, NotImplementedError, AssertionError):
                 # Experts, whose shapes depend on values.
@@ -208,19 +214,24 @@ def _as_trained(model: Any, gradient_checkpointing: bool, reentrant: bool) -> It
     # Not by the model's own method, which also hooks into the embeddings of adapters, and leaves that behind.
     blocks: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     blocks = [block for block in blocks if gradient_checkpointing and not block.gradient_checkpointing]
+    # Torch does not see what the kernels of quantized weights compute, nor those of FlashAttention.
+    packed: list[Any] = [m for m in model.modules() if isinstance(m, nn.Linear) and not m.weight.is_floating_point()]
     try:
         model.train()
         for parameter, _ in gradients:
             parameter.grad = None
         if "flash" in str(attention):
-            # Torch does not see what its kernels compute.
             base.config._attn_implementation_internal = "sdpa"
+        for layer in packed:
+            layer.forward = partial(_unpacked, layer)
         for block in blocks:
             block.gradient_checkpointing = True
             block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=reentrant)
         with torch.random.fork_rng(), torch.enable_grad():
             yield
     finally:
+        for layer in packed:
+            del layer.forward
         for block in blocks:
             block.gradient_checkpointing = False
         base.config._attn_implementation_internal = attention
@@ -228,6 +239,11 @@ def _as_trained(model: Any, gradient_checkpointing: bool, reentrant: bool) -> It
             parameter.grad = gradient
         for module, mode in modes:
             module.training = mode
+
+
+def _unpacked(layer: nn.Linear, values: Tensor) -> Tensor:
+    """A product of the size of a quantized layer's."""
+    return F.linear(values, values.new_zeros(layer.out_features, layer.in_features))
 
 
 def _head(model: Any) -> tuple[int, int, int]:

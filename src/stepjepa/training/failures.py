@@ -42,6 +42,10 @@ def recording_failures(
     try:
         yield
     except Exception as error:  # of whatever kind: the record must not say for ever that the run goes on
+        for callback in trainer.callback_handler.callbacks:
+            # The thread of TensorBoard's writer would go on writing into a folder that is removed.
+            if getattr(callback, "tb_writer", None) is not None:
+                callback.tb_writer.close()
         first = getattr(trainer, "_initial_global_step", None)
         trained = first is not None and trainer.state.global_step > first
         environment = isinstance(error, OSError) or is_lost(error)
