@@ -1,6 +1,6 @@
 """Run folders that version 0.1.0 has written can still be shown and compared.
 
-``first_edition/`` holds four runs of ``preset:tiny`` on 64 problems of ``prepare stepmath``, 40 steps each, without weights.
+``first_edition/`` holds four runs of ``preset:tiny``: 64 problems of ``prepare stepmath``, 40 steps each, no weights.
 """
 
 from __future__ import annotations
