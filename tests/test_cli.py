@@ -1,6 +1,8 @@
 """The command line: quick, one-line errors with exit code 2, nothing written or lost."""
 
+import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import tiny
 from stepjepa.cli import COMMANDS, main, normalise
 from stepjepa.files import write_jsonl
+from stepjepa.parser import make_parser
 
 GOOD = {"messages": [{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "One.\n\nTwo."}]}
 
@@ -96,7 +99,7 @@ BAD_FLAGS = [
     (["--step_jepa", "--layout", "inplace", "--encoding", "rows"], "use layout 'branched' or encoding 'tree'"),
     (["--front_pred", "--predictors", "0"], "front_pred needs predictor tokens"),
     (["--last_token", "2"], "expected a negative number"),
-    (["--last_token", "x"], "expected 'auto' or a negative number"),
+    (["--last_token", "x"], "expected a negative number or auto"),
     (["--jepa_l2", "--infonce"], "more than one alignment loss"),
     (["--jepa_ratio", "1.5"], "between 0 and 1"),
     (["--lbd", "-1"], "lbd: expected 0 or more"),
@@ -315,10 +318,19 @@ def test_unknown_command(capsys: Any) -> None:
     assert "did you mean train?" in error_of(capsys, "trian")
 
 
-def test_training_help_shows_ours_first(capsys: Any) -> None:
-    assert main(["train", "--help"]) == 0
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])
+def test_help_is_one_screen_and_help_all_has_every_flag(name: str, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    command = importlib.import_module(f"stepjepa.commands.{name}")
+    assert main([name, "--help"]) == 0
     text = capsys.readouterr().out
-    assert text.index("--step_jepa") < text.index("Every other field of transformers.TrainingArguments")
-    assert "--torch_empty_cache_steps" not in text
-    assert main(["train", "--help_all"]) == 0
-    assert "--torch_empty_cache_steps" in capsys.readouterr().out
+    assert len(text.splitlines()) <= 50
+    common = getattr(command, "COMMON", None)
+    if common is None:
+        return
+    assert {f"--{flag}" for flag in common} == {word for word in text.split() if word in {f"--{f}" for f in common}}
+    assert main([name, "--help_all"]) == 0
+    text = capsys.readouterr().out
+    flags = {option for action in make_parser(name, command)._actions for option in action.option_strings}
+    assert flags <= set(re.findall(r"--?[a-z]\w*", text))
+    assert ("--torch_empty_cache_steps" in text) == (name in ("train", "estimate"))

@@ -11,18 +11,18 @@ TRAIN = ["train", "--train_file", "t", "--model_name", "preset:tiny", "--output_
 ERRORS = [
     (["trian"], "unknown command 'trian'; did you mean train?"),
     (["--hlep"], "unknown command '--hlep'; did you mean --help?"),
-    (["xyz"], "unknown command 'xyz'; choose one of train, "),
+    (["xyz"], "unknown command 'xyz'; choose one of prepare, "),
     (["train"], "--model_name and --output_dir are missing; stepjepa train --help says more"),
     (["train", "--modle_name", "x"], "unknown argument '--modle_name'; did you mean --model_name?"),
     ([*TRAIN, "--logging_stesp", "3"], "did you mean --logging_steps?"),
-    ([*TRAIN, "--xyzzy"], "unknown argument '--xyzzy'; stepjepa train --help names all"),
+    ([*TRAIN, "--xyzzy"], "unknown argument '--xyzzy'; stepjepa train --help_all names all"),
     (
         [*TRAIN, "stray"],
         "unknown argument 'stray', which belongs to no flag; leave it out, put several files together into one, or",
     ),
-    ([*TRAIN, "--layout", "branchd"], "argument --layout: invalid choice 'branchd'; did you mean 'branched'?"),
-    ([*TRAIN, "--layout", "xyz"], "argument --layout: invalid choice: 'xyz' (choose from "),
-    ([*TRAIN, "--layout"], "--layout needs a value: one of separate, branched, inplace; give it one, or leave"),
+    ([*TRAIN, "--pooling", "meam"], "argument --pooling: invalid choice 'meam'; did you mean 'mean'?"),
+    ([*TRAIN, "--pooling", "xyz"], "argument --pooling: invalid choice: 'xyz' (choose from "),
+    ([*TRAIN, "--pooling"], "--pooling needs a value: one of last, mean; give it one, or leave"),
     ([*TRAIN, "--cache_dir"], "--cache_dir needs a value; give it one, or leave the flag out"),
     ([*TRAIN, "--predictors", "two"], "argument --predictors: expected a whole number, got 'two'"),
     ([*TRAIN, "--lbd", "high"], "argument --lbd: expected a number, got 'high'"),
@@ -67,7 +67,8 @@ def test_errors_tell_the_remedy(given: list[str], words: str, capsys: pytest.Cap
     ("content", "words"),
     [
         ("layot: branched\n", ":1: unknown key 'layot'; did you mean 'layout'?"),
-        ("lbd: 1\nlayout: branchd\n", ":2: argument --layout: invalid choice 'branchd'; did you mean 'branched'?"),
+        ("lbd: 1\npooling: meam\n", ":2: argument --pooling: invalid choice 'meam'; did you mean 'mean'?"),
+        ("lbd: 1\nbatch_size: 0\n", ":2: argument --batch_size: expected 1 or more, got 0"),
         # Under a second name, which the message of the flag does not have.
         ("lbd: 1\n\nper_device_train_batch_size: x\n", ":3: argument --batch_size: expected a whole number, got 'x'"),
     ],

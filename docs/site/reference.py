@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import stepjepa
 from stepjepa.commands import COMMANDS
-from stepjepa.config import CHOICES, DEFAULTS, RANGES, SETTINGS, layouts_of
-from stepjepa.parser import Parser, add_offline
+from stepjepa.config import CHOICES, DEFAULTS, SETTINGS, layouts_of
+from stepjepa.parser import make_parser
 
 GROUPS = {
     "Records": ("data",),
@@ -36,11 +36,7 @@ def commands() -> str:
         "",
     ]
     for name in COMMANDS:
-        module = importlib.import_module(f"stepjepa.commands.{name}")
-        parser = Parser(prog=f"stepjepa {name}", description=module.SUMMARY, allow_abbrev=False)
-        module.add_arguments(parser)
-        add_offline(parser)
-        lines += _command(parser, 2)
+        lines += _command(make_parser(f"stepjepa {name}", importlib.import_module(f"stepjepa.commands.{name}")), 2)
     return "\n".join(lines) + "\n"
 
 
@@ -116,8 +112,8 @@ def _default(name: str) -> str:
 
 
 def _values(name: str) -> str:
-    if name in RANGES:
-        return RANGES[name][1]
+    if SETTINGS[name]["allowed"]:
+        return str(SETTINGS[name]["allowed"][1])
     values = layouts_of(*CHOICES["mode"]) if name == "layout" else CHOICES.get(name, ())
     return ", ".join(f"`{value}`" for value in values)
 

@@ -16,7 +16,7 @@ from stepjepa.commands import COMMANDS
 from stepjepa.disk import naming_disk_errors
 from stepjepa.errors import UserError, one_line, visible
 from stepjepa.offline import go_offline, no_telemetry, wanted
-from stepjepa.parser import Parser, add_offline, innermost, refuse_unknown
+from stepjepa.parser import innermost, make_parser, refuse_unknown
 from stepjepa.signals import Stopped, end_with_launcher, raising
 from stepjepa.terminal import open_standard_streams
 
@@ -80,22 +80,16 @@ def _introduce(version: bool) -> int:
     return 0
 
 
-def _quiet() -> None:
-    """No warnings of libraries about each other, unless Python was told to warn."""
-    if not sys.warnoptions:
-        warnings.filterwarnings("ignore", category=FutureWarning)
-
-
 def _run(name: str, arguments: list[str]) -> int:
     # Before anything is imported that reads the environment.
     no_telemetry()
     if wanted(arguments):
         go_offline()
     command = importlib.import_module(f"stepjepa.commands.{name}")
-    parser = Parser(prog=f"stepjepa {name}", description=command.SUMMARY, allow_abbrev=False)
-    command.add_arguments(parser)
-    add_offline(parser)
-    _quiet()
+    parser = make_parser(f"stepjepa {name}", command)
+    # No warnings of libraries about each other, unless Python was told to warn.
+    if not sys.warnoptions:
+        warnings.filterwarnings("ignore", category=FutureWarning)
     if hasattr(command, "parse"):
         parsed = command.parse(parser, arguments)
     else:

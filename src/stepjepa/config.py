@@ -4,15 +4,15 @@ Everything about a field stands in its one line: flags, ``--help``, choices, ran
 key of tokenised data in the cache derive from it.
 """
 
-# ruff: noqa: RUF009  # setting() makes the field
+# ruff: noqa: RUF009  # option() makes the field
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from stepjepa.options import FROM_ONE, FROM_TWO, FROM_ZERO, option, options_of, wrong_value
 
 Mode = Literal["regular", "llm-jepa", "step-jepa"]
 Encoding = Literal["auto", "tree", "rows"]
@@ -24,45 +24,16 @@ TargetGrad = Literal["on", "stop", "ema"]
 LbdSchedule = Literal["constant", "warmup", "cosine"]
 StpForm = Literal["paper", "random_span"]
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Names of the dtypes of weights; ``auto`` is the checkpoint's own."""
+
+DTYPES: tuple[str, ...] = get_args(Dtype)
 
 DEFAULT_PREDICTORS = {"regular": 0, "llm-jepa": 1, "step-jepa": 2}
 
 Affects = Literal["sequences", "encoding", "objective"]
 """What a field changes: which sequences a record becomes (so that it must be tokenised anew), how they become rows, or
 only what is computed of them."""
-
-Range = tuple[Callable[[Any], bool], str]
-"""Whether a value is allowed, and how that is said. Comparisons are such that NaN is refused."""
-
-FROM_ZERO: Range = (lambda value: 0 <= value < math.inf, "0 or more")
-FROM_ONE: Range = (lambda value: value >= 1, "1 or more")
-FROM_TWO: Range = (lambda value: value >= 2, "2 or more")
-
-
-def setting(
-    default: Any,
-    help: str,
-    affects: Affects,
-    *,
-    views: bool = False,
-    only_with: str | None = None,
-    allowed: Range | None = None,
-) -> Any:
-    """A field of :class:`JepaConfig`.
-
-    Args:
-        default: its default.
-        help: what it is, for ``--help`` and the reference page.
-        affects: see :data:`Affects`.
-        views: it does nothing in regular training.
-        only_with: it does nothing unless another field is set, as in ``stp``, or has a value, as in
-            ``target_grad ema``.
-        allowed: its range.
-    """
-    about = {"help": help, "affects": affects, "views": views}
-    return field(default=default, metadata={**about, "only_with": only_with, "allowed": allowed})
 
 
 @dataclass
@@ -74,204 +45,220 @@ class JepaConfig:
             both and the remedy.
     """
 
-    mode: Mode = setting(
+    mode: Mode = option(
         "llm-jepa",
         "regular is plain fine-tuning; llm-jepa pairs the user's message with the assistant's; step-jepa pairs "
         "consecutive reasoning steps",
-        "sequences",
+        affects="sequences",
     )
-    layout: str | None = setting(
+    layout: str | None = option(
         None,
         "which sequences views become; LLM-JEPA: separate or branched; Step-JEPA: branched or inplace (the first); or "
         "module:function of your own",
-        "sequences",
+        affects="sequences",
+        metavar="NAME",
         views=True,
     )
-    predictors: int | None = setting(
+    predictors: int | None = option(
         None,
         "predictor tokens (1 for LLM-JEPA, 2 for Step-JEPA); 0 is allowed",
-        "sequences",
+        affects="sequences",
         views=True,
         allowed=FROM_ZERO,
     )
-    pairs: Literal["first", "all"] = setting(
-        "first", "the first pair of each record, or all consecutive ones", "sequences", views=True
+    pairs: Literal["first", "all"] = option(
+        "first", "the first pair of each record, or all consecutive ones", affects="sequences", views=True
     )
-    front_pred: bool = setting(
-        False, "predictor tokens before the source view, which is read at its last token", "sequences", views=True
+    front_pred: bool = option(
+        False,
+        "predictor tokens before the source view, which is read at its last token",
+        affects="sequences",
+        views=True,
     )
-    reverse_pred: bool = setting(False, "the second view predicts the first", "sequences", views=True)
-    last_token: int | None = setting(
+    reverse_pred: bool = option(False, "the second view predicts the first", affects="sequences", views=True)
+    last_token: int | None = option(
         None,
         "read embeddings at this token of the templated view, counted from its end (-1 is the last, the "
         "template's tail included); auto: the last predictor of the source, the last token of the target's "
         "content",
-        "sequences",
+        affects="sequences",
         views=True,
-        allowed=(lambda value: value < 0, "a negative number (-1 is the last token)"),
+        allowed=(lambda value: value < 0, "a negative number or auto (-1 is the last token)"),
+        parse=lambda text: None if text == "auto" else int(text),
     )
-    pair_distance: int = setting(1, "a step predicts the one N further on", "sequences", views=True, allowed=FROM_ONE)
-    pooling: Pooling = setting(
+    pair_distance: int = option(
+        1, "a step predicts the one N further on", affects="sequences", views=True, allowed=FROM_ONE
+    )
+    pooling: Pooling = option(
         "last",
         "read an embedding at one token, or average over the source's predictor tokens and the target's content",
-        "sequences",
+        affects="sequences",
         views=True,
     )
-    step_separator: str = setting("blank", "blank (lines), line (ends), or a literal string", "sequences", views=True)
-    require_pairs: bool = setting(
+    step_separator: str = option(
+        "blank", "blank (lines), line (ends), or a literal string", affects="sequences", views=True
+    )
+    require_pairs: bool = option(
         False,
         "a record without a usable pair is an error; otherwise it trains the LM loss and is counted",
-        "sequences",
+        affects="sequences",
         views=True,
     )
-    labels: Labels = setting(
+    labels: Labels = option(
         "assistant",
         "tokens that carry LM loss: the assistant's content and end of turn; all; or those of the published "
         "collator (reference: all but what equals the padding token)",
-        "sequences",
+        affects="sequences",
     )
-    plain: bool = setting(
-        False, "no chat format: question <|perception|> answer; with labels all the question alone", "sequences"
+    plain: bool = option(
+        False, "no chat format: question <|perception|> answer; with labels all the question alone", affects="sequences"
     )
-    max_length: int = setting(512, "most tokens of a record's main text", "sequences", allowed=FROM_TWO)
-    over_length: Literal["error", "truncate", "skip"] = setting(
-        "error", "what to do with a longer record; 'drop' is another word for skip", "sequences"
+    max_length: int = option(512, "most tokens of a record's main text", affects="sequences", allowed=FROM_TWO)
+    over_length: Literal["error", "truncate", "skip"] = option(
+        "error",
+        "what to do with a longer record; 'drop' is another word for skip",
+        affects="sequences",
+        parse=lambda text: "skip" if text == "drop" else text,
     )
-    encoding: Encoding = setting(
+    encoding: Encoding = option(
         "auto",
         "tree packs the sequences of a micro-batch into rows in which every common beginning stands once; rows "
         "gives each sequence a plain row; auto tries the model out and picks",
-        "encoding",
+        affects="encoding",
+        # The word of the first edition.
+        parse=lambda text: "tree" if text == "forest" else text,
     )
-    row_length: int | None = setting(
+    row_length: int | None = option(
         None,
         "most tokens of a row of trees (by device and attention); a longer sequence makes rows as long as itself",
-        "encoding",
+        affects="encoding",
         allowed=FROM_TWO,
     )
-    share_prefixes: bool = setting(
+    share_prefixes: bool = option(
         True,
         "compute common beginnings of different records of a micro-batch once; off shares within each record alone",
-        "encoding",
+        affects="encoding",
     )
-    lbd: float = setting(0.1, "weight of the alignment loss", "objective", views=True, allowed=FROM_ZERO)
-    gamma: float = setting(1.0, "weight of the LM loss", "objective", allowed=FROM_ZERO)
-    prompt_loss_weight: float = setting(
+    lbd: float = option(0.1, "weight of the alignment loss", affects="objective", views=True, allowed=FROM_ZERO)
+    gamma: float = option(1.0, "weight of the LM loss", affects="objective", allowed=FROM_ZERO)
+    prompt_loss_weight: float = option(
         0.0,
         "weight of the LM loss on the tokens of user messages, a mean of its own; system prompt and template do "
         "not count",
-        "objective",
+        affects="objective",
         allowed=FROM_ZERO,
     )
-    jepa_loss_type: Alignment = setting("cosine", "distance between paired embeddings", "objective", views=True)
-    infonce_temperature: float = setting(
+    jepa_loss_type: Alignment = option("cosine", "distance between paired embeddings", affects="objective", views=True)
+    infonce_temperature: float = option(
         0.07,
         "temperature of infonce",
-        "objective",
+        affects="objective",
         views=True,
         only_with="jepa_loss_type infonce",
         allowed=(lambda value: 0 < value < math.inf, "more than 0"),
     )
-    jepa_ratio: float = setting(
+    jepa_ratio: float = option(
         1.0,
         "share of optimizer steps with the alignment loss; the others run without views, at the cost of regular "
         "training (loss dropout with alpha = 1 - jepa_ratio)",
-        "objective",
+        affects="objective",
         views=True,
         allowed=(lambda value: 0 <= value <= 1, "a share between 0 and 1"),
+        # The published scripts say with a negative number that no step is dropped.
+        parse=lambda text: 1.0 if float(text) < 0 else float(text),
     )
-    lbd_schedule: LbdSchedule = setting(
+    lbd_schedule: LbdSchedule = option(
         "constant",
         "of lbd over the run: warmup rises from 0, cosine falls to 0 along half a cosine",
-        "objective",
+        affects="objective",
         views=True,
     )
-    lbd_warmup: float = setting(
+    lbd_warmup: float = option(
         0.1,
         "share of the run over which lbd rises",
-        "objective",
+        affects="objective",
         views=True,
         only_with="lbd_schedule warmup",
         allowed=(lambda value: 0 < value <= 1, "a share of the run above 0 and up to 1"),
     )
-    predictor_head: PredictorHead = setting(
+    predictor_head: PredictorHead = option(
         "none",
         "a trained map on the source embedding (mlp: one hidden layer), saved beside the model; inference never "
         "needs it",
-        "objective",
+        affects="objective",
         views=True,
     )
-    target_grad: TargetGrad = setting(
+    target_grad: TargetGrad = option(
         "on",
         "train the model through the target, not (stop), or encode it with an exponential moving average of the "
         "weights (ema)",
-        "objective",
+        affects="objective",
         views=True,
     )
-    ema_decay: float = setting(
+    ema_decay: float = option(
         0.99,
         "what the average keeps of itself at every step",
-        "objective",
+        affects="objective",
         views=True,
         only_with="target_grad ema",
         allowed=(lambda value: 0 <= value < 1, "0 or more and less than 1"),
     )
-    jepa_layer: int = setting(
+    jepa_layer: int = option(
         -1,
         "hidden state that embeddings are read from, as transformers counts hidden_states: 0 are the token "
         "embeddings, -1 the last one, after the final norm",
-        "objective",
+        affects="objective",
         views=True,
     )
-    sigreg: float = setting(
+    sigreg: float = option(
         0.0,
         "weight of SIGReg, which makes the embeddings of a batch look like draws of a standard normal distribution",
-        "objective",
+        affects="objective",
         views=True,
         allowed=FROM_ZERO,
     )
-    variance: float = setting(
+    variance: float = option(
         0.0,
         "weight of VICReg's variance term, which keeps the standard deviation of every dimension at 1 or more",
-        "objective",
+        affects="objective",
         views=True,
         allowed=FROM_ZERO,
     )
-    covariance: float = setting(
+    covariance: float = option(
         0.0,
         "weight of VICReg's covariance term, which keeps dimensions from repeating each other",
-        "objective",
+        affects="objective",
         views=True,
         allowed=FROM_ZERO,
     )
-    stp: float = setting(
+    stp: float = option(
         0.0,
         "weight of Semantic Tube Prediction, which needs no views: any mode takes it, and loss dropout leaves it; "
         "0.02 where no number is named",
-        "objective",
+        affects="objective",
         allowed=FROM_ZERO,
+        const=0.02,
     )
-    stp_form: StpForm = setting(
+    stp_form: StpForm = option(
         "paper",
         "formula of STP: three random places of the text, as in the paper, or a random span of the messages "
         "against the rest of them, as in the published code",
-        "objective",
+        affects="objective",
         only_with="stp",
     )
-    terms: tuple[dict[str, Any], ...] = setting(
+    terms: tuple[dict[str, Any], ...] = option(
         (),
         "terms of your own beside these: {'term': 'module:Class', 'args': {...}} each; on the command line --term "
         "and --term_args",
-        "objective",
+        affects="objective",
     )
 
     def __post_init__(self) -> None:
         if str(self.encoding) == "forest":
             # The word of the first edition.
             self.encoding = "tree"
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name}: expected one of {', '.join(choices)}, got '{getattr(self, name)}'")
+        if fault := wrong_value(self):
+            raise ValueError(fault)
         if self.layout is not None and ":" in self.layout:
             from stepjepa.batch.layouts import load_layout
 
@@ -283,10 +270,6 @@ class JepaConfig:
             raise ValueError(f"layout '{self.layout}' does not exist for mode {self.mode}; choose {' or '.join(known)}")
         if self.predictors is None:
             self.predictors = DEFAULT_PREDICTORS[self.mode]
-        for name, (allowed, words) in RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not allowed(value):
-                raise ValueError(f"{name}: expected {words}, got {value}")
         if not self.step_separator:
             raise ValueError("step_separator: expected 'blank', 'line' or a literal string, got an empty one")
         # A list where it comes from JSON.
@@ -356,27 +339,17 @@ def changes_text(layout: str | None) -> bool:
 def affecting(config: JepaConfig, what: Affects) -> dict[str, Any]:
     """The fields of a configuration that change one thing alone, with their values.
 
-    ``affecting(config, "sequences")`` is what the tokens of a record depend on.
+    ``affecting(config, affects="sequences")`` is what the tokens of a record depend on.
     """
     return {name: getattr(config, name) for name, about in SETTINGS.items() if about["affects"] == what}
 
 
-SETTINGS = {each.name: each.metadata for each in fields(JepaConfig)}
-"""What :func:`setting` was told of each field."""
+SETTINGS = {each.name: each.metadata for each, _ in options_of(JepaConfig)}
+"""What :func:`option` was told of each field."""
 
-DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(JepaConfig)}
+DEFAULTS: dict[str, Any] = {each.name: each.default for each, _ in options_of(JepaConfig)}
 
-TYPES: dict[str, Any] = {
-    # Of optional fields, what they are if they are something.
-    name: next((each for each in get_args(hint) if each is not NoneType), hint) if NoneType in get_args(hint) else hint
-    for name, hint in get_type_hints(JepaConfig).items()
-}
+CHOICES = {each.name: kind.choices for each, kind in options_of(JepaConfig) if kind.choices}
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    name: get_args(kind) for name, kind in TYPES.items() if get_origin(kind) is Literal
-}
-
-RANGES: dict[str, Range] = {name: about["allowed"] for name, about in SETTINGS.items() if about["allowed"]}
-
-NEEDS_VIEWS = tuple(name for name, about in SETTINGS.items() if about["views"])
+NEEDS_VIEWS = tuple(name for name, about in SETTINGS.items() if about.get("views"))
 """What regular training has no use for."""

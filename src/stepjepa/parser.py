@@ -1,11 +1,12 @@
-"""An argument parser whose errors are one line, with the nearest known flag."""
+"""The argument parser of every command: a first screen of help, errors of one line with the nearest known flag."""
 
 from __future__ import annotations
 
 import argparse
+import copy
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -17,15 +18,32 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         origins: for each flag that a configuration file names, file and line, for errors.
+        common: names of the options that ``--help`` shows, with the first clause of what they are; None for all.
     """
 
     origins: Mapping[str, str] = MappingProxyType({})
+    common: Collection[str] | None = None
     _given: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As always; what was given is remembered for :meth:`error`."""
         self._given = list(args or ())
         return super().parse_known_args(args, namespace)
+
+    def format_help(self) -> str:
+        """The help: of all options, or of the common ones in a few words each."""
+        if self.common is None:
+            return super().format_help()
+        formatter = argparse.RawDescriptionHelpFormatter(self.prog, max_help_position=27)
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_arguments([_short(each) for each in group._group_actions if each.dest in self.common])
+            formatter.end_section()
+        count = sum(each.dest not in self.common for each in self._actions)
+        formatter.add_text(f"{self.epilog or ''}\n{self.prog} --help_all: {count} more flags.".strip())
+        return formatter.format_help()
 
     def error(self, message: str) -> NoReturn:
         """Print the message and exit with code 2."""
@@ -77,13 +95,59 @@ def innermost(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> ar
     return parser
 
 
-def add_offline(parser: argparse.ArgumentParser) -> None:
-    """``--offline`` for a command and its sub-commands; it has been followed by the time that it is parsed."""
+def _short(action: argparse.Action) -> argparse.Action:
+    """An option as the first screen of help shows it: one name, the first clause."""
+    short = copy.copy(action)
+    short.option_strings = list(action.option_strings[:1])
+    short.help = getattr(action, "summary", action.help)
+    short.metavar = None if action.metavar == "BOOL" else action.metavar
+    short.nargs = 0 if action.metavar == "BOOL" else action.nargs
+    return short
+
+
+def make_parser(prog: str, command: Any) -> Parser:
+    """The parser of a command.
+
+    Args:
+        prog: its name, for messages.
+        command: the module ``stepjepa.commands.<name>``.
+    """
+    parser = Parser(prog=prog, description=command.SUMMARY, allow_abbrev=False)
+    command.add_arguments(parser)
+    add_general_flags(parser, getattr(command, "COMMON", None), getattr(command, "more_help", str))
+    return parser
+
+
+def add_general_flags(
+    parser: argparse.ArgumentParser, common: Collection[str] | None = None, more_help: Callable[[], str] = str
+) -> None:
+    """``--offline``, for a command and its sub-commands, and ``--help_all`` if ``--help`` does not show all.
+
+    Args:
+        parser: of the command; ``--offline`` has been followed by the time that it parses.
+        common: see :class:`Parser`.
+        more_help: gives text for the end of ``--help_all``.
+    """
     parser.add_argument("--offline", action="store_true", help="connect to no other machine")
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for inner in set(action.choices.values()):
-                add_offline(inner)
+                add_general_flags(inner)
+    if common is None:
+        return
+    if isinstance(parser, Parser):
+        parser.common = common
+    if parser.usage is None:
+        needed = [f"{each.option_strings[0]} {each.metavar}" for each in parser._actions if each.required]
+        parser.usage = " ".join([parser.prog, *needed, "[flags below]"])
+
+    class HelpAll(argparse.Action):
+        def __call__(self, parser: Any, *_: Any) -> None:
+            parser.common = None
+            print(parser.format_help() + more_help())
+            parser.exit()
+
+    parser.add_argument("--help_all", action=HelpAll, nargs=0, help="show every flag")
 
 
 OTHER_TOOLS = {
@@ -128,7 +192,8 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str], know
         parser.error(f"'{name}' of other tools has no counterpart here (docs/coming-from.md); leave it out")
     meant = OTHER_TOOLS.get(name)
     near = [meant] if meant in flags else difflib.get_close_matches(name, flags, n=1)
+    all_flags = "--help" if getattr(parser, "common", None) is None else "--help_all"
     parser.error(
         f"unknown argument '{unknown[0]}'"
-        + (f"; did you mean {near[0]}?" if near else f"; {parser.prog} --help names all")
+        + (f"; did you mean {near[0]}?" if near else f"; {parser.prog} {all_flags} names all")
     )

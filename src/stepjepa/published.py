@@ -4,21 +4,23 @@ So that a published command line runs as it stands. The page docs/published.md s
 torch.
 """
 
+# option() makes the field
+
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from stepjepa.arguments import add_switch, as_arguments
+from stepjepa.config import DEFAULTS
 from stepjepa.errors import UserError
+from stepjepa.flag_files import as_arguments
+from stepjepa.options import option
 
 ANSWERED = 50
 """Held-out records that the published ``--eval_accuracy`` answers where no number is named."""
-
-UNLIMITED, LONGEST = -1, 512
-"""The published ``--max_new_tokens -1``, and the length at which their default settings end an answer all the same."""
 
 IDLE = ("original_model_name", "nosplit_data", "device_map", "device", "use_lora", "no_lora")
 """Flags of the published evaluations that choose what is found out here, or never done."""
@@ -47,23 +49,31 @@ def preset_arguments(args: argparse.Namespace) -> list[str]:
     return as_arguments({**PAPER, **PAPER_OF_MODE[mode]})
 
 
-def add_training_flags(parser: argparse.ArgumentParser) -> None:
+@dataclass
+class TrainingFlags:
     """Flags of the published training scripts, for ``stepjepa train``."""
-    group = parser.add_argument_group("of the published scripts (docs/published.md)")
-    group.add_argument(
-        "--preset",
-        choices=("paper",),
-        help="defaults of the published programs instead of ours: labels, predictors, length; named flags win",
+
+    preset: Literal["paper"] | None = option(
+        None, "defaults of the published programs instead of ours: labels, predictors, length; named flags win"
     )
-    group.add_argument(
-        "--linear", metavar="MODE", help="random_span: short for --regular with --stp, weighted by --lbd"
-    )
-    add_switch(group, "--linear_predictor", help="not here; refused with a reason")
-    add_switch(group, "--eval_accuracy", help="hold out --eval_split of --train_file and answer 50 records of it")
-    add_switch(group, "--wandb", help="short for --report_to wandb")
-    group.add_argument("--wandb_project", metavar="NAME", help="short for WANDB_PROJECT in the environment")
-    group.add_argument("--wandb_run_name", metavar="NAME", help="short for --run_name")
-    add_switch(group, "--no_save", help="short for --save_strategy no")
+    linear: str | None = option(None, "random_span: short for --regular with --stp, weighted by --lbd", metavar="MODE")
+    linear_predictor: bool = option(False, "not here; refused with a reason")
+    eval_accuracy: bool = option(False, "hold out --eval_split of --train_file and answer 50 records of it")
+    wandb: bool = option(False, "short for --report_to wandb")
+    wandb_project: str | None = option(None, "short for WANDB_PROJECT in the environment", metavar="NAME")
+    wandb_run_name: str | None = option(None, "short for --run_name", metavar="NAME")
+    no_save: bool = option(False, "short for --save_strategy no")
+
+
+@dataclass
+class EvaluationFlags:
+    """Flags of the published evaluations, for ``stepjepa evaluate``."""
+
+    original_model_name: str | None = option(None, "nothing: a run folder knows its tokenizer", metavar="NAME")
+    nosplit_data: bool = option(False, "nothing: a test file is never split here")
+    device_map: str | None = option(None, "nothing: see CUDA_VISIBLE_DEVICES", names=("device",), metavar="NAME")
+    use_lora: bool = option(False, "nothing: a folder shows whether it holds an adapter")
+    no_lora: bool = option(False, "nothing, likewise")
 
 
 def follow_training_flags(args: argparse.Namespace) -> None:
@@ -102,7 +112,7 @@ def _follow_tube(args: argparse.Namespace) -> None:
         if getattr(args, name):
             raise UserError(f"--linear random_span means --regular --stp; leave --{name} out, or --linear")
     print(f"note: --linear random_span --lbd {args.lbd} is --regular --stp {args.lbd}", file=sys.stderr)
-    args.regular, args.stp, args.lbd, args.linear = True, args.lbd, 0.1, None
+    args.regular, args.stp, args.lbd, args.linear = True, args.lbd, DEFAULTS["lbd"], None
 
 
 def _follow_accuracy(args: argparse.Namespace) -> None:
@@ -116,16 +126,6 @@ def _follow_accuracy(args: argparse.Namespace) -> None:
     args.eval_generate = ANSWERED if args.eval_generate is None else args.eval_generate
     args.eval_accuracy = False
     print(f"note: --eval_accuracy is {said}--eval_generate {args.eval_generate}", file=sys.stderr)
-
-
-def add_evaluation_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags of the published evaluations, for ``stepjepa evaluate``."""
-    group = parser.add_argument_group("of the published scripts (docs/published.md)")
-    group.add_argument("--original_model_name", metavar="NAME", help="nothing: a run folder knows its tokenizer")
-    add_switch(group, "--nosplit_data", help="nothing: a test file is never split here")
-    group.add_argument("--device_map", "--device", metavar="NAME", help="nothing: see CUDA_VISIBLE_DEVICES")
-    add_switch(group, "--use_lora", help="nothing: a folder shows whether it holds an adapter")
-    add_switch(group, "--no_lora", help="nothing, likewise")
 
 
 def follow_evaluation_flags(args: argparse.Namespace) -> None:
@@ -144,6 +144,3 @@ def follow_evaluation_flags(args: argparse.Namespace) -> None:
     idle = [f"--{name}" for name in IDLE if getattr(args, name, None)]
     if idle:
         print(f"note: nothing comes of {', '.join(idle)}; see docs/published.md", file=sys.stderr)
-    if args.max_new_tokens == UNLIMITED:
-        print(f"note: --max_new_tokens -1 is --max_new_tokens {LONGEST}", file=sys.stderr)
-        args.max_new_tokens = LONGEST

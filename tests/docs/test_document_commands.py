@@ -23,7 +23,7 @@ from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.cli import normalise
 from stepjepa.commands import COMMANDS
 from stepjepa.objectives.term import TERMS
-from stepjepa.parser import Parser, add_offline
+from stepjepa.parser import Parser, add_general_flags
 
 PAGES = [page for page in documents() if any(block.commands() or block.language for block in blocks(page))]
 
@@ -97,7 +97,7 @@ def options(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
     """The parser of a command of ours, or of its sub-command, and its flags."""
     parser = Parser(prog=f"stepjepa {words[0]}", allow_abbrev=False)
     importlib.import_module(f"stepjepa.commands.{words[0]}").add_arguments(parser)
-    add_offline(parser)
+    add_general_flags(parser)
     if words[0] == "prepare":
         (kinds,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
         parser = kinds.choices[words[1]]
@@ -105,9 +105,9 @@ def options(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
 
 
 def test_flags_exist_in_every_command_also_in_those_that_are_not_run() -> None:
-    from stepjepa.commands.train import _training_fields
+    from stepjepa.commands.train import training_fields
 
-    training = {f"--{name}" for name in _training_fields()}
+    training = {f"--{name}" for name in training_fields()}
     for block, words in every_command():
         text = " ".join(words)
         if block.page in ("docs/log.md",) or not re.search(r"(^|-m )stepjepa [a-z]", text):

@@ -66,7 +66,7 @@ def cells(page: str) -> list[str]:
 
 def test_every_flag_in_the_tables_exists() -> None:
     known = {option for action in parser("train")._actions for option in action.option_strings}
-    known |= {f"--{name}" for name in train._training_fields()}
+    known |= {f"--{name}" for name in train.training_fields()}
     for command in ("export", "prepare", "evaluate"):
         known |= {option for action in parser(command)._actions for option in action.option_strings}
     # Of 'stepjepa prepare NAME'.

@@ -6,7 +6,7 @@ import pytest
 
 from stepjepa.cli import main
 from stepjepa.errors import UserError
-from stepjepa.evaluation.predictions import ScoreSettings
+from stepjepa.evaluation.settings import ScoreSettings
 from stepjepa.files import write_jsonl
 
 TRUTHS = ["Good", "Bad", "Good"]

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from stepjepa.arguments import as_arguments
 from stepjepa.errors import UserError
 from stepjepa.experiments.grid import Trial, expand, make_grid, read_grid, select
+from stepjepa.flag_files import as_arguments
 
 
 def accept(arguments: list[str]) -> Any:

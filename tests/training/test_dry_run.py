@@ -158,7 +158,7 @@ def test_its_tokens_are_those_that_the_trainer_runs(
 
 # The newer name, where transformers has it already.
 FULL = "--activation_checkpointing"
-if "activation_checkpointing" not in command._training_fields():
+if "activation_checkpointing" not in command.training_fields():
     FULL = "--gradient_checkpointing"
 
 

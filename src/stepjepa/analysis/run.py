@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ import numpy as np
 from stepjepa.analysis.files import REST, Analysis, ModelAnalysis, check_folder, load, save
 from stepjepa.analysis.plots import write_figures
 from stepjepa.analysis.points import (
-    COLOURINGS,
     Points,
     choose_classes,
     choose_points,
@@ -21,7 +20,8 @@ from stepjepa.analysis.points import (
     read_verdicts,
     view_names,
 )
-from stepjepa.analysis.projections import PROJECTIONS, check_projections, project
+from stepjepa.analysis.projections import project
+from stepjepa.analysis.settings import AnalysisSettings, refuse_same, split_names
 from stepjepa.chat.system_prompts import training_system_prompt, with_system_prompt
 from stepjepa.data.records import Record, read_records
 from stepjepa.errors import UserError
@@ -33,91 +33,6 @@ if TYPE_CHECKING:
 
 # What must be the same for all models, so that all are shown the same pairs.
 _COMMON = ("pairs", "step_separator", "max_length")
-
-
-@dataclass(frozen=True)
-class AnalysisSettings:
-    """What is looked at and how.
-
-    Attributes:
-        model_paths: run folders, checkpoint folders, adapter folders or hub ids.
-        test_file: JSON lines with ``messages``.
-        output_dir: see ``analysis.files``.
-        labels: names of the models; by default those of their folders.
-        views: ``llm-jepa`` or ``step-jepa``; by default those that the models were trained on.
-        pairs: ``first`` or ``all`` of each record; by default as trained, and all when steps are coloured.
-        step_separator: by default as trained.
-        max_length: tokens of a record beyond which it is left out; by default as trained.
-        no_predictors: read the source at the end of its own view, Enc(text) itself, not behind its predictor tokens.
-        use_test_prompts: the test file's own system prompt, not that of training.
-        layer: see ``analysis.representations.Reading``.
-        pooling: the same.
-        projections: some of ``analysis.projections.PROJECTIONS``.
-        t_sne_type: what colours the points, one of ``analysis.points.COLOURINGS``.
-        predictions: for ``answers``: output files of ``stepjepa evaluate``, one for each model.
-        score: the score in them that decides; by default their headline.
-        max_examples: a random sample of so many records.
-        max_points: pairs in a picture at most; the numbers are of all.
-        batch_size: records per batch.
-        dtype: of the weights, see ``config.DTYPES``.
-        seed: of samples, halves and projections.
-        trust_remote_code: run code that comes with a model.
-        overwrite: replace the files of an earlier analysis.
-
-    Raises:
-        UserError: a number is out of range, or settings contradict each other.
-    """
-
-    model_paths: tuple[str, ...]
-    test_file: str | os.PathLike[str]
-    output_dir: str | os.PathLike[str]
-    labels: tuple[str, ...] = ()
-    views: str | None = None
-    pairs: str | None = None
-    step_separator: str | None = None
-    max_length: int | None = None
-    no_predictors: bool = False
-    use_test_prompts: bool = False
-    layer: int = -1
-    pooling: str = "last"
-    projections: tuple[str, ...] = ("pca", "tsne")
-    t_sne_type: str = "in_n_out"
-    predictions: tuple[str, ...] = ()
-    score: str | None = None
-    max_examples: int | None = None
-    max_points: int = 1000
-    batch_size: int = 16
-    dtype: str = "auto"
-    seed: int = 42
-    trust_remote_code: bool = False
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        for name, least in (("max_examples", 1), ("max_points", 1), ("batch_size", 1), ("max_length", 2), ("seed", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"--{name}: expected {least} or more, got {value}")
-        if not self.model_paths:
-            raise UserError("--model_path: name at least one model")
-        if self.labels and len(self.labels) != len(self.model_paths):
-            raise UserError(f"--labels: expected {len(self.model_paths)} names, got {len(self.labels)}")
-        _refuse_same(self.labels)
-        unknown = set(self.projections) - set(PROJECTIONS)
-        if unknown or not self.projections:
-            raise UserError(
-                f"--projections: expected some of {', '.join(PROJECTIONS)}, got '{' '.join(sorted(unknown))}'"
-            )
-        if self.t_sne_type not in COLOURINGS:
-            raise UserError(f"--t_sne_type: expected one of {', '.join(COLOURINGS)}, got '{self.t_sne_type}'")
-        if self.t_sne_type == "answers" and len(self.predictions) != len(self.model_paths):
-            raise UserError(
-                f"--t_sne_type answers needs the output of 'stepjepa evaluate' for each model: expected "
-                f"{len(self.model_paths)} files after --predictions, got {len(self.predictions)}"
-            )
-        for name in ("predictions", "score"):
-            if getattr(self, name) and self.t_sne_type != "answers":
-                raise UserError(f"--{name} does nothing without --t_sne_type answers; leave it out")
-        check_projections(self.projections)
 
 
 def analyze(settings: AnalysisSettings) -> Analysis:
@@ -133,13 +48,13 @@ def analyze(settings: AnalysisSettings) -> Analysis:
     records = read_records(settings.test_file)
     chosen = _sample(len(records), settings)
     read = fingerprint(settings.test_file)
-    verdicts = [read_verdicts(file, settings.score, read, chosen) for file in settings.predictions]
+    verdicts = [read_verdicts(file, settings.score, read, chosen) for file in settings.predictions or ()]
     if settings.t_sne_type == "paraphrase":
         for index in chosen:
             group_of(records[index])
     configs = choose_configs(settings)
     models, points = [], []
-    for place, (path, name) in enumerate(zip(settings.model_paths, model_names(settings), strict=True)):
+    for place, (path, name) in enumerate(zip(settings.model_path, model_names(settings), strict=True)):
         config = configs[place]
         shown = records
         prompt = None if settings.use_test_prompts else training_system_prompt(path)
@@ -169,6 +84,8 @@ def analyze(settings: AnalysisSettings) -> Analysis:
         replace(model, arrays=_with_classes(model, some, classes)) for model, some in zip(models, points, strict=True)
     ]
     described = {name: value for name, value in asdict(settings).items() if name not in ("output_dir", "overwrite")}
+    described["model_paths"] = described.pop("model_path")
+    described |= {"labels": split_names(settings.labels), "predictions": settings.predictions or []}
     analysis = Analysis(
         str(settings.test_file),
         read,
@@ -198,15 +115,10 @@ def redraw(folder: str | os.PathLike[str], labels: Sequence[str] = ()) -> list[P
     if labels:
         if len(labels) != len(analysis.models):
             raise UserError(f"--labels: expected {len(analysis.models)} names, got {len(labels)}")
-        _refuse_same(labels)
+        refuse_same(labels)
         renamed = (replace(model, name=name) for model, name in zip(analysis.models, labels, strict=True))
         analysis = replace(analysis, models=tuple(renamed))
     return write_figures(analysis, folder)
-
-
-def _refuse_same(labels: Sequence[str]) -> None:
-    if len(set(labels)) < len(labels):
-        raise UserError("--labels: two names are equal; give every model one of its own")
 
 
 def notes(analysis: Analysis) -> list[str]:
@@ -233,8 +145,8 @@ def _sample(count: int, settings: AnalysisSettings) -> list[int]:
 def model_names(settings: AnalysisSettings) -> list[str]:
     """The labels, or the shortest ends of the paths that tell the models apart."""
     if settings.labels:
-        return list(settings.labels)
-    paths = [Path(path).parts for path in settings.model_paths]
+        return list(split_names(settings.labels))
+    paths = [Path(path).parts for path in settings.model_path]
     if len(set(paths)) < len(paths):
         raise UserError("--model_path names a model twice; leave one out, or tell them apart by --labels")
     for length in range(1, max(map(len, paths)) + 1):
@@ -254,9 +166,9 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
     from stepjepa.run_folder import trained_objective
 
     if not settings.no_predictors:
-        for path in settings.model_paths:
+        for path in settings.model_path:
             refuse_stripped(path)
-    trained = [trained_objective(path) for path in settings.model_paths]
+    trained = [trained_objective(path) for path in settings.model_path]
     views = settings.views
     if views is None:
         modes = sorted({each["mode"] for each in trained if each is not None} - {"regular"})

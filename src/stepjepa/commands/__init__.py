@@ -1,19 +1,7 @@
 """The sub-commands of the command line, one module each."""
 
 COMMANDS = (
-    "train",
-    "estimate",
-    "inspect",
-    "verify",
-    "prepare",
-    "evaluate",
-    "score",
-    "analyze",
-    "export",
-    "report",
-    "compare",
-    "sweep",
-    "rerun",
-    "completion",
+    *("prepare", "inspect", "verify", "train", "evaluate", "score", "compare", "report", "sweep"),
+    *("analyze", "estimate", "export", "rerun", "completion"),
 )
-"""In the order in which the overview names them; each is a module ``stepjepa.commands.<name>``."""
+"""In the order of work; each is a module ``stepjepa.commands.<name>``."""

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from stepjepa.arguments import add_switch
+from stepjepa.options import add_switch
 from stepjepa.terminal import visible_lines
 
 if TYPE_CHECKING:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 from stepjepa.commands import COMMANDS
 from stepjepa.errors import UserError
-from stepjepa.parser import add_offline
+from stepjepa.parser import add_general_flags
 
 SUMMARY = "print a script for the completion of commands, flags and files: bash, zsh, fish"
 
@@ -53,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """One parser of all commands, for their names; it parses nothing. Takes no import of torch or transformers."""
+    """One parser of all commands, for their names; it parses nothing."""
     import shtab
 
     parser = argparse.ArgumentParser(prog="stepjepa", description="Train language models with JEPA objectives.")
@@ -63,9 +60,9 @@ def whole_parser() -> argparse.ArgumentParser:
         module = importlib.import_module(f"stepjepa.commands.{name}")
         inner = commands.add_parser(name, help=module.SUMMARY, description=module.SUMMARY)
         module.add_arguments(inner)
-        add_offline(inner)
+        add_general_flags(inner, getattr(module, "COMMON", None))
         if name in ("train", "estimate"):
-            _add_training_fields(inner)
+            _add_fields_of_trainer(inner)
         _complete(inner, {"file": shtab.FILE, "folder": shtab.DIRECTORY})
     return parser
 
@@ -86,29 +83,11 @@ def _complete(parser: argparse.ArgumentParser, kinds: dict[str, Any]) -> None:
             action.choices = [AUTO, *TASKS]
 
 
-def _add_training_fields(parser: argparse.ArgumentParser) -> None:
+def _add_fields_of_trainer(parser: argparse.ArgumentParser) -> None:
     """Flags of transformers.TrainingArguments beside ours, by their names."""
-    group = parser.add_argument_group("TrainingArguments")
-    there = set(parser._option_string_actions)
+    from stepjepa.commands.train import training_fields
+
+    group = parser.add_argument_group("transformers.TrainingArguments")
     for name in training_fields():
-        if f"--{name}" not in there:
+        if f"--{name}" not in parser._option_string_actions:
             group.add_argument(f"--{name}", help="of transformers.TrainingArguments")
-
-
-def training_fields() -> list[str]:
-    """Names of the fields of transformers.TrainingArguments, read from its source: to import it takes seconds.
-
-    None at all where transformers is not found or is built in another way.
-    """
-    from stepjepa.commands.train import OURS
-
-    found = importlib.util.find_spec("transformers")
-    for folder in (found.submodule_search_locations or []) if found else []:
-        path = Path(folder) / "training_args.py"
-        if not path.is_file():
-            continue
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments":
-                fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
-                return [each.id for each in fields if isinstance(each, ast.Name) and each.id not in OURS]
-    return []

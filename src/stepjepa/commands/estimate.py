@@ -16,6 +16,15 @@ SUMMARY = "tokens, FLOPs, memory and time of a run, before there is a device for
 
 MFU = 0.35
 
+COMMON = (
+    *("train_file", "max_length", "model_name", "dtype", "lora", "regular", "step_jepa", "layout", "predictors"),
+    *("jepa_loss_type", "jepa_ratio", "batch_size", "grad_accum", "num_epochs", "config"),
+    *("gpus", "device", "peak_tflops", "mfu", "memory_gib", "records"),
+)
+"""Options that ``--help`` shows."""
+
+more_help = train.more_help
+
 EPILOG = """\
 All flags of 'stepjepa train' are taken, and its --dry_run is what is printed first. The time is FLOPs over processes
 times peak times MFU, the share of the peak that training reaches: yours to say, since it depends on model, kernels and

@@ -1,91 +1,67 @@
 """``stepjepa evaluate``: let a model answer a test file and score it."""
 
+# option() makes the field
+
 from __future__ import annotations
 
 import argparse
 import os
 import shlex
 import sys
+from dataclasses import dataclass
 from typing import Any
 
-from stepjepa.arguments import add_bad_records, add_switch
-from stepjepa.commands.scoring_flags import add_scoring_group, describe_task, task_options
-from stepjepa.config import DTYPES
+from stepjepa.commands.scoring_flags import JsonFlags, describe_task
 from stepjepa.data.records import tell_bad_records
 from stepjepa.errors import UserError
-from stepjepa.published import add_evaluation_flags, follow_evaluation_flags
+from stepjepa.evaluation.settings import EvaluationSettings, Sampling
+from stepjepa.options import add_options, from_args, option
+from stepjepa.published import EvaluationFlags, follow_evaluation_flags
 from stepjepa.run_folder import RUN_FILE
 from stepjepa.signals import Stopped
+from stepjepa.tasks.base import TaskOptions
 from stepjepa.terminal import lines_to_stderr, print_json, visible_lines
 
 SUMMARY = "generate answers for a test file and score them"
 
 EPILOG = """\
+example: stepjepa evaluate --model_path runs/a --test_file test.jsonl --output_file runs/a/test.jsonl
+
 Writes one JSON line per example to --output_file and a summary beside it. Run again with the same flags, it goes on
 where it was stopped; a finished file is only summarised. Three ways to be right are told apart for text: exact
 (the answer and nothing else), prefix (the answer first, then perhaps more), contains (somewhere); and stopped says how
 often the model ended its turn by itself. The tasks are described in docs/tasks.md."""
 
 
+COMMON = (
+    *("model_path", "test_file", "output_file", "overwrite", "json", "task", "spider_path", "max_examples"),
+    *("similarity", "use_test_prompts", "max_new_tokens", "temperature", "num_samples", "batch_size", "engine"),
+    *("dtype", "load_in_4bit", "workers"),
+)
+"""Options that ``--help`` shows."""
+
+
+@dataclass
+class ModelFlags:
+    """How the weights are loaded, and a flag that only notes something."""
+
+    load_in_4bit: bool = option(False, "quantized weights, through bitsandbytes")
+    load_in_8bit: bool = option(False, "the same with 8 bits")
+    split_tune_untune: bool = option(
+        False, "with --similarity: right and wrong answers apart, which is done anyway", group="scoring"
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    _add_files(parser)
-    scoring = add_scoring_group(parser)
-    scoring.add_argument(
-        "--max_examples", type=int, metavar="N", help="the first N records only; beware of files sorted by label"
-    )
-    scoring.add_argument(
-        "--similarity",
-        nargs="?",
-        const="llm-jepa",
-        choices=("llm-jepa", "step-jepa"),
-        help="also measure how alike matched and shuffled views are; needs a run folder",
-    )
-    add_switch(
-        scoring, "--split_tune_untune", help="with --similarity: right and wrong answers apart, which is done anyway"
-    )
-    _add_generation(parser)
-    add_evaluation_flags(parser)
-
-
-def _add_files(parser: argparse.ArgumentParser) -> None:
-    files = parser.add_argument_group("files")
-    # The second names are those of the published script.
-    files.add_argument(
-        "--model_path", "--model_name", required=True, metavar="PATH", help="run folder, adapter folder or hub id"
-    )
-    files.add_argument("--test_file", "--input_file", required=True, metavar="FILE", help="JSON lines with 'messages'")
-    files.add_argument("--output_file", required=True, metavar="FILE", help="JSON lines, one per example")
-    add_bad_records(files)
-    files.add_argument(
-        "--json", action="store_true", help="the summary as JSON on standard output, lines on standard error"
-    )
-    add_switch(files, "--overwrite", "--no_skip_existing", help="throw away what --output_file holds (off)")
-
-
-def _add_generation(parser: argparse.ArgumentParser) -> None:
-    prompt = parser.add_argument_group("prompt")
-    add_switch(
-        prompt, "--use_test_prompts", help="the test file's own system prompt; else that of training, where it is known"
-    )
-    add_switch(prompt, "--plain", help="for models trained without a chat format: question, <|perception|>, answer")
-    generation = parser.add_argument_group("generation")
-    generation.add_argument("--max_new_tokens", type=int, default=256, metavar="N", help="cut answers off there (256)")
-    generation.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (0)")
-    generation.add_argument("--top_p", type=float, default=1.0, metavar="P", help="of sampling (1)")
-    generation.add_argument("--top_k", type=int, default=0, metavar="K", help="of sampling; 0 for all tokens (0)")
-    generation.add_argument(
-        "--num_samples", type=int, default=1, metavar="N", help="answers per prompt: pass@1, pass@N, majority (1)"
-    )
-    generation.add_argument("--seed", type=int, default=42, metavar="N", help="of sampling (42)")
-    generation.add_argument("--batch_size", type=int, default=16, metavar="N", help="prompts at a time (16)")
-    generation.add_argument("--engine", choices=("hf", "vllm"), default="hf", help="vllm must be installed (hf)")
-    generation.add_argument("--dtype", choices=DTYPES, default="auto", help="of the weights (auto)")
-    add_switch(generation, "--load_in_4bit", help="quantized weights, through bitsandbytes (off)")
-    add_switch(generation, "--load_in_8bit", help="the same with 8 bits (off)")
-    add_switch(generation, "--trust_remote_code", help="run code that comes with the model (off)")
+    add_options(parser, EvaluationSettings, "files")
+    add_options(parser, JsonFlags, "files")
+    add_options(parser, TaskOptions, "scoring")
+    add_options(parser, Sampling, "generation")
+    add_options(parser, ModelFlags, "generation")
+    add_options(parser, EvaluationFlags, "of the published scripts (docs/published.md)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -100,7 +76,6 @@ def run(args: argparse.Namespace) -> int:
 def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from stepjepa.evaluation.prompts import trained_plain
     from stepjepa.evaluation.run import Evaluation
-    from stepjepa.evaluation.settings import EvaluationSettings, Sampling
     from stepjepa.evaluation.summary import format_summary
     from stepjepa.training.card import write_card
 
@@ -114,33 +89,14 @@ def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
     if not args.plain and trained_plain(args.model_path):
         print("note: the model was trained without a chat format, so it is asked without one (--plain)")
         args.plain = True
-    sampling: tuple[str, ...] = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "num_samples")
-    same: tuple[str, ...] = (
-        "model_path",
-        "test_file",
-        "output_file",
-        "task",
-        "scoring",
-        "startswith",
-        "max_examples",
-        "batch_size",
-        "engine",
-        "dtype",
-        "trust_remote_code",
-        "use_test_prompts",
-        "plain",
-        "similarity",
-        "overwrite",
-        "bad_records",
+    settings = from_args(
+        EvaluationSettings,
+        args,
+        task_options=from_args(TaskOptions, args),
+        sampling=from_args(Sampling, args),
+        quantization="4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None,
     )
-    evaluation = Evaluation(
-        EvaluationSettings(
-            **{name: getattr(args, name) for name in same},
-            task_options=task_options(args),
-            sampling=Sampling(**{name: getattr(args, name) for name in sampling}),
-            quantization="4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None,
-        )
-    )
+    evaluation = Evaluation(settings)
     tell_bad_records(evaluation.bad)
     print(describe_task(args.task, evaluation.task.name))
     if evaluation.system_prompt is not None:

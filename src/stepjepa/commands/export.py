@@ -1,15 +1,18 @@
 """``stepjepa export``: a trained run as one plain model folder, here or on a hub."""
 
+# ruff: noqa: RUF009  # option() makes the field
+
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepjepa.arguments import add_switch
-from stepjepa.config import DTYPES
+from stepjepa.config import Dtype
 from stepjepa.errors import UserError, visible
 from stepjepa.files import read_json_object
+from stepjepa.options import add_options, option, refuse_without_effect
 
 SUMMARY = "merge an adapter into its base, or copy a trained model, as a plain model folder"
 
@@ -19,24 +22,33 @@ evaluations in the run folder. Without --output_dir, --push_to_hub uploads the f
 adapter as an adapter. The token is taken from HF_TOKEN or the login of the hub's library. See docs/ecosystem.md."""
 
 
+@dataclass
+class ExportFlags:
+    """What is exported, and where to."""
+
+    model_path: str = option(help="run or checkpoint folder", metavar="DIR")
+    output_dir: str | None = option(None, "folder for the model; empty or new", metavar="DIR")
+    dtype: Dtype = option("auto", "of the weights", only_with="output_dir")
+    strip_predictors: bool = option(
+        False,
+        "without predictor tokens and the rows added for them; no inference needs them",
+        only_with="output_dir",
+    )
+    trust_remote_code: bool = option(False, "run code that comes with the model", only_with="output_dir")
+    push_to_hub: str | None = option(
+        None, "upload to this repository, made where there is none", group="hub", metavar="ID"
+    )
+    hub_private_repo: bool = option(
+        False, "make it private (as the owner's settings say)", group="hub", only_with="push_to_hub"
+    )
+    hub_revision: str | None = option(None, "branch (main)", group="hub", metavar="NAME", only_with="push_to_hub")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of export."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    group = parser.add_argument_group("export")
-    group.add_argument("--model_path", required=True, metavar="DIR", help="run or checkpoint folder")
-    group.add_argument("--output_dir", metavar="DIR", help="folder for the model; empty or new")
-    group.add_argument("--dtype", default="auto", choices=DTYPES, help="of the weights (auto)")
-    add_switch(
-        group,
-        "--strip_predictors",
-        help="without predictor tokens and the rows added for them; no inference needs them",
-    )
-    add_switch(group, "--trust_remote_code", help="run code that comes with the model (off)")
-    hub = parser.add_argument_group("hub")
-    hub.add_argument("--push_to_hub", metavar="ID", help="upload to this repository, made where there is none")
-    add_switch(hub, "--hub_private_repo", help="make it private (as the owner's settings say)")
-    hub.add_argument("--hub_revision", metavar="NAME", help="branch (main)")
+    add_options(parser, ExportFlags, "export")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,26 +76,21 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse flags that have nothing to act on."""
+    if args.push_to_hub is None and args.output_dir is None:
+        raise UserError("--output_dir is missing: a folder to export to; or --push_to_hub to upload what is there")
+    refuse_without_effect(vars(args), ExportFlags)
     if args.push_to_hub is None:
-        for flag in ("hub_private_repo", "hub_revision"):
-            if getattr(args, flag):
-                raise UserError(f"--{flag} does nothing without --push_to_hub; add it or leave it out")
-        if args.output_dir is None:
-            raise UserError("--output_dir is missing: a folder to export to; or --push_to_hub to upload what is there")
         return
     from stepjepa.training.hub import refuse_offline
 
     refuse_offline()
-    if args.output_dir is None:
-        for flag, default in (("dtype", "auto"), ("strip_predictors", False), ("trust_remote_code", False)):
-            if getattr(args, flag) != default:
-                raise UserError(f"--{flag} needs --output_dir, since the folder is uploaded as it is; add it")
-        if not any((Path(args.model_path) / file).is_file() for file in ("config.json", "adapter_config.json")):
-            raise UserError(
-                "holds no model (neither config.json nor adapter_config.json); a run that was stopped has its models "
-                "in checkpoint-N",
-                path=args.model_path,
-            )
+    files = ("config.json", "adapter_config.json")
+    if args.output_dir is None and not any((Path(args.model_path) / file).is_file() for file in files):
+        raise UserError(
+            "holds no model (neither config.json nor adapter_config.json); a run that was stopped has its models in "
+            "checkpoint-N",
+            path=args.model_path,
+        )
 
 
 def _export(args: argparse.Namespace, name: str | None) -> None:

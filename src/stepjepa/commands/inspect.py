@@ -1,5 +1,7 @@
 """``stepjepa inspect``: what records become as a micro-batch, and what a file holds."""
 
+# option() makes the field
+
 from __future__ import annotations
 
 import argparse
@@ -7,22 +9,16 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.arguments import (
-    add_data_group,
-    add_loss_group,
-    add_model_group,
-    add_objective_group,
-    add_switch,
-    jepa_config,
-)
+from stepjepa.arguments import add_training_data, jepa_config
 from stepjepa.chat.plain_template import add_plain_tokens
 from stepjepa.chat.predictors import add_predictor_tokens
 from stepjepa.data.records import Record, bad_records, read_records, tell_bad_records
-from stepjepa.errors import UserError
 from stepjepa.files import refuse_existing
 from stepjepa.models.presets import PREFIX, preset_tokenizer
+from stepjepa.options import FROM_ONE, add_options, option
 
 if TYPE_CHECKING:
     from stepjepa.inspection.record import Inspection
@@ -33,21 +29,30 @@ PIPE_WIDTH = 120
 """Columns where standard output is no terminal and COLUMNS does not say how many."""
 
 
+COMMON = (
+    *("train_file", "max_length", "model_name", "chat_template", "regular", "step_jepa", "layout", "predictors"),
+    *("pairs", "step_separator", "labels", "plain", "index", "records", "json", "png", "overwrite"),
+)
+"""Options that ``--help`` shows."""
+
+
+@dataclass
+class ShowFlags:
+    """What is shown."""
+
+    index: int = option(0, "the first record, counted from 0", metavar="I")
+    records: int = option(1, "how many to show, as one micro-batch from there on", allowed=FROM_ONE)
+    json: bool = option(False, "one JSON document on standard output instead of tables")
+    no_color: bool = option(False, "no colours, only marks; so does NO_COLOR in the environment")
+    png: str | None = option(None, "write tree and attention matrix as a picture", metavar="FILE")
+    overwrite: bool = option(False, "let --png replace a file")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of the command."""
-    add_data_group(parser)
-    add_model_group(parser)
-    add_objective_group(parser)
-    add_loss_group(parser)
-    group = parser.add_argument_group("what to show")
-    group.add_argument("--index", type=int, default=0, metavar="I", help="the first record, counted from 0 (0)")
-    group.add_argument(
-        "--records", type=int, default=1, metavar="N", help="how many to show, as one micro-batch from there on (1)"
-    )
-    group.add_argument("--json", action="store_true", help="one JSON document on standard output instead of tables")
-    add_switch(group, "--no_color", help="no colours, only marks; so does NO_COLOR in the environment (off)")
-    group.add_argument("--png", metavar="FILE", help="write tree and attention matrix as a picture")
-    group.add_argument("--overwrite", action="store_true", help="let --png replace a file")
+    parser.epilog = "example: stepjepa inspect --train_file data.jsonl --model_name preset:tiny --step_jepa"
+    add_training_data(parser, required=("train_file", "model_name"))
+    add_options(parser, ShowFlags, "what to show")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,8 +62,6 @@ def run(args: argparse.Namespace) -> int:
         UserError: a flag, the file or the model is wrong, or there is no such record.
     """
     config = jepa_config(args)
-    if args.records < 1:
-        raise UserError(f"--records: expected 1 or more, got {args.records}")
     if args.png is not None:
         refuse_existing(args.png, args.overwrite)
     bad = bad_records(args.bad_records)

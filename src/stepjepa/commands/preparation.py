@@ -10,11 +10,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepjepa.arguments import add_bad_records, add_switch
+from stepjepa.arguments import DataFlags
 from stepjepa.data.records import BadRecords, bad_records, tell_bad_records
 from stepjepa.data.sources import FORMATS, Rows, read_rows
 from stepjepa.errors import UserError, visible
 from stepjepa.files import atomic_write, existing_file, refuse_existing, write_jsonl
+from stepjepa.options import add_options, add_switch
 from stepjepa.preparing.conversion import Counts
 
 # A task with more different answers has no labels.
@@ -66,7 +67,7 @@ def add_source_and_target(parser: argparse.ArgumentParser, rows: str, datasets: 
     source.add_argument("--dataset", metavar="NAME", help="data set of the hub, or folder of one")
     source.add_argument("--subset", metavar="NAME", help="configuration of the data set, where it has several")
     source.add_argument("--split", metavar="NAME", help="train, test ...; needed where there are several")
-    add_bad_records(source)
+    add_options(parser, DataFlags, "source (one of the first two)", only=("bad_records",))
     target = parser.add_argument_group("output")
     target.add_argument("--output_file", required=True, metavar="FILE", help="JSON lines with 'messages'")
     target.add_argument("--max_examples", type=int, metavar="N", help="stop after so many records (all)")

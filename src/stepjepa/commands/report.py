@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from stepjepa.arguments import add_switch
+from stepjepa.options import add_switch
 from stepjepa.terminal import print_json, visible_lines
 
 SUMMARY = "show runs: one table, or one HTML page with everything to look at"

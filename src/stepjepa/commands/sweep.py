@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stepjepa.arguments import TRUE, objective_flags
+from stepjepa.arguments import objective_flags
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
+from stepjepa.options import TRUE
 from stepjepa.parser import Parser, refuse_unknown
 
 if TYPE_CHECKING:

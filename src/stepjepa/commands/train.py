@@ -1,35 +1,124 @@
 """``stepjepa train``: the flags of training, ours first; everything else goes to ``transformers.TrainingArguments``."""
 
+# ruff: noqa: RUF009  # option() makes the field
+
 from __future__ import annotations
 
 import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from stepjepa.arguments import (
-    add_data_group,
-    add_loss_group,
-    add_model_group,
-    add_objective_group,
-    add_switch,
-    arguments_of_file,
-    jepa_config,
-)
-from stepjepa.config import DTYPES, JepaConfig
+from stepjepa.arguments import ModelFlags, add_training_data, jepa_config
+from stepjepa.config import Dtype, JepaConfig
 from stepjepa.errors import UserError
-from stepjepa.parser import Parser
-from stepjepa.published import add_training_flags, follow_training_flags, preset_arguments
+from stepjepa.flag_files import arguments_of_file
+from stepjepa.options import FROM_ONE, FROM_ZERO, SHARE, Range, add_options, option, refuse_without_effect
+from stepjepa.parser import Parser, refuse_unknown
+from stepjepa.published import TrainingFlags, follow_training_flags, preset_arguments
 from stepjepa.run_folder import FinishedError, is_main_process, read_run
 from stepjepa.terminal import lines_to_stderr, print_json, print_rows
 
 SUMMARY = "train a model: regular, LLM-JEPA or Step-JEPA"
 
 EPILOG = """\
-Every other field of transformers.TrainingArguments is a flag too: --report_to wandb, --fsdp, --bf16 ...
-(stepjepa train --help_all lists them)."""
+example: stepjepa train --train_file train.jsonl --model_name preset:tiny \\
+  --step_jepa --lbd 0.1 --output_dir runs/a
+Every field of transformers.TrainingArguments is a flag too: --bf16, --report_to ..."""
+
+COMMON = (
+    *("train_file", "eval_file", "max_length", "model_name", "dtype", "lora"),
+    *("regular", "step_jepa", "layout", "predictors", "lbd", "jepa_loss_type", "jepa_ratio", "eval_generate"),
+    *("output_dir", "batch_size", "grad_accum", "learning_rate", "num_epochs", "eval_steps", "finetune_seed"),
+    *("resume_from_checkpoint", "dry_run", "config"),
+)
+"""Options that ``--help`` shows."""
+
+SEED: Range = (lambda value: 0 <= value < 2**32, f"a whole number from 0 to {2**32 - 1}")
+
+
+@dataclass
+class TrainData:
+    """How records are read, and which are held out."""
+
+    streaming: bool = option(False, "read the records as they are trained on, keeping none; needs --max_steps")
+    shuffle_buffer_size: int | None = option(
+        None, "records to draw from; 0 shuffles none (1000)", allowed=FROM_ZERO, only_with="streaming"
+    )
+    cache_dir: str | None = option(None, "where prepared data is kept (~/.cache/stepjepa)", metavar="DIR")
+    no_cache: bool = option(False, "neither read nor keep prepared data")
+    eval_file: str | None = option(None, "held-out records, for losses during training", metavar="FILE")
+    data_file: str | None = option(None, "one file to be split, instead of --train_file, --eval_file", metavar="FILE")
+    eval_split: float = option(0.2, "share of --data_file held out", allowed=SHARE, only_with="data_file")
+    split_seed: int = option(42, "of that split", only_with="data_file")
+
+
+@dataclass
+class TrainedModel(ModelFlags):
+    """Which model, and which of its weights are trained."""
+
+    dtype: Dtype = option("float32", "of weights")
+    pretrain: bool = option(False, "random weights, with the configuration of --model_name")
+    train_tokenizer: int | None = option(
+        None, "with --pretrain: a tokenizer of that many tokens, trained", metavar="SIZE"
+    )
+    attn_implementation: str | None = option(None, "as in transformers: sdpa, eager ...", metavar="NAME")
+    lora: bool = option(False, "train an adapter and the predictor rows; instead of all weights")
+    lora_rank: int = option(16, "of the adapter", metavar="R", only_with="lora", allowed=FROM_ONE)
+    lora_alpha: int | None = option(None, "scale of the adapter (twice the rank)", metavar="A", only_with="lora")
+    lora_dropout: float = option(0.0, "of the adapter's input", metavar="P", only_with="lora")
+    load_in_4bit: bool = option(False, "frozen weights in 4 bits, through bitsandbytes (QLoRA)", only_with="lora")
+    load_in_8bit: bool = option(False, "frozen weights in 8 bits, through bitsandbytes", only_with="lora")
+
+
+@dataclass
+class AnswerFlags:
+    """Answers to held-out records during training."""
+
+    eval_generate: int | None = option(
+        None,
+        "at every evaluation, answer N held-out records; and score the answers",
+        names=("max_eval_samples",),
+        allowed=FROM_ONE,
+    )
+    eval_task: str = option("auto", "as --task of 'stepjepa evaluate'", metavar="NAME", only_with="eval_generate")
+    eval_max_new_tokens: int = option(
+        256, "cut answers off", names=("max_new_tokens_eval",), allowed=FROM_ONE, only_with="eval_generate"
+    )
+    spider_path: str | None = option(None, "databases, for the task spider", metavar="DIR", only_with="eval_generate")
+    missing_databases: Literal["error", "skip"] = option(
+        "error", "records whose database is not there; skip: leave them out", only_with="eval_generate"
+    )
+
+
+@dataclass
+class RunFlags:
+    """How long is trained, and what is written."""
+
+    output_dir: str | None = option(None, "run folder; must be empty or new, unless resuming", metavar="DIR")
+    batch_size: int = option(4, "records at a time", names=("per_device_train_batch_size",), allowed=FROM_ONE)
+    grad_accum: int = option(4, "batches a step", names=("gradient_accumulation_steps",), allowed=FROM_ONE)
+    learning_rate: float = option(2e-5, "at its highest", metavar="LR")
+    num_epochs: float = option(3.0, "times through the data", names=("num_train_epochs",), metavar="N")
+    eval_steps: int | None = option(None, "evaluate every N steps (once an epoch)", names=("eval_accuracy_steps",))
+    finetune_seed: int = option(42, "of everything random", names=("seed",), allowed=SEED)
+    selective_checkpointing: bool = option(False, "keep products and attention, recompute the rest: less memory")
+    on_nonfinite: Literal["stop", "skip"] = option(
+        "stop", "before a step whose loss or gradient is not finite: stop, or skip the step"
+    )
+    track_flop: bool = option(False, "measure the FLOPs of the first 10 steps, beside the derived ones")
+    same_flop: bool = option(False, "as many steps as spend the compute of --num_epochs of --regular")
+    dry_run: bool = option(False, "print tokens, memory, FLOPs of a step; with no weights made, and stop")
+    resume_from_checkpoint: str | None = option(None, "a checkpoint folder; last; auto: last, if any", metavar="DIR")
+    json: bool = option(False, "one JSON document on standard output at the end; lines go to standard error")
+    debug: int = option(0, "0 warnings, 1 progress, 2 details")
+    config: str | None = option(None, "YAML file of flags; the command line wins", metavar="FILE")
+
+
+FLAGS = (TrainData, TrainedModel, AnswerFlags, RunFlags)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,91 +126,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "stepjepa train --train_file FILE --model_name NAME --output_dir DIR [flags below]"
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    data = add_data_group(parser, required=False)
-    add_switch(data, "--streaming", help="read the records as they are trained on, keeping none; needs --max_steps")
-    data.add_argument(
-        "--shuffle_buffer_size",
-        type=int,
-        metavar="N",
-        help="of --streaming: records to draw from; 0 shuffles none (1000)",
-    )
-    data.add_argument("--cache_dir", metavar="DIR", help="where prepared data is kept (~/.cache/stepjepa)")
-    add_switch(data, "--no_cache", help="neither read nor keep prepared data")
-    data.add_argument("--eval_file", metavar="FILE", help="held-out records, for losses during training")
-    data.add_argument("--data_file", metavar="FILE", help="one file to be split, instead of --train_file, --eval_file")
-    data.add_argument("--eval_split", type=float, default=0.2, metavar="S", help="share of --data_file held out (0.2)")
-    data.add_argument("--split_seed", type=int, default=42, metavar="N", help="of that split (42)")
-    model = add_model_group(parser, required=False)
-    model.add_argument(
-        "--dtype",
-        default="float32",
-        choices=DTYPES,
-        help="of weights (float32)",
-    )
-    add_switch(model, "--pretrain", help="random weights, with the configuration of --model_name")
-    model.add_argument(
-        "--train_tokenizer", type=int, metavar="SIZE", help="with --pretrain: a tokenizer of that many tokens, trained"
-    )
-    model.add_argument("--attn_implementation", metavar="NAME", help="as in transformers: sdpa, eager ...")
-    add_switch(model, "--lora", help="train a LoRA adapter and the predictor rows instead of all weights")
-    model.add_argument("--lora_rank", type=int, default=16, metavar="R", help="(16)")
-    model.add_argument("--lora_alpha", type=int, metavar="A", help="(twice the rank)")
-    model.add_argument("--lora_dropout", type=float, default=0.0, metavar="P", help="(0)")
-    add_switch(model, "--load_in_4bit", help="with --lora: frozen weights in 4 bits, through bitsandbytes (QLoRA)")
-    add_switch(model, "--load_in_8bit", help="with --lora: frozen weights in 8 bits, through bitsandbytes")
-    add_objective_group(parser)
-    add_loss_group(parser)
-    answers = parser.add_argument_group("answers during training")
-    answers.add_argument(
-        "--eval_generate",
-        "--max_eval_samples",
-        type=int,
-        metavar="N",
-        help="at every evaluation, also answer N held-out records and score",
-    )
-    answers.add_argument("--eval_task", default="auto", metavar="NAME", help="as --task of 'stepjepa evaluate' (auto)")
-    answers.add_argument(
-        "--eval_max_new_tokens",
-        "--max_new_tokens_eval",
-        type=int,
-        default=256,
-        metavar="N",
-        help="cut answers off (256)",
-    )
-    answers.add_argument("--spider_path", metavar="DIR", help="databases, for the task spider")
-    answers.add_argument(
-        "--missing_databases", choices=("error", "skip"), default="error", help="skip: leave such records out (error)"
-    )
-    _add_run_group(parser)
-    add_training_flags(parser)
+    add_training_data(parser, TrainedModel)
+    add_options(parser, TrainData, "data")
+    add_options(parser, AnswerFlags, "answers during training")
+    add_options(parser, RunFlags, "run")
+    add_options(parser, TrainingFlags, "of the published scripts (docs/published.md)")
 
 
-def _add_run_group(parser: argparse.ArgumentParser) -> None:
-    run = parser.add_argument_group("run")
-    run.add_argument("--output_dir", metavar="DIR", help="run folder; must be empty or new, unless resuming")
-    run.add_argument("--batch_size", "--per_device_train_batch_size", type=int, default=4, metavar="N", help="(4)")
-    run.add_argument("--grad_accum", "--gradient_accumulation_steps", type=int, default=4, metavar="N", help="(4)")
-    run.add_argument("--learning_rate", type=float, default=2e-5, metavar="LR", help="(2e-5)")
-    run.add_argument("--num_epochs", "--num_train_epochs", type=float, default=3.0, metavar="N", help="(3)")
-    run.add_argument(
-        "--eval_steps", "--eval_accuracy_steps", type=int, metavar="N", help="evaluate every N steps (once an epoch)"
-    )
-    run.add_argument("--finetune_seed", "--seed", type=int, default=42, metavar="N", help="of everything random (42)")
-    add_switch(run, "--selective_checkpointing", help="keep products and attention, recompute the rest: less memory")
-    run.add_argument(
-        "--on_nonfinite",
-        choices=("stop", "skip"),
-        default="stop",
-        help="before a step whose loss or gradient is not finite: stop, or skip the step (stop)",
-    )
-    add_switch(run, "--track_flop", help="measure the FLOPs of the first 10 steps, beside the derived ones")
-    add_switch(run, "--same_flop", help="as many steps as spend the compute of --num_epochs of --regular")
-    add_switch(run, "--dry_run", help="print tokens, memory and FLOPs of a step, with no weights made, and stop")
-    run.add_argument("--resume_from_checkpoint", metavar="DIR", help="a checkpoint folder; last; auto: last, if any")
-    add_switch(run, "--json", help="one JSON document on standard output at the end; lines go to standard error")
-    run.add_argument("--debug", type=int, default=0, metavar="N", help="0 warnings, 1 progress, 2 details (0)")
-    run.add_argument("--config", metavar="FILE", help="YAML file of flags; the command line wins")
-    run.add_argument("--help_all", action="store_true", help="also list the flags of TrainingArguments")
+def more_help() -> str:
+    """The flags of TrainingArguments beside ours, for ``--help_all``."""
+    ours = argparse.ArgumentParser(add_help=False)
+    add_arguments(ours)
+    inner = _training_parser()
+    left_out = {*ours._option_string_actions, *(f"--{name}" for name in OURS)}
+    for group in inner._action_groups:
+        group._group_actions = [each for each in group._group_actions if not left_out & {*each.option_strings}]
+    return "\ntransformers.TrainingArguments:\n" + inner.format_help().partition("options:")[2]
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
@@ -132,13 +152,9 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     """
     given = list(arguments)
     first, _ = parser.parse_known_args(arguments)
-    if first.help_all:
-        parser.print_help()
-        print("\nTrainingArguments:\n" + _training_parser().format_help().partition("options:")[2])
-        raise SystemExit(0)
     if first.config is not None:
         flags = [option[2:] for action in parser._actions for option in action.option_strings if option[2:]]
-        of_file, origins = arguments_of_file(first.config, [*flags, *_training_fields()])
+        of_file, origins = arguments_of_file(first.config, [*flags, *training_fields()])
         if isinstance(parser, Parser):
             parser.origins = origins
         arguments = [*of_file, *arguments]
@@ -164,7 +180,8 @@ def _training_parser() -> Any:
     return HfArgumentParser(TrainingArguments, add_help=False, allow_abbrev=False, argument_default=None)
 
 
-def _training_fields() -> list[str]:
+def training_fields() -> list[str]:
+    """The fields of ``transformers.TrainingArguments`` that are flags."""
     from dataclasses import fields
 
     from transformers import TrainingArguments
@@ -173,8 +190,6 @@ def _training_fields() -> list[str]:
 
 
 def _parse_training(parser: argparse.ArgumentParser, rest: Sequence[str]) -> dict[str, Any]:
-    from stepjepa.parser import refuse_unknown
-
     inner = _training_parser()
     # Only what was named is passed on, so that our defaults are not overwritten by those of TrainingArguments.
     for action in inner._actions:
@@ -185,7 +200,7 @@ def _parse_training(parser: argparse.ArgumentParser, rest: Sequence[str]) -> dic
     inner.prog = parser.prog
     inner.error = lambda message: Parser.error(parser, message)  # type: ignore[arg-type]  # same one-line form
     known, unknown = inner.parse_known_args(rest)
-    fields = _training_fields()
+    fields = training_fields()
     if unknown:
         refuse_unknown(parser, unknown, [f"--{name}" for name in fields])
     named = vars(known)
@@ -207,27 +222,18 @@ def check(args: argparse.Namespace) -> JepaConfig:
         UserError: flags contradict each other, do nothing, or hold a wrong value.
     """
     config = jepa_config(args)
+    refuse_without_effect(vars(args), *FLAGS)
     if (args.train_file is None) == (args.data_file is None):
         raise UserError("name the data with either --train_file or --data_file")
     if args.data_file is not None and args.eval_file is not None:
         raise UserError("--data_file is split into both parts, so --eval_file can't stand beside it; leave one out")
-    if not 0 < args.eval_split < 1:
-        raise UserError(f"--eval_split: expected a share between 0 and 1, got {args.eval_split}")
-    if args.data_file is None:
-        for name, default in (("eval_split", 0.2), ("split_seed", 42)):
-            if getattr(args, name) != default:
-                raise UserError(f"--{name} does nothing without --data_file; add it or leave it out")
     if args.no_cache and args.cache_dir is not None:
         raise UserError("--no_cache keeps nothing, and --cache_dir says where; leave one out")
     _check_stream(args)
     if args.plain and args.chat_template is not None:
         raise UserError("--chat_template does nothing with --plain, which has no chat format; leave one out")
-    if not 0 <= args.finetune_seed < 2**32:
-        raise UserError(f"--finetune_seed: expected a whole number from 0 to {2**32 - 1}, got {args.finetune_seed}")
-    for name in ("batch_size", "grad_accum"):
-        if getattr(args, name) < 1:
-            raise UserError(f"--{name}: expected 1 or more, got {getattr(args, name)}")
-    _check_answers(args)
+    if args.eval_generate is not None and args.eval_file is None and args.data_file is None:
+        raise UserError("--eval_generate needs held-out records; add --eval_file or --data_file")
     _check_model(args)
     if args.same_flop and args.training.get("max_steps", -1) > 0:
         raise UserError("--same_flop works out the number of steps, and --max_steps names it; leave one out")
@@ -237,8 +243,6 @@ def check(args: argparse.Namespace) -> JepaConfig:
 def _check_stream(args: argparse.Namespace) -> None:
     """Refuse what can't be known of a stream, and what has nothing to act on."""
     if not args.streaming:
-        if args.shuffle_buffer_size is not None:
-            raise UserError("--shuffle_buffer_size does nothing without --streaming; add it or leave it out")
         return
     if args.data_file is not None:
         raise UserError("--data_file is split, for which all records are needed; with --streaming pass --train_file")
@@ -249,8 +253,6 @@ def _check_stream(args: argparse.Namespace) -> None:
         )
     if args.num_epochs != 3.0:
         raise UserError("--num_epochs does nothing with --streaming, whose length --max_steps says; leave it out")
-    if args.shuffle_buffer_size is not None and args.shuffle_buffer_size < 0:
-        raise UserError(f"--shuffle_buffer_size: expected 0 or more, got {args.shuffle_buffer_size}")
     for name in ("cache_dir", "no_cache"):
         if getattr(args, name) and args.eval_file is None:
             raise UserError(f"--{name} does nothing with --streaming, which keeps nothing prepared; leave it out")
@@ -269,11 +271,6 @@ def _check_model(args: argparse.Namespace) -> None:
             f"--lora adapts a trained model, and {'presets have' if preset else '--pretrain means'} random weights; "
             "leave one out"
         )
-    if not args.lora:
-        defaults = {"lora_rank": 16, "lora_alpha": None, "lora_dropout": 0.0}
-        for name, default in {**defaults, "load_in_4bit": False, "load_in_8bit": False}.items():
-            if getattr(args, name) != default:
-                raise UserError(f"--{name} does nothing without --lora; add --lora or leave it out")
     if args.load_in_4bit and args.load_in_8bit:
         raise UserError("--load_in_4bit and --load_in_8bit exclude each other; leave one out")
     if args.train_tokenizer is not None and not (preset or args.pretrain):
@@ -315,18 +312,3 @@ def _close(args: argparse.Namespace, record: dict[str, Any]) -> None:
     print_rows(last_lines(Path(args.output_dir), record))
     # On a line of its own, so that it can be copied from a terminal of any width.
     print(f"next: {shlex.join(next_command(args))}", flush=True)
-
-
-def _check_answers(args: argparse.Namespace) -> None:
-    """Refuse settings of answers that have nothing to act on."""
-    if args.eval_generate is None:
-        defaults = {"eval_task": "auto", "eval_max_new_tokens": 256, "spider_path": None, "missing_databases": "error"}
-        for name, default in defaults.items():
-            if getattr(args, name) != default:
-                raise UserError(f"--{name} does nothing without --eval_generate; add it or leave it out")
-        return
-    if args.eval_file is None and args.data_file is None:
-        raise UserError("--eval_generate needs held-out records; add --eval_file or --data_file")
-    for name in ("eval_generate", "eval_max_new_tokens"):
-        if getattr(args, name) < 1:
-            raise UserError(f"--{name}: expected 1 or more, got {getattr(args, name)}")

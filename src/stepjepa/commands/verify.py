@@ -1,38 +1,50 @@
 """``stepjepa verify``: PASS or FAIL for each check on the user's own model and data."""
 
+# option() makes the field
+
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from typing import Any
 
-from stepjepa.arguments import (
-    add_data_group,
-    add_loss_group,
-    add_model_group,
-    add_objective_group,
-    add_switch,
-    jepa_config,
-)
+from stepjepa.arguments import ModelFlags, add_training_data, jepa_config
 from stepjepa.errors import UserError, visible
+from stepjepa.options import FROM_ONE, add_options, option
 from stepjepa.terminal import lines_to_stderr, print_json
 
 SUMMARY = "check model, data, masks and losses against slow and obvious computations"
 
 
+COMMON = (
+    *("train_file", "max_length", "model_name", "chat_template", "lora", "regular", "step_jepa", "layout"),
+    *("predictors", "labels", "plain", "jepa_loss_type", "max_records", "json", "finetune_seed"),
+)
+"""Options that ``--help`` shows."""
+
+
+@dataclass
+class VerifiedModel(ModelFlags):
+    """Which model, and whether with an adapter."""
+
+    lora: bool = option(False, "check the optimisation step with a LoRA adapter")
+    lora_rank: int = option(16, "of the adapter", metavar="R", allowed=FROM_ONE)
+
+
+@dataclass
+class VerifyFlags:
+    """How much is looked at."""
+
+    max_records: int = option(32, "records looked at", allowed=FROM_ONE)
+    json: bool = option(False, "the checks as JSON on standard output, lines on standard error")
+    finetune_seed: int = option(42, "of random weights", names=("seed",))
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The shared flags, all optional here, and how much to look at."""
-    add_data_group(parser, required=False)
-    model = add_model_group(parser, required=False)
-    add_switch(model, "--lora", help="check the optimisation step with a LoRA adapter")
-    model.add_argument("--lora_rank", type=int, default=16, metavar="R", help="(16)")
-    add_objective_group(parser)
-    add_loss_group(parser)
-    group = parser.add_argument_group("verify")
-    group.add_argument("--max_records", type=int, default=32, metavar="N", help="records looked at (32)")
-    group.add_argument(
-        "--json", action="store_true", help="the checks as JSON on standard output, lines on standard error"
-    )
-    group.add_argument("--finetune_seed", "--seed", type=int, default=42, metavar="N", help="of random weights (42)")
+    parser.epilog = "example: stepjepa verify --train_file data.jsonl --model_name preset:tiny --step_jepa"
+    add_training_data(parser, VerifiedModel)
+    add_options(parser, VerifyFlags, "verify")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,8 +58,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> dict[str, Any]:
     config = jepa_config(args)
-    if args.max_records < 1:
-        raise UserError(f"--max_records: expected 1 or more, got {args.max_records}")
     from stepjepa.chat.system_prompts import describe_system_prompts
     from stepjepa.data.records import bad_records, parse_record, read_records, tell_bad_records
     from stepjepa.inspection.verification import Subject, verify

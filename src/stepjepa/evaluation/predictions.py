@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,56 +12,14 @@ from tqdm import tqdm
 from stepjepa.data.records import read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.judging import Answer, Question, choose_records, judge
-from stepjepa.evaluation.output import meta_file, other_summary, summary_file
-from stepjepa.evaluation.settings import SCORINGS, check_choice, check_output
-from stepjepa.files import fingerprint, read_jsonl, refuse_existing, write_json, write_jsonl
-from stepjepa.tasks.base import TaskOptions
-from stepjepa.tasks.registry import AUTO
+from stepjepa.evaluation.output import meta_file, summary_file
+from stepjepa.evaluation.settings import ScoreSettings
+from stepjepa.files import fingerprint, read_jsonl, write_json, write_jsonl
 
 NO_PREDICTION = "no prediction"
 
 # Answers judged side by side between two updates of the progress bar.
 _CHUNK = 128
-
-
-@dataclass(frozen=True)
-class ScoreSettings:
-    """Settings of :func:`score_predictions`.
-
-    Attributes:
-        test_file: JSON lines with ``messages``.
-        predictions: JSON lines with ``index``, counted from 0 in the test file, and ``generated``, a text or a list
-            of samples; optionally ``stopped``, whether the model ended its turn.
-        output_file: the scored lines.
-        task: see ``tasks.registry``.
-        task_options: settings of the task.
-        scoring: ``own`` or ``reference``.
-        startswith: count an answer by how it begins.
-        missing: ``error``, or ``wrong`` to count records without a prediction as wrong.
-        overwrite: replace an existing output file.
-
-    Raises:
-        UserError: a value is none of those allowed, or the output would replace a file.
-    """
-
-    test_file: str | os.PathLike[str]
-    predictions: str | os.PathLike[str]
-    output_file: str | os.PathLike[str]
-    task: str = AUTO
-    task_options: TaskOptions = field(default_factory=TaskOptions)
-    scoring: str = "own"
-    startswith: bool = False
-    missing: str = "error"
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        check_choice("scoring", self.scoring, SCORINGS)
-        check_choice("missing", self.missing, ("error", "wrong"))
-        check_output(self.output_file, self.test_file, "test file")
-        check_output(self.output_file, self.predictions, "file of predictions")
-        refuse_existing(self.output_file, self.overwrite)
-        if summary_file(self.output_file).exists() and not self.overwrite:
-            raise other_summary(self.output_file)
 
 
 def score_predictions(settings: ScoreSettings) -> dict[str, Any]:

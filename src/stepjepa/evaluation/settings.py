@@ -1,59 +1,75 @@
-"""What an evaluation is told to do."""
+"""What evaluations are told to do. Free of torch."""
+
+# ruff: noqa: RUF009  # option() makes the field
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from stepjepa.config import DTYPES
+from stepjepa.config import Dtype
 from stepjepa.errors import UserError
+from stepjepa.evaluation.output import other_summary, summary_file
+from stepjepa.files import refuse_existing
+from stepjepa.options import FROM_ONE, FROM_ZERO, option, wrong_value
 from stepjepa.tasks.base import TaskOptions
-from stepjepa.tasks.registry import AUTO, load_task
+from stepjepa.tasks.registry import AUTO, TASKS, load_task
 
-ENGINES = ("hf", "vllm")
-SCORINGS = ("own", "reference")
-QUANTIZATIONS = ("4bit", "8bit")
-SIMILARITIES = ("llm-jepa", "step-jepa")
 LOWEST_TEMPERATURE = 1e-6
+
+Scoring = Literal["own", "reference"]
+
+# What 'stepjepa score' and 'stepjepa evaluate' share.
+TASK = f"how answers are scored; one of {', '.join(TASKS)}, or module:Class of your own; auto goes by the records"
+SCORING = "the rules; reference: those of the published evaluation, slips included, beside our own"
+STARTSWITH = "count an answer by how it begins: prefix is the headline"
+
+
+LONGEST = 512
+"""The length at which the default settings of the published evaluation end an answer that ``-1`` leaves unlimited."""
+
+
+def _length(text: str) -> int:
+    """The value of ``--max_new_tokens``; the published -1 is followed as it was."""
+    if text != "-1":
+        return int(text)
+    print(f"note: --max_new_tokens -1 is --max_new_tokens {LONGEST}", file=sys.stderr)
+    return LONGEST
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are chosen, and how many.
 
-    Attributes:
-        max_new_tokens: where an answer is cut off.
-        temperature: 0 for greedy.
-        top_p: only the likeliest tokens that together have this probability; 1 for all.
-        top_k: only so many of the likeliest tokens; 0 for all.
-        seed: of the draws.
-        num_samples: answers per prompt; 1 unless tokens are drawn.
-
     Raises:
         UserError: a number is out of range, or has no effect on greedy answers.
     """
 
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 42
-    num_samples: int = 1
+    max_new_tokens: int = option(256, "cut answers off there", allowed=FROM_ONE, parse=_length)
+    # What lies between divides logits by next to nothing.
+    temperature: float = option(
+        0.0,
+        "0 is greedy",
+        metavar="T",
+        allowed=(
+            lambda value: value == 0 or LOWEST_TEMPERATURE <= value < math.inf,
+            f"0 (greedy) or {LOWEST_TEMPERATURE:g} or more",
+        ),
+    )
+    top_p: float = option(
+        1.0, "of sampling", metavar="P", allowed=(lambda value: 0 < value <= 1, "more than 0 and at most 1")
+    )
+    top_k: int = option(0, "of sampling; 0 for all tokens", metavar="K", allowed=FROM_ZERO)
+    seed: int = option(42, "of sampling", allowed=FROM_ZERO)
+    num_samples: int = option(1, "answers per prompt: pass@1, pass@N, majority", allowed=FROM_ONE)
 
     def __post_init__(self) -> None:
-        for name, low in (("max_new_tokens", 1), ("num_samples", 1), ("top_k", 0), ("seed", 0)):
-            if getattr(self, name) < low:
-                raise UserError(f"--{name}: expected {low} or more, got {getattr(self, name)}")
-        # What lies between divides logits by next to nothing.
-        if not (self.temperature == 0 or LOWEST_TEMPERATURE <= self.temperature < math.inf):
-            raise UserError(
-                f"--temperature: expected 0 (greedy) or {LOWEST_TEMPERATURE:g} or more, got {self.temperature}"
-            )
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"--top_p: expected more than 0 and at most 1, got {self.top_p}")
+        if fault := wrong_value(self):
+            raise UserError(f"--{fault}")
         if self.temperature == 0:
             for name, neutral in (("num_samples", 1), ("top_p", 1.0), ("top_k", 0)):
                 if getattr(self, name) != neutral:
@@ -67,63 +83,55 @@ class EvaluationSettings:
     """What is evaluated and how.
 
     Attributes:
-        model_path: model folder, adapter folder or hub id.
-        test_file: JSON lines with ``messages``.
-        output_file: where the lines go; ``<stem>.summary.json`` and ``<name>.meta.json`` stand beside it.
-        task: how answers are scored, see ``tasks.registry``; ``auto`` goes by the records.
         task_options: settings of the task.
-        scoring: ``own``, or ``reference`` for the rules of the published evaluation.
-        startswith: answers count by how they begin.
-        max_examples: only so many records, from the beginning of the file.
-        batch_size: prompts per batch.
         sampling: how tokens are chosen.
-        engine: ``hf`` for transformers, ``vllm``.
-        dtype: of the weights, see ``config.DTYPES``.
-        quantization: ``4bit`` or ``8bit`` through bitsandbytes, None for neither.
-        trust_remote_code: run code that comes with the model.
-        use_test_prompts: show the test file's own system prompt rather than that of training.
-        plain: the model was trained without a chat format.
-        similarity: views whose similarity is measured on the test records and put beside the scores: ``llm-jepa``,
-            ``step-jepa`` or None.
-        overwrite: throw away what ``output_file`` holds.
-        bad_records: ``error``, or ``skip`` to leave lines of the test file out that are no record; positions are then
-            those among the others.
+        quantization: of the weights, through bitsandbytes.
 
     Raises:
         UserError: a value is out of range, or the output would replace the test file.
     """
 
-    model_path: str
-    test_file: str | os.PathLike[str]
-    output_file: str | os.PathLike[str]
-    task: str = AUTO
+    # The second names are those of the published script.
+    model_path: str = option(
+        help="run folder, adapter folder or hub id", group="files", names=("model_name",), metavar="PATH"
+    )
+    test_file: str | os.PathLike[str] = option(
+        help="JSON lines with 'messages'", group="files", names=("input_file",), metavar="FILE"
+    )
+    output_file: str | os.PathLike[str] = option(help="JSON lines, one per example", group="files", metavar="FILE")
+    task: str = option(AUTO, TASK, group="scoring", metavar="NAME")
     task_options: TaskOptions = field(default_factory=TaskOptions)
-    scoring: str = "own"
-    startswith: bool = False
-    max_examples: int | None = None
-    batch_size: int = 16
+    scoring: Scoring = option("own", SCORING, group="scoring")
+    startswith: bool = option(False, STARTSWITH, group="scoring", names=("statswith",))
+    max_examples: int | None = option(
+        None, "the first N records only; beware of files sorted by label", group="scoring", allowed=FROM_ONE
+    )
+    similarity: Literal["llm-jepa", "step-jepa"] | None = option(
+        None,
+        "also measure how alike matched and shuffled views are; needs a run folder",
+        group="scoring",
+        const="llm-jepa",
+    )
+    batch_size: int = option(16, "prompts at a time", group="generation", allowed=FROM_ONE)
     sampling: Sampling = field(default_factory=Sampling)
-    engine: str = "hf"
-    dtype: str = "auto"
-    quantization: str | None = None
-    trust_remote_code: bool = False
-    use_test_prompts: bool = False
-    plain: bool = False
-    similarity: str | None = None
-    overwrite: bool = False
-    bad_records: str = "error"
+    engine: Literal["hf", "vllm"] = option("hf", "vllm must be installed", group="generation")
+    dtype: Dtype = option("auto", "of the weights", group="generation")
+    quantization: Literal["4bit", "8bit"] | None = None
+    trust_remote_code: bool = option(False, "run code that comes with the model", group="generation")
+    use_test_prompts: bool = option(
+        False, "the test file's own system prompt; else that of training, where it is known", group="prompt"
+    )
+    plain: bool = option(
+        False, "for models trained without a chat format: question, <|perception|>, answer", group="prompt"
+    )
+    overwrite: bool = option(False, "throw away what --output_file holds", group="files", names=("no_skip_existing",))
+    bad_records: Literal["error", "skip"] = option(
+        "error", "lines that can't be read or are no record; skip: leave them out, and say how many", group="files"
+    )
 
     def __post_init__(self) -> None:
-        for name in ("max_examples", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name}: expected 1 or more, got {value}")
-        check_choice("engine", self.engine, ENGINES)
-        check_choice("scoring", self.scoring, SCORINGS)
-        check_choice("dtype", self.dtype, DTYPES)
-        check_choice("quantization", self.quantization, (None, *QUANTIZATIONS))
-        check_choice("similarity", self.similarity, (None, *SIMILARITIES))
-        check_choice("bad_records", self.bad_records, ("error", "skip"))
+        if fault := wrong_value(self):
+            raise UserError(f"--{fault}")
         if self.task != AUTO:
             load_task(self.task)
         if self.engine == "vllm" and (self.similarity or self.quantization):
@@ -134,14 +142,40 @@ class EvaluationSettings:
         check_output(self.output_file, self.test_file, "test file")
 
 
-def check_choice(name: str, value: str | None, known: Sequence[str | None]) -> None:
-    """Refuse a value that is none of those a setting may have.
+@dataclass(frozen=True)
+class ScoreSettings:
+    """Which answers are scored, and how; see :func:`stepjepa.evaluation.predictions.score_predictions`.
+
+    Attributes:
+        task_options: settings of the task.
 
     Raises:
-        UserError: it is not.
+        UserError: a value is none of those allowed, or the output would replace a file.
     """
-    if value not in known:
-        raise UserError(f"--{name}: expected one of {', '.join(map(str, known))}, got '{value}'")
+
+    test_file: str | os.PathLike[str] = option(help="JSON lines with 'messages'", group="files", metavar="FILE")
+    predictions: str | os.PathLike[str] = option(
+        help="JSON lines with 'index', from 0 in the test file, and 'generated', a text or a list of samples; optional "
+        "'stopped', whether the model ended its turn",
+        group="files",
+        metavar="FILE",
+    )
+    output_file: str | os.PathLike[str] = option(help="JSON lines, one per example", group="files", metavar="FILE")
+    task: str = option(AUTO, TASK, group="scoring", metavar="NAME")
+    task_options: TaskOptions = field(default_factory=TaskOptions)
+    scoring: Scoring = option("own", SCORING, group="scoring")
+    startswith: bool = option(False, STARTSWITH, group="scoring", names=("statswith",))
+    missing: Literal["error", "wrong"] = option("error", "what a record without a prediction is", group="files")
+    overwrite: bool = option(False, "replace --output_file", group="files")
+
+    def __post_init__(self) -> None:
+        if fault := wrong_value(self):
+            raise UserError(f"--{fault}")
+        check_output(self.output_file, self.test_file, "test file")
+        check_output(self.output_file, self.predictions, "file of predictions")
+        refuse_existing(self.output_file, self.overwrite)
+        if summary_file(self.output_file).exists() and not self.overwrite:
+            raise other_summary(self.output_file)
 
 
 def check_output(output: str | os.PathLike[str], source: str | os.PathLike[str], what: str) -> None:

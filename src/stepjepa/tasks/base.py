@@ -4,17 +4,19 @@ A new task is a class derived from :class:`Task` under the decorator :func:`task
 ``tasks.registry`` lists. One of your own is named on the command line by where it is, ``--task my_module:MyTask``.
 """
 
+# option() makes the field
+
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
+from stepjepa.options import FROM_ONE, Range, option, wrong_value
 
 # Why an answer is wrong. That it was cut off is noted by the evaluation, which knows.
 NO_ANSWER = "no answer found"
@@ -22,9 +24,9 @@ WRONG = "wrong answer"
 FAILED = "execution failed"
 TIMED_OUT = "timed out"
 
-MISSING_DATABASES = ("error", "skip")
-# A day in seconds, a pebibyte in MiB: limits that operating systems can be given with room to spare.
-LONGEST_TIME, MOST_MEMORY = 86400, 2**30
+# Up to a day in seconds, a pebibyte in MiB: limits that operating systems can be given with room to spare.
+_SECONDS: Range = (lambda value: 0 < value <= 86400, "more than 0 and at most 86400")
+_MEBIBYTES: Range = (lambda value: 0 < value <= 2**30, f"more than 0 and at most {2**30}")
 
 
 class Unusable(ValueError):  # noqa: N818  # a verdict on a row, not a mishap
@@ -110,35 +112,24 @@ class Scored:
 class TaskOptions:
     """Settings of the tasks; each task names those it uses in :attr:`Task.takes`.
 
-    Attributes:
-        spider_path: folder with one folder per database, ``<name>/<name>.sqlite``.
-        missing_databases: ``error``, or ``skip`` to leave out and count the records whose database is missing.
-        last_number: also score, as ``last_number_correct``, a response that marks no answer by its last number.
-        time_limit: seconds for deciding about one answer, where code is run for that.
-        memory_limit: MiB for the same.
-        workers: processes that run code; None for one per CPU core, 8 at most.
-
     Raises:
         UserError: a value is out of range.
     """
 
-    spider_path: str | None = None
-    missing_databases: str = "error"
-    last_number: bool = False
-    time_limit: float = 10.0
-    memory_limit: int = 2048
-    workers: int | None = None
+    spider_path: str | None = option(None, "databases of Spider, <DIR>/<name>/<name>.sqlite", metavar="DIR")
+    missing_databases: Literal["error", "skip"] = option(
+        "error", "records whose database is not there; skip: leave them out, and count them"
+    )
+    last_number: bool = option(False, "also score the last number of an answer that marks none")
+    time_limit: float = option(
+        10.0, "for running a query or comparing two regular expressions", metavar="SEC", allowed=_SECONDS
+    )
+    memory_limit: int = option(2048, "for the same", metavar="MIB", allowed=_MEBIBYTES)
+    workers: int | None = option(None, "processes for the same (one per core, 8 at most)", allowed=FROM_ONE)
 
     def __post_init__(self) -> None:
-        if self.missing_databases not in MISSING_DATABASES:
-            known = " or ".join(MISSING_DATABASES)
-            raise UserError(f"--missing_databases: expected {known}, got '{self.missing_databases}'")
-        for name, most in {"time_limit": LONGEST_TIME, "memory_limit": MOST_MEMORY, "workers": math.inf}.items():
-            value = getattr(self, name)
-            # Not "value <= 0", which NaN would pass.
-            if value is not None and not 0 < value <= most:
-                limit = "" if most == math.inf else f" and at most {most}"
-                raise UserError(f"--{name}: expected more than 0{limit}, got {value}")
+        if fault := wrong_value(self):
+            raise UserError(f"--{fault}")
 
 
 class Task(ABC):

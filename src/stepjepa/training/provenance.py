@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from stepjepa.arguments import without_flags
 from stepjepa.data.records import BadRecords, Record
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import fingerprint
+from stepjepa.flag_files import without_flags
 
 OF_ONE_START = {"config": True, "resume_from_checkpoint": True, "output_dir": True, "json": True, "offline": False}
 """Flags that say where and how a run was started, not what it is; and whether they have a value."""

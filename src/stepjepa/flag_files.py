@@ -1,0 +1,102 @@
+"""Flags in files: YAML of ``--config`` as command line arguments, and mappings of flags as arguments."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepjepa.errors import UserError, shown
+from stepjepa.files import existing_file, read_text, read_yaml
+
+_MOST_VALUES = 10_000
+"""Values that a dict may hold: YAML's references can make billions of a few lines."""
+
+
+def as_arguments(flags: Mapping[str, Any]) -> list[str]:
+    """Flags as command line arguments; those of value None are left out."""
+    result: list[str] = []
+    for name, value in flags.items():
+        if isinstance(value, list):
+            result.extend([f"--{name}", *map(str, value)])
+        elif value is not None:
+            # One word, so that a value that begins with a dash is not taken for a flag.
+            result.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+    return result
+
+
+def without_flags(arguments: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
+    """A command line without some of its flags.
+
+    Args:
+        arguments: with flags as ``cli.normalise`` writes them.
+        flags: names without dashes, and whether they have a value.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name, has_value in flags.items():
+        if has_value:
+            parser.add_argument(f"--{name}", nargs="?")
+        else:
+            parser.add_argument(f"--{name}", action="store_true")
+    return parser.parse_known_args(list(arguments))[1]
+
+
+def arguments_of_file(path: str, flags: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """A YAML file of flags as command line arguments, to be put before those of the command line, which then win.
+
+    Args:
+        path: a mapping from flag names, with ``_`` or ``-``, to values.
+        flags: all names that exist, without dashes.
+
+    Returns:
+        The arguments; and for each flag, with its dashes, the file and line that it stands on.
+
+    Raises:
+        UserError: the file is missing, no YAML, or no mapping; it has an unknown key, and the nearest known one is
+            named; or a value is none that a flag could have.
+    """
+    found = existing_file(path, "configuration file")
+    values: Any = read_yaml(found)
+    if values is None:
+        return [], {}
+    if not isinstance(values, dict):
+        raise UserError(f"holds a {type(values).__name__}; expected 'flag: value' lines", path=found)
+    lines = [line.lstrip(" \t{,'\"?") for line in read_text(found).splitlines()]
+    flags_of_file: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for key, value in values.items():
+        name = str(key).replace("-", "_")
+        line = next((number for number, text in enumerate(lines, start=1) if text.startswith(str(key))), None)
+        if name not in flags or name == "config":
+            near = difflib.get_close_matches(name, flags, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else "; see 'stepjepa train --help_all'"
+            raise UserError(f"unknown key {shown(str(key))}{hint}", path=found, line=line)
+        if name in flags_of_file:
+            raise UserError(f"the key {shown(str(key))} stands twice; leave one", path=found, line=line)
+        if wrong := _not_a_value(value):
+            raise UserError(f"{name}: {wrong}", path=found, line=line)
+        flags_of_file[name] = value
+        origins[f"--{name}"] = f"{found}:{line}" if line else str(found)
+    return as_arguments(flags_of_file), origins
+
+
+def _not_a_value(value: Any) -> str | None:
+    """Why something can't be the value of a flag; None where it can."""
+    if isinstance(value, list):
+        odd = next((each for each in value if each is None or isinstance(each, list | dict)), value)
+        return None if odd is value else f"holds a {type(odd).__name__} in a list; expected words or numbers"
+    waiting, count = [value] if isinstance(value, dict) else [], 0
+    while waiting:
+        each: Any = waiting.pop()
+        count += 1
+        if count > _MOST_VALUES:
+            return f"holds more than {_MOST_VALUES:,} values; expected a few"
+        if isinstance(each, dict):
+            waiting.extend([*each, *each.values()])
+        elif isinstance(each, list):
+            waiting.extend(each)
+        elif not (each is None or isinstance(each, str | int | float)):
+            return f"holds a {type(each).__name__}; put it in quotes"
+    return None
