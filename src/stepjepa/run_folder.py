@@ -219,13 +219,29 @@ def trained_objective(model_path: str | os.PathLike[str]) -> dict[str, Any] | No
     return None if run is None or "jepa" not in run else dict(run["jepa"])
 
 
-def earlier_launches(folder: Path, now: dict[str, Any], training: dict[str, Any]) -> list[dict[str, Any]]:
+RESUMED_WITH = (
+    *("learning_rate", "weight_decay", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps"),
+    *("num_train_epochs", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "bf16", "fp16"),
+)
+"""Training arguments that a resumed run may change; all of them take effect."""
+
+
+def earlier_launches(
+    folder: Path,
+    now: dict[str, Any],
+    training: dict[str, Any],
+    *,
+    allow_changes: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[dict[str, Any]]:
     """What a resumed run has behind it; refuses to go on with it as another run.
 
     Args:
         folder: the run folder.
         now: parts of ``run.json`` that must not change, as this call would write them.
         training: the training arguments of this call.
+        allow_changes: tell such a change instead of refusing it.
+        say: is told what has changed, old and new.
 
     Returns:
         The ``launches`` of ``run.json``: seconds, and the step reached. One that was killed left none.
@@ -243,10 +259,17 @@ def earlier_launches(folder: Path, now: dict[str, Any], training: dict[str, Any]
         both = isinstance(value, dict) and isinstance(before.get(part), dict)
         inner = [key for key in value if before[part].get(key) != value[key]] if both else []
         words = ", ".join([part, *inner[:1]])
-        raise UserError(
-            f"the run was begun with other settings ({words}); pass the flags of run.json, or another --output_dir",
-            path=folder,
-        )
+        if not allow_changes:
+            raise UserError(
+                f"the run was begun with other settings ({words}); pass the flags of run.json, or another --output_dir "
+                "(--allow_changes resumes it all the same)",
+                path=folder,
+            )
+        say(f"resumed with other settings: {words}")
+    for name in RESUMED_WITH:
+        old = (before.get("training") or {}).get(name, training[name])
+        if old != json.loads(json.dumps(training[name], default=str)):
+            say(f"resumed with another --{name}: {old} before, {training[name]} from now on")
     length, was = ("num_train_epochs", "max_steps"), before.get("training") or {}
     if before.get("status") == "finished" and all(was.get(name) == training[name] for name in length):
         raise FinishedError("the run is finished; there is nothing to resume", path=folder)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, TrainingArguments
+from transformers import AutoModelForCausalLM, TrainerCallback, TrainingArguments
 
 import tiny
 from forked import Commands
@@ -175,3 +175,34 @@ def test_a_finished_checkpoint_trains_no_further(trained_tokenizer: Any, tmp_pat
     longer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert longer.state.global_step == 5
     assert any(not torch.equal(*both) for both in zip(longer.model.parameters(), again.model.parameters(), strict=True))
+
+
+def test_a_changed_rate_and_decay_take_effect_when_resumed(trained_tokenizer: Any, tmp_path: Path) -> None:
+    """The checkpoint's own values stand in the states of optimizer and schedule."""
+
+    class Seen(TrainerCallback):
+        groups: list[tuple[float, float]]
+
+        def on_step_begin(self, *args: Any, optimizer: Any = None, **kwargs: Any) -> None:
+            self.groups.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]))
+
+    def train(resume: str | None, **changed: Any) -> list[tuple[float, float]]:
+        fixed = {"use_cpu": True, "disable_tqdm": True, "report_to": "none", "lr_scheduler_type": "linear"}
+        arguments = TrainingArguments(str(tmp_path), per_device_train_batch_size=3, save_steps=2, **fixed, **changed)
+        trainer = JepaTrainer(
+            tiny.make_model("llama", seed=3),
+            arguments,
+            JepaConfig(mode="step-jepa"),
+            train_dataset=(tiny.records() * 9)[:9],
+            processing_class=copy.deepcopy(trained_tokenizer),
+        )
+        seen = Seen()
+        seen.groups = []
+        trainer.add_callback(seen)
+        trainer.train(resume_from_checkpoint=resume)
+        return seen.groups
+
+    # A linear schedule over 5 steps: 1, 4/5, 3/5 ... of the rate.
+    assert train(None, max_steps=5, learning_rate=1e-3, weight_decay=0.1)[:2] == [(1e-3, 0.1), (8e-4, 0.1)]
+    resumed = train(str(tmp_path / "checkpoint-2"), max_steps=5, learning_rate=2e-3, weight_decay=0.2)
+    assert resumed == [(pytest.approx(rate), 0.2) for rate in (1.2e-3, 8e-4, 4e-4)]

@@ -157,6 +157,19 @@ class NonfiniteGuard(TrainerCallback):
         if trainer.is_world_process_zero():
             logger.warning("step %d is skipped, the %d. so far: %s", state.global_step + 1, self.skipped, message)
 
+    def refuse_weights(self, step: int) -> None:
+        """Refuse weights that are not finite: neither a checkpoint nor a finished run may hold them.
+
+        Raises:
+            UserError: on every process, if one has such a weight.
+        """
+        broken = next(iter(self._of_all_processes(_broken_weights(self._trainer.model))), None)
+        if broken is not None:
+            raise UserError(
+                f"step {step}: the weights are not finite any more ({broken}), so they are not saved; begin again with "
+                f"a lower --learning_rate, or in another precision; {self.way_back()}"
+            )
+
     def way_back(self) -> str:
         """From where the run can be resumed, for people."""
         last = last_checkpoint(Path(str(self._trainer.args.output_dir)))

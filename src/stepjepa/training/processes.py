@@ -20,6 +20,28 @@ from stepjepa.run_folder import last_checkpoint
 _GLOO = ("gloo/transport", "[gloo]", "Gloo ")
 
 
+def launched_together(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun, or another launcher, has started this process as one of several."""
+    return int(environment.get("WORLD_SIZE", "1")) > 1 and "RANK" in environment
+
+
+def refuse_separate_runs(processes: int, environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse several processes that each would train a model of their own, and write it into the same folder.
+
+    Args:
+        processes: that train together.
+        environment: says how many were started.
+
+    Raises:
+        ValueError: more were started.
+    """
+    if launched_together(environment) and processes != int(environment["WORLD_SIZE"]):
+        raise ValueError(
+            f"expected {environment['WORLD_SIZE']} processes that train one model, got {processes}; without an "
+            "accelerator pass use_cpu=True to TrainingArguments"
+        )
+
+
 def open_group(*, cpu: bool, seconds: float, environment: Mapping[str, str] = os.environ) -> None:
     """Begin the group of processes on CPUs, where transformers' Trainer would leave ``--ddp_timeout`` out.
 
@@ -28,8 +50,7 @@ def open_group(*, cpu: bool, seconds: float, environment: Mapping[str, str] = os
         seconds: that a process waits for another before it gives up.
         environment: says how many processes there are.
     """
-    together = int(environment.get("WORLD_SIZE", "1")) > 1 and "RANK" in environment
-    if not cpu or not together or torch.distributed.is_initialized():
+    if not cpu or not launched_together(environment) or torch.distributed.is_initialized():
         return
     timeout = datetime.timedelta(seconds=seconds)
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":

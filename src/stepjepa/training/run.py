@@ -113,7 +113,13 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
         }
     )
     if args.resume_from_checkpoint is not None:
-        launches = earlier_launches(folder, {name: record[name] for name in _KEPT}, record["training"])
+        launches = earlier_launches(
+            folder,
+            {name: record[name] for name in _KEPT},
+            record["training"],
+            allow_changes=args.allow_changes,
+            say=say,
+        )
         # Without a checkpoint it begins anew.
         record["launches"] = launches if checkpoint is not None else []
     before = text_of_run(folder)

@@ -65,7 +65,9 @@ from stepjepa.training.held_out import measure
 from stepjepa.training.hub import UploadCallback, create_repository
 from stepjepa.training.meter import Meter
 from stepjepa.training.nonfinite import MicroBatch, NonfiniteGuard, OnNonfinite
+from stepjepa.training.optimizer_settings import apply_settings, settings_of
 from stepjepa.training.out_of_memory import describe, naming_the_batch, remedies
+from stepjepa.training.processes import refuse_separate_runs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
@@ -178,6 +180,7 @@ class JepaTrainer(Trainer):
         self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
         self.add_callback(ConsoleCallback(bars=not args.disable_tqdm))
         refuse_data_parallel(args)
+        refuse_separate_runs(self.accelerator.num_processes)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             refuse_sharding(self.jepa, answer_scores)
         self.answer_scores, self.selective = answer_scores, False
@@ -325,6 +328,7 @@ class JepaTrainer(Trainer):
         with naming_the_batch(say):
             result = super().train(resume_from_checkpoint, *args, **kwargs)
         self.guard.micros.clear()
+        self.guard.refuse_weights(self.state.global_step)
         if self.tracker is not None:
             self.tracker.close()
         # What came after the last line of logs.
@@ -412,6 +416,7 @@ class JepaTrainer(Trainer):
         Private, since ``on_save`` comes after that, and since rotation must wait for it. Of a checkpoint that can't be
         written nothing is left.
         """
+        self.guard.refuse_weights(self.state.global_step)
         run = Path(self._get_output_dir(trial))
         final = run / f"checkpoint-{self.state.global_step}"
         part = run / PART / final.name
@@ -504,10 +509,12 @@ class JepaTrainer(Trainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Private, since averaged weights must be loaded before the first step and after the model."""
+        wanted = [] if checkpoint is None else settings_of(self.optimizer)
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
         refuse_other_optimizer(self.optimizer)
+        apply_settings(wanted, self.optimizer, self.lr_scheduler)
         self.guard.load(Path(checkpoint))
         if self.ema is not None:
             self.ema.load(checkpoint)
