@@ -24,6 +24,8 @@ from stepjepa.files import atomic_write, read_json_object, write_json
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
+PROMPTS_FILE = "trained_prompts.json"
+"""Sorted hashes of the prompts that were trained on, see ``data.trained_prompts``."""
 
 PART = ".saving"
 """Folder in a run folder for what has not been written to its end."""
@@ -168,6 +170,7 @@ def put_back(folder: Path, before: str | None) -> None:
             stream.write(before)
         return
     (folder / RUN_FILE).unlink(missing_ok=True)
+    (folder / PROMPTS_FILE).unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()
 

@@ -22,6 +22,7 @@ from stepjepa.chat.system_prompts import describe_system_prompts
 from stepjepa.compute.equal_compute import EqualCompute, equal_compute
 from stepjepa.compute.flop_callback import EqualComputeCallback
 from stepjepa.config import JepaConfig
+from stepjepa.data.trained_prompts import write_trained_prompts
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores
 from stepjepa.files import fingerprint
@@ -124,6 +125,8 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
         record["launches"] = launches if checkpoint is not None else []
     before = text_of_run(folder)
     write_run(folder, record)
+    if is_main_process() and not args.streaming:
+        write_trained_prompts(folder, train_records)
     scores = trainer.answer_scores
     with recording_failures(trainer, folder, record, before, checkpoint):
         with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
