@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepjepa.errors import UserError
-from stepjepa.models.names import is_hub_id, refuse_missing
+from stepjepa.models.presets import is_hub_id, refuse_missing
 
 
 @pytest.fixture(autouse=True)

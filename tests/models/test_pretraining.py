@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from stepjepa.models.pretraining import chat_form
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import chat_templates
@@ -21,7 +22,6 @@ from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, load_model
 from stepjepa.models.presets import CHAT_TEMPLATE, CHATML, SPARE_ROWS, train_tokenizer, vocabulary_rows
-from stepjepa.models.pretraining import chat_form
 from stepjepa.models.token_rows import adapter_ids, give_plain_tokens
 
 TEXTS = [message["content"] for record in tiny.records() for message in record.messages]

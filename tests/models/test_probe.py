@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from stepjepa.models.shrink import shrink
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 import tiny
@@ -16,7 +17,6 @@ from stepjepa.batch import mask
 from stepjepa.models import probe
 from stepjepa.models import shrink as shrunken
 from stepjepa.models.probe import choose_encoding
-from stepjepa.models.shrink import shrink
 
 ModelFactory = Callable[..., Any]
 

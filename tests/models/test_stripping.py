@@ -13,8 +13,7 @@ from transformers import AutoTokenizer
 import tiny
 from stepjepa.chat.predictors import add_predictor_tokens, all_predictor_ids, saved_with_predictors
 from stepjepa.errors import UserError
-from stepjepa.models.stripping import strip_rows, strip_tokenizer
-from stepjepa.models.token_rows import give_predictors
+from stepjepa.models.token_rows import give_predictors, strip_rows, strip_tokenizer
 
 TEXT = "3+4=7.\n\nSo it is 12 <|im_end|> Rot 🌋"
 

@@ -107,11 +107,6 @@ def _run(query: Tensor, *args: Any, **kwargs: Any) -> Any:
         return _compiled()(query, *args, **kwargs)
 
 
-def _refuse_gradient(query: Tensor) -> None:
-    if _on_cpu(query) and torch.is_grad_enabled() and query.requires_grad:
-        raise ValueError(NO_TRAINING_ON_CPU)
-
-
 def flex_forward(
     module: nn.Module,
     query: Tensor,
@@ -151,11 +146,8 @@ def flex_forward(
         # A dry run, for shapes and memory: those of a fused kernel that is given no mask tensor.
         found = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
         return found.transpose(1, 2).contiguous(), None
-    _refuse_gradient(query)
-
-    def capped(score: Tensor, *_: Tensor) -> Tensor:
-        assert softcap is not None
-        return softcap * torch.tanh(score / softcap)
+    if _on_cpu(query) and torch.is_grad_enabled() and query.requires_grad:
+        raise ValueError(NO_TRAINING_ON_CPU)
 
     length = query.shape[2]
     if more := attention_mask.seq_lengths[0] - length:
@@ -164,7 +156,7 @@ def flex_forward(
         query,
         key,
         value,
-        score_mod=None if softcap is None else capped,
+        score_mod=None if softcap is None else lambda score, *_: softcap * torch.tanh(score / softcap),
         block_mask=attention_mask,
         scale=scaling,
         enable_gqa=grouped,

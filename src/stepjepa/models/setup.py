@@ -8,12 +8,12 @@ from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.chat.plain_template import add_plain_tokens
 from stepjepa.chat.predictors import predictor_ids
 from stepjepa.config import JepaConfig
-from stepjepa.models.adapters import train_rows
+from stepjepa.models.architecture import base_model
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.encode import check_layer
 from stepjepa.models.flex import uses_flex
 from stepjepa.models.probe import choose_encoding
-from stepjepa.models.token_rows import give_plain_tokens, give_predictors
+from stepjepa.models.token_rows import give_plain_tokens, give_predictors, train_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,11 +24,6 @@ CPU_ROW, DENSE_ROW, FLEX_ROW = 1024, 2048, 8192
 CPU_ATTENTION = 2.8
 """Tokens of a row, over the model's width, at which attention under a mask costs as much on a CPU as all else of a
 layer (measured on ``preset:tiny``: a quarter of a step at 250 tokens without a mask)."""
-
-
-def base_model(model: Any) -> Any:
-    """The transformers model under a PEFT wrapper, or the model itself."""
-    return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
 def set_up(model: Any, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, seed: int = 42) -> tuple[str, str]:
