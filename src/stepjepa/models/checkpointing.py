@@ -41,10 +41,7 @@ KEPT = frozenset(
 
 
 def enable_selective(model: nn.Module) -> None:
-    """Let a model keep the results of products and attention in its blocks and compute the rest again.
-
-    Args:
-        model: a causal language model or a PEFT wrapper of one, not yet wrapped by DDP or FSDP; changed in place.
+    """Let a model, not yet wrapped by DDP or FSDP, keep the results of products and attention in its blocks.
 
     Raises:
         ValueError: its architecture has no gradient checkpointing.

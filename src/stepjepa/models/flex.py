@@ -36,12 +36,8 @@ def uses_flex(model: PreTrainedModel) -> bool:
 def refuse_flex_training(model: PreTrainedModel, device: torch.device) -> None:
     """Say before the first step what FlexAttention can't train.
 
-    Args:
-        model: not a PEFT wrapper but the transformers model itself; any attention implementation.
-        device: where it will be trained.
-
     Raises:
-        ValueError: its attention is FlexAttention, and the device is a CPU or the attention has dropout.
+        ValueError: the model's attention is FlexAttention, and the device is a CPU or the attention has dropout.
     """
     if not uses_flex(model):
         return
@@ -120,24 +116,21 @@ def flex_forward(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it.
+    """Attention as transformers calls it, under the mask of :func:`block_mask`.
 
     Args:
         module: the attention layer.
         query: ``[B, H, T, d]``.
         key: ``[B, G, T, d]``, H a multiple of G.
         value: the same.
-        attention_mask: of :func:`block_mask`.
+        attention_mask: its blocks.
         scaling: of the scores; None is ``d ** -0.5``.
-        dropout: 0.
+        dropout: 0, else ValueError.
         softcap: bound of the scores.
         s_aux: ``[H]`` attention sinks: scores that take a share of the softmax and give nothing.
 
     Returns:
         ``[B, T, H, d]``, and None for the weights.
-
-    Raises:
-        ValueError: there is dropout, or a gradient is needed on a CPU.
     """
     if dropout:
         raise ValueError(f"FlexAttention has no dropout, got {dropout}; set it to 0 in the model's configuration")

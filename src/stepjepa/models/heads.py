@@ -18,12 +18,7 @@ HEADS = "term_heads"
 
 
 class PredictorHead(nn.Module):
-    """``[P, D]`` to ``[P, D]``: one linear layer, or two with a GELU between them.
-
-    Args:
-        kind: ``linear`` or ``mlp``.
-        width: D; the hidden layer of the MLP is twice as wide.
-    """
+    """``[P, D]`` to ``[P, D]``: one ``linear`` layer, or an ``mlp`` of two with a GELU, twice as wide inside."""
 
     def __init__(self, kind: str, width: int) -> None:
         super().__init__()
@@ -43,11 +38,10 @@ class PredictorHead(nn.Module):
 
 
 def attach_heads(model: nn.Module, heads: Mapping[str, nn.Module]) -> None:
-    """Make heads submodules of a model, so that they are trained, sharded and moved with it.
+    """Make heads submodules of a model in place of earlier ones, so that they are trained, sharded and moved with it.
 
     Args:
-        model: a causal language model, or a PEFT wrapper of one; changed in place. Heads that an earlier trainer left
-            are removed.
+        model: a causal language model, or a PEFT wrapper of one; changed in place.
         heads: by name.
     """
     model._modules.pop(HEADS, None)

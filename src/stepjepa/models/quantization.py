@@ -61,11 +61,7 @@ def quantization_options(
 
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
-    """How many values a model's parameters have: those that are trained, and all. In 4 bits two share a byte.
-
-    Args:
-        model: quantized or not.
-    """
+    """How many values a model's parameters have: those that are trained, and all. In 4 bits two share a byte."""
 
     def size(parameter: nn.Parameter) -> int:
         state = getattr(parameter, "quant_state", None)
@@ -76,13 +72,7 @@ def parameter_counts(model: nn.Module) -> tuple[int, int]:
 
 
 def compute_dtype(dtype: str, *, bf16: bool, fp16: bool) -> torch.dtype:
-    """The dtype of products for a run.
-
-    Args:
-        dtype: of the weights that are not quantized, a name in ``config.DTYPES``.
-        bf16: autocast to bfloat16, as in ``TrainingArguments``.
-        fp16: to float16.
-    """
+    """The dtype of products for a run: of autocast, else that of the weights that are not quantized."""
     if bf16 or (dtype in ("bfloat16", "auto") and not fp16):
         return torch.bfloat16
     return torch.float16 if fp16 or dtype == "float16" else torch.float32

@@ -57,15 +57,7 @@ def set_up(model: Any, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, s
 def set_up_attention(model: Any, config: JepaConfig) -> tuple[str, str]:
     """The part of :func:`set_up` that needs no values, so that a model on the meta device can be set up, too.
 
-    Args:
-        model: with rows for all tokens of the objective; changed in place.
-        config: the objective.
-
-    Returns:
-        The encoding, see ``collate.Encoding``, and why.
-
-    Raises:
-        ValueError: the model can't be trained with this objective; the message names the remedy.
+    Takes, returns and raises the same; the model must have rows for all tokens of the objective.
     """
     base = base_model(model)
     encoding, reason = choose_encoding(base, config.encoding)
@@ -91,10 +83,9 @@ def packing(model: Any, config: JepaConfig, device_type: str, processes: int = 1
     decoder = base_model(model).config.get_text_config()
     on_cpu = device_type == "cpu"
     row_length = CPU_ROW if on_cpu else FLEX_ROW if uses_flex(base_model(model)) else DENSE_ROW
-    several = on_cpu and processes == 1
     return {
         "row_length": config.row_length or row_length,
-        "attention_length": round(CPU_ATTENTION * decoder.hidden_size) if several else None,
+        "attention_length": round(CPU_ATTENTION * decoder.hidden_size) if on_cpu and processes == 1 else None,
         "share_prefixes": config.share_prefixes,
         "positions": getattr(decoder, "max_position_embeddings", None),
     }
