@@ -304,7 +304,9 @@ def _narrow(config: Any) -> None:
             setattr(config, name, [64] * len(value))
         elif not _is_size(value):
             continue
-        elif value == width or name.endswith(("hidden_size", "d_ssm")):
+        elif value == width:
+            setattr(config, name, width // heads * fewer)
+        elif name.endswith(("hidden_size", "d_ssm")):
             setattr(config, name, value * fewer // heads)
         elif ("heads" in name and not name.startswith("index")) or name == "n_head":
             setattr(config, name, max(value * fewer // heads, 1))
