@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.tensor import DTensor
 
 HEADS = "term_heads"
 """Name of the submodule of a model that holds them, each under a name of its own."""
@@ -98,10 +97,8 @@ def load_heads(heads: nn.ModuleDict, folder: str | Path) -> None:
         if not path.is_file():
             raise ValueError(f"expected {path.name} in {folder}, got none; the checkpoint was made without this head")
         try:
-            if any(isinstance(parameter, DTensor) for parameter in head.parameters()):
-                set_model_state_dict(head, {**load_file(path)}, options=StateDictOptions(full_state_dict=True))
-            else:
-                head.load_state_dict(load_file(path))
+            # Sharded or not.
+            set_model_state_dict(head, {**load_file(path)}, options=StateDictOptions(full_state_dict=True))
         except RuntimeError as error:
             raise ValueError(f"expected a head of the same kind and width in {path}: {error}") from None
 
