@@ -196,51 +196,19 @@ def test_read_averages_some_tokens() -> None:
 
 
 CASES = {
-    "separate": {"mode": "llm-jepa"},
-    "separate, K 3": {"mode": "llm-jepa", "predictors": 3},
-    "separate, K 0": {"mode": "llm-jepa", "predictors": 0},
-    "separate, front": {"mode": "llm-jepa", "predictors": 2, "front_pred": True},
-    "separate, reverse": {"mode": "llm-jepa", "predictors": 2, "reverse_pred": True},
-    "branched": {"mode": "llm-jepa", "layout": "branched", "predictors": 2},
-    "branched, front": {"mode": "llm-jepa", "layout": "branched", "predictors": 2, "front_pred": True},
-    "branched, reverse": {"mode": "llm-jepa", "layout": "branched", "predictors": 2, "reverse_pred": True},
-    "steps": {"mode": "step-jepa", "pairs": "all", "predictors": 3},
-    "steps, K 0": {"mode": "step-jepa", "pairs": "all", "predictors": 0},
-    "in place": {"mode": "step-jepa", "layout": "inplace", "pairs": "all"},
-    "in place, K 0": {"mode": "step-jepa", "layout": "inplace", "pairs": "all", "predictors": 0},
+    "separate": JepaConfig(mode="llm-jepa", predictors=3, pooling="mean"),
+    "branched": JepaConfig(mode="llm-jepa", layout="branched", predictors=2, reverse_pred=True, pooling="mean"),
+    "steps": JepaConfig(mode="step-jepa", pairs="all", predictors=3, pooling="mean"),
 }
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_what_is_averaged_is_the_view(name: str, trained_tokenizer: Any) -> None:
-    """From the text of a record to the text of the tokens that are averaged."""
-    config = JepaConfig(pooling="mean", **CASES[name])  # type: ignore[arg-type]
-    record = tiny.tokenized(trained_tokenizer, config)[0]
-    texts: dict[tuple[int, str], str] = {}
-    for sequence in tiny.collator(trained_tokenizer, config).sequences(Item(record)):
-        for pair, kind, start, end in sequence.readouts:
-            texts[pair, kind] = trained_tokenizer.decode(sequence.ids[start:end])
-    assert config.predictors is not None
-    predictors = "".join(f"<|predictor_{number}|>" for number in range(1, config.predictors + 1))
-    if config.mode == "step-jepa":
-        steps = ["3+4=7.\n\n", "7+5=12\n\n", "So it is\n\n", "12"]
-        views = [(predictors or steps[index], steps[index + 1]) for index in range(3)]
-    else:
-        question, answer = "What is 3+4+5?", "3+4=7.\n\n7+5=12\n\nSo it is\n\n12"
-        first, second = (answer, question) if config.reverse_pred else (question, answer)
-        views = [(first if config.front_pred or not predictors else predictors, second)]
-    assert texts == {
-        (n, kind): text for n, pair in enumerate(views) for kind, text in zip(("source", "target"), pair, strict=True)
-    }
 
 
 @pytest.mark.parametrize("encoding", ["tree", "rows"])
 @pytest.mark.parametrize("layer", [-1, 0])
-@pytest.mark.parametrize("name", ["separate, K 3", "branched, reverse", "steps"])
+@pytest.mark.parametrize("name", CASES)
 def test_means_of_any_layer_are_those_of_separate_passes(
     name: str, layer: int, encoding: str, trained_tokenizer: Any
 ) -> None:
-    config = JepaConfig(pooling="mean", **CASES[name])  # type: ignore[arg-type]
+    config = CASES[name]
     records = tiny.tokenized(trained_tokenizer, config)
     collator = tiny.collator(trained_tokenizer, config, encoding=encoding)
     items = [Item(record) for record in records]

@@ -21,7 +21,7 @@ from transformers.masking_utils import (
 
 import tiny
 from slow_trees import batch_of, random_sequences, separate_states
-from stepjepa.batch.mask import BLOCK, Trees, dense, padded, static_length, under
+from stepjepa.batch.mask import BLOCK, Trees, dense, padded, static_length
 from stepjepa.batch.pack import Rows, pack
 from stepjepa.batch.sequences import Sequence
 from stepjepa.compute.shapes import empty_batch, running
@@ -84,18 +84,15 @@ def test_a_block_mask_is_the_dense_mask(seed: int, rule: Callable[..., Tensor] |
     place = torch.arange(length)
     places = torch.arange(count)[:, None, None, None], torch.tensor(0), place[:, None], place
     assert torch.equal(found.mask_mod(*places), dense(trees, rule))
-    if rule is not None:
-        assert torch.equal(found.mask_mod(*places), under(rule, trees)(*places))
     evaluated = torch_flex.create_block_mask(found.mask_mod, count, None, length, length, device="cpu")
     assert found.shape == evaluated.shape
-    for kind in ("", "full_"):
-        for side in ("kv", "q"):
-            number, wanted = getattr(found, f"{kind}{side}_num_blocks"), getattr(evaluated, f"{kind}{side}_num_blocks")
-            assert torch.equal(number, wanted)
-            assert number.dtype == torch.int32
-            indices = getattr(found, f"{kind}{side}_indices"), getattr(evaluated, f"{kind}{side}_indices")
-            used = torch.arange(indices[0].shape[-1]) < number[..., None]
-            assert torch.equal(indices[0][used], indices[1][used])
+    for kind in ("kv", "q", "full_kv", "full_q"):
+        numbers, indices = (
+            [getattr(mask, f"{kind}_{part}") for mask in (found, evaluated)] for part in ("num_blocks", "indices")
+        )
+        assert torch.equal(*numbers)
+        used = torch.arange(indices[0].shape[-1]) < numbers[0][..., None]
+        assert torch.equal(indices[0][used], indices[1][used])
 
 
 def test_blocks_are_skipped() -> None:
@@ -232,19 +229,15 @@ def test_batches_of_one_size_are_compiled_once(counted: Any, tiny_model: ModelFa
     assert frames(2, 2 * BLOCK) > before
 
 
-def one_row(length: int) -> Trees:
-    place = torch.arange(length)[None]
-    return Trees(torch.zeros_like(place), torch.full_like(place, length), place)
-
-
 def test_many_lengths_do_not_run_uncompiled(counted: Any) -> None:
     """Torch gives up compiling after eight shapes unless it is told otherwise."""
-    before = 0
-    for blocks in range(1, 12):
-        states = torch.randn(1, 1, blocks * BLOCK, 4)
-        flex_forward(torch.nn.Identity(), states, states, states, block_mask(one_row(blocks * BLOCK)))
+    for blocks in range(1, 11):
+        before, length = counted.frame_count, blocks * BLOCK
+        place = torch.arange(length)[None]
+        mask = block_mask(Trees(torch.zeros_like(place), torch.full_like(place, length), place))
+        states = torch.randn(1, 1, length, 4)
+        flex_forward(torch.nn.Identity(), states, states, states, mask)
         assert counted.frame_count > before
-        before = counted.frame_count
 
 
 # -- errors, dry runs --------------------------------------------------------------------------------------------------

@@ -20,10 +20,9 @@ from stepjepa.chat.template import ChatTemplate
 from stepjepa.cli import main
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
-from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, load_model
+from stepjepa.models.loading import load_for_inference, load_model
 from stepjepa.models.presets import CHAT_TEMPLATE, CHATML, SPARE_ROWS, chat_form, is_hub_id, refuse_missing
 from stepjepa.models.presets import train_tokenizer as new_tokenizer
-from stepjepa.models.token_rows import adapter_ids
 
 TEXTS = [message["content"] for record in tiny.records() for message in record.messages]
 STRANGE = ["12345 + 67.8%", "It's DON'T  I'll\n\n\n x", "Größe, 中文 é", "a\tb\r\n  c", "<|perception|>A<|eot_id|>"]
@@ -101,18 +100,14 @@ def test_presets() -> None:
 
 @pytest.mark.parametrize(("known", "expected"), [(389, 389), (317, 384), (7, 384)])
 def test_rows_for_the_tokenizer_of_the_folder(known: int, expected: int, tmp_path: Path, plain_tokenizer: Any) -> None:
-    """A configuration with rows enough for it and 32 to spare keeps them."""
-    assert 384 - 64 < len(plain_tokenizer) + SPARE_ROWS + 2 <= 384
-    assert len(plain_tokenizer) + SPARE_ROWS > 320
+    """A configuration with rows enough for it and 32 to spare keeps them, for any K."""
+    assert 320 < len(plain_tokenizer) + SPARE_ROWS <= 384 - 2
     folder = save_config(tmp_path / "folder", vocab_size=known)
     plain_tokenizer.save_pretrained(folder)
-    shapes = set()
-    for options in ({}, {"predictors": 2}, {"predictors": 31}):
-        model, tokenizer = pretrain(folder, **options)
-        shapes.add(tuple(model.get_input_embeddings().weight.shape))
-        assert len(tokenizer) == len(plain_tokenizer) + options.get("predictors", 0)
-        assert model.config.vocab_size == expected
-    assert shapes == {(expected, 33)}
+    for predictors in (0, 31):
+        model, tokenizer = pretrain(folder, predictors=predictors)
+        assert len(tokenizer) == len(plain_tokenizer) + predictors
+        assert len(model.get_input_embeddings().weight) == model.config.vocab_size == expected
 
 
 def test_special_ids_are_those_of_the_tokenizer(tmp_path: Path, plain_tokenizer: Any) -> None:
@@ -269,32 +264,6 @@ def test_new_models_of_that_form_stop_at_its_end(options: dict[str, Any], base: 
     assert model.config.vocab_size >= len(tokenizer) + SPARE_ROWS
 
 
-@pytest.mark.parametrize("rows", [tiny.VOCABULARY, 290])
-def test_an_adapter_carries_them(rows: int, tmp_path: Path, plain_tokenizer: Any) -> None:
-    """Spare rows that were drawn anew, and rows that were not there, are those of training when it is loaded again."""
-    base = tiny.make_model("qwen3", vocab_size=rows)
-    if rows > 290:
-        with torch.no_grad():
-            base.get_input_embeddings().weight[290:] = 0.0
-    base.save_pretrained(tmp_path / "base")
-    plain_tokenizer.save_pretrained(tmp_path / "base")
-    model, tokenizer = load_model(str(tmp_path / "base"), plain=True, predictors=2)
-    ids = adapter_ids(tokenizer, plain=True)
-    assert ids == [290, 291, 292, 293]
-    assert adapter_ids(tokenizer, plain=False) == [292, 293]
-    wrapped = add_lora(model, LoraSettings(3), ids)
-    with torch.no_grad():
-        for name, parameter in wrapped.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.1)
-    wrapped.save_pretrained(tmp_path / "adapter")
-    tokenizer.save_pretrained(tmp_path / "adapter")
-    again, same = load_for_inference(tmp_path / "adapter", device="cpu")
-    inputs = torch.tensor([same("2+2?<|perception|>4<|predictor_1|><|predictor_2|><|eot_id|>")["input_ids"]])
-    with torch.no_grad():
-        tiny.assert_same(again(inputs).logits, wrapped.eval()(inputs).logits)
-
-
 # -- both stages through the command line ------------------------------------------------------------------------------
 
 FAST = "--max_steps 3 --batch_size 2 --grad_accum 1 --save_strategy no --use_cpu true --report_to none"
@@ -304,37 +273,33 @@ def run(line: str) -> int:
     return main(line.split())
 
 
-def pretraining_file(folder: Path) -> Path:
+def chats_file(path: Path, *chats: tuple[str, ...]) -> Path:
+    """Records of a user's text and an answer, or of a system prompt, a user's text and an answer."""
+    roles = ("system", "user", "assistant")
+    records = [
+        {"messages": [{"role": role, "content": text} for role, text in zip(roles[-len(chat) :], chat, strict=True)]}
+        for chat in chats
+    ]
+    write_jsonl(path, records * 3)
+    return path
+
+
+def paraphrases(folder: Path) -> Path:
     pairs = [("The film is fun", "A fun film"), ("A fun film", "What fun it is"), ("It is dull", "How dull it is")]
-    chats = [
-        [{"role": role, "content": text} for role, text in zip(("user", "assistant"), pair, strict=True)]
-        for pair in pairs
-    ]
-    write_jsonl(folder / "paraphrases.jsonl", [{"messages": chat} for chat in chats * 3])
-    return folder / "paraphrases.jsonl"
-
-
-def labelled_file(folder: Path) -> Path:
-    system = {"role": "system", "content": "Determine whether the comment is positive or negative"}
-    said = [("The film is fun", "Good"), ("It is dull", "Bad"), ("What fun it is", "Good")]
-    chats = [
-        [system, {"role": "user", "content": text}, {"role": "assistant", "content": label}] for text, label in said
-    ]
-    write_jsonl(folder / "labelled.jsonl", [{"messages": chat} for chat in chats * 3])
-    return folder / "labelled.jsonl"
+    return chats_file(folder / "paraphrases.jsonl", *pairs)
 
 
 def test_two_stages(tmp_path: Path, bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     assert not run(
-        f"train --train_file {pretraining_file(tmp_path)} --model_name {bare} --pretrain --train_tokenizer 277 --plain "
+        f"train --train_file {paraphrases(tmp_path)} --model_name {bare} --pretrain --train_tokenizer 277 --plain "
         f"--trainall --output_dir {first} --predictors 2 {FAST}"
     )
-    facts_of_first = json.loads((first / "run.json").read_text(encoding="utf-8"))
-    assert facts_of_first["jepa"]["labels"] == "all"
-    assert facts_of_first["jepa"]["plain"]
-    assert facts_of_first["template"]["form"] == "plain: user <|eot_id|>"
-    labelled = labelled_file(tmp_path)
+    facts = json.loads((first / "run.json").read_text(encoding="utf-8"))
+    assert (facts["jepa"]["labels"], facts["template"]["form"]) == ("all", "plain: user <|eot_id|>")
+    system = "Determine whether the comment is positive or negative"
+    said = [(system, "The film is fun", "Good"), (system, "It is dull", "Bad"), (system, "What fun it is", "Good")]
+    labelled = chats_file(tmp_path / "labelled.jsonl", *said)
     assert not run(f"train --train_file {labelled} --model_name {first} --plain --regular --output_dir {second} {FAST}")
     facts = json.loads((second / "run.json").read_text(encoding="utf-8"))
     assert facts["template"]["form"] == "plain: user <|perception|> answer <|eot_id|>"
@@ -359,7 +324,7 @@ def test_two_stages(tmp_path: Path, bare: Path, capsys: pytest.CaptureFixture[st
 def test_what_fits_not_together_is_said_in_one_line(
     tmp_path: Path, base: Path, bare: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = pretraining_file(tmp_path)
+    data = paraphrases(tmp_path)
     wrong = {
         f"--model_name {base} --train_tokenizer 290": "--train_tokenizer needs random weights",
         f"--model_name {bare} --pretrain": "holds no tokenizer",
@@ -380,7 +345,7 @@ def test_what_fits_not_together_is_said_in_one_line(
 def test_inspection_and_verification(
     labels: str, form: str, tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = f"--train_file {pretraining_file(tmp_path)} --model_name {base} --plain --labels {labels}"
+    flags = f"--train_file {paraphrases(tmp_path)} --model_name {base} --plain --labels {labels}"
     assert not run(f"inspect {flags} --json")
     assert json.loads(capsys.readouterr().out)["template"]["form"] == f"plain: {form} <|eot_id|>"
     assert not run(f"verify {flags}")

@@ -16,6 +16,7 @@ from stepjepa import JepaConfig, JepaTrainer
 from stepjepa.chat.plain_template import END_OF_TURN
 from stepjepa.chat.predictors import add_predictor_tokens, all_predictor_ids, saved_with_predictors
 from stepjepa.errors import UserError
+from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, load_model
 from stepjepa.models.token_rows import (
     adapter_ids,
     give_plain_tokens,
@@ -118,7 +119,30 @@ def test_tokens_that_a_model_has_keep_their_rows(plain_tokenizer: Any) -> None:
     assert embedding[ids[0]].any()
 
 
-# -- adapters that a user brings ---------------------------------------------------------------------------------------
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [tiny.VOCABULARY, 290])
+def test_an_adapter_carries_the_rows(rows: int, tmp_path: Path, plain_tokenizer: Any) -> None:
+    """Spare rows that were drawn anew, and rows that were not there, are those of training when it is loaded again."""
+    base = tiny.make_model("qwen3", vocab_size=rows)
+    with torch.no_grad():
+        base.get_input_embeddings().weight[290:] = 0.0
+    base.save_pretrained(tmp_path / "base")
+    plain_tokenizer.save_pretrained(tmp_path / "base")
+    model, tokenizer = load_model(str(tmp_path / "base"), plain=True, predictors=2)
+    wrapped = add_lora(model, LoraSettings(3), adapter_ids(tokenizer, plain=True))
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    wrapped.save_pretrained(tmp_path / "adapter")
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    again, same = load_for_inference(tmp_path / "adapter", device="cpu")
+    inputs = torch.tensor([same("2+2?<|perception|>4<|predictor_1|><|predictor_2|><|eot_id|>")["input_ids"]])
+    with torch.no_grad():
+        tiny.assert_same(again(inputs).logits, wrapped.eval()(inputs).logits)
+
 
 ADAPTERS = {
     "lora": peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"),
