@@ -134,24 +134,6 @@ def test_what_belongs_to_a_run_is_resumed_too(name: str, lora: bool, trained_tok
         assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
 
-def test_a_head_or_an_average_that_was_not_saved_is_missed(trained_tokenizer: Any, tmp_path: Path) -> None:
-    def trainer(folder: Path, **extra: Any) -> JepaTrainer:
-        fixed = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}
-        arguments = TrainingArguments(str(folder), max_steps=2, save_steps=1, **fixed)
-        return JepaTrainer(
-            tiny.make_model("llama", seed=3),
-            arguments,
-            JepaConfig(mode="step-jepa", **extra),
-            train_dataset=tiny.records(),
-            processing_class=copy.deepcopy(trained_tokenizer),
-        )
-
-    trainer(tmp_path / "without").train()
-    for extra, file in (({"predictor_head": "linear"}, "predictor_head"), ({"target_grad": "ema"}, "ema")):
-        with pytest.raises(ValueError, match=rf"expected {file}\.safetensors in .*checkpoint-1, got none"):
-            trainer(tmp_path / "with", **extra).train(resume_from_checkpoint=str(tmp_path / "without" / "checkpoint-1"))
-
-
 def test_a_finished_checkpoint_trains_no_further(trained_tokenizer: Any, tmp_path: Path) -> None:
     def trainer(steps: int) -> JepaTrainer:
         return JepaTrainer(

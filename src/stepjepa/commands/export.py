@@ -97,7 +97,7 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
     """Write the plain folder."""
     from stepjepa.chat.predictors import all_predictor_ids
     from stepjepa.models.loading import load_for_inference, load_tokenizer
-    from stepjepa.models.stripping import strip_rows, strip_tokenizer
+    from stepjepa.models.token_rows import strip_rows, strip_tokenizer
     from stepjepa.run_folder import open_run_folder, run_of, save_new, write_run
     from stepjepa.training.card import write_card
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from stepjepa.batch.collate import Batch
-from stepjepa.models.architecture import find_decoder
+from stepjepa.models.architecture import causal_model, find_decoder
 from stepjepa.models.attention import tree_mask
 from stepjepa.models.heads import find_heads
-from stepjepa.models.lm_head import LMHead, causal_model
+from stepjepa.models.lm_head import LMHead
 
 Result = TypeVar("Result")
 
@@ -143,7 +143,9 @@ def encode(
 
     def before_head(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if len(caught) == len(passes):
-            states = {each: _joined([found[each] for found in caught]) for each in wanted}
+            # The flat positions of several passes stand one pass behind the other.
+            joined = {each: torch.cat([found[each] for found in caught]) for each in wanted if len(caught) > 1}
+            states = joined or caught[0]
             results.append(evaluate(Encoded(states, batch, layer, head, find_heads(model))))
         return (args[0][:, :0],)
 
@@ -171,11 +173,6 @@ def encode(
             f"expected {type(model).__name__} to call its LM head once in a pass, got {len(results)} times"
         )
     return results[0]
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    """The flat positions of several passes, one pass behind the other."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def decoder_inputs(batch: Batch, layers: Sequence[int] = (-1,)) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from transformers.trainer_callback import ProgressCallback
 
 from stepjepa.checkpoints import checkpoints
 from stepjepa.compute.equal_compute import EqualCompute
+from stepjepa.models.architecture import base_model
 from stepjepa.models.quantization import parameter_counts
-from stepjepa.models.setup import base_model
 from stepjepa.objectives.term import TERMS
 from stepjepa.run_folder import METRICS_FILE, RUN_FILE
 from stepjepa.terminal import duration

@@ -31,11 +31,12 @@ from stepjepa.compute.memory import Sharding, activations, kept_bytes
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
+from stepjepa.models.architecture import base_model
 from stepjepa.models.checkpointing import enable_selective, refuse_full
 from stepjepa.models.heads import attach_heads
-from stepjepa.models.loading import LoraSettings, add_lora, load_tokenizer, new_config, reported, torch_dtype
+from stepjepa.models.loading import LoraSettings, add_lora, load_tokenizer, new_config, new_dtype, reported
 from stepjepa.models.presets import PREFIX
-from stepjepa.models.setup import base_model, set_up_attention
+from stepjepa.models.setup import set_up_attention
 from stepjepa.models.token_rows import adapter_ids, grow
 from stepjepa.objectives.objective import Objective
 from stepjepa.run_folder import is_main_process
@@ -315,7 +316,6 @@ def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence
             add_plain_tokens(tokenizer)
     if config.uses_views and config.predictors:
         add_predictor_tokens(tokenizer, config.predictors)
-    dtype = torch_dtype(args.dtype)
     try:
         lora = LoraSettings(args.lora_rank, args.lora_alpha, args.lora_dropout) if args.lora else None
     except ValueError as error:
@@ -323,7 +323,7 @@ def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence
     with reported(f"can't build a model from '{name}'"), torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(
             found,
-            dtype=dtype if isinstance(dtype, torch.dtype) else found.dtype or torch.float32,
+            dtype=new_dtype(found, args.dtype),
             attn_implementation=args.attn_implementation,
             trust_remote_code=trust,
         )

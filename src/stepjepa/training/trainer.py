@@ -38,13 +38,13 @@ from stepjepa.config import JepaConfig
 from stepjepa.data.sources import Data
 from stepjepa.disk import naming_disk_errors
 from stepjepa.evaluation.in_training import COUNT
-from stepjepa.models.architecture import has_experts
+from stepjepa.models.architecture import base_model, has_experts
 from stepjepa.models.ema import EmaCallback, EmaEncoder
 from stepjepa.models.flex import refuse_flex_training
 from stepjepa.models.heads import attach_heads, load_heads, save_heads, split_state, without_heads
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import refuse_pickled
-from stepjepa.models.setup import base_model, set_up
+from stepjepa.models.setup import set_up
 from stepjepa.objectives.gathering import gather_rows
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone
