@@ -61,6 +61,7 @@ class TrainedModel(ModelFlags):
     """Which model, and which of its weights are trained."""
 
     dtype: Dtype = option("float32", "of weights")
+    allow_missing_weights: bool = option(False, "draw weights at random that the model's files lack")
     pretrain: bool = option(False, "random weights, with the configuration of --model_name")
     train_tokenizer: int | None = option(
         None, "with --pretrain: a tokenizer of that many tokens, trained", metavar="SIZE"

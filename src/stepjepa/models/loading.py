@@ -22,6 +22,7 @@ from stepjepa.models import presets
 from stepjepa.models.presets import PREFIX, read_template, refuse_missing
 from stepjepa.models.quantization import quantization_options
 from stepjepa.models.token_rows import give_plain_tokens, give_predictors, grow, keep_rows_alone
+from stepjepa.models.weights import load_adapter, load_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -114,6 +115,7 @@ def load_model(
     train_tokenizer: int | None = None,
     plain: bool = False,
     quantization: dict[str, Any] | None = None,
+    allow_missing_weights: bool = False,
 ) -> tuple[PreTrainedModel, Any]:
     """A causal language model for training, with its tokenizer.
 
@@ -133,6 +135,7 @@ def load_model(
             top.
         plain: add the tokens of the form without a chat, and let generation stop at its end of turn.
         quantization: of ``quantization.quantization_options``, to load trained weights in 4 or 8 bits.
+        allow_missing_weights: draw weights at random that ``name`` lacks, instead of refusing it.
 
     Returns:
         The model, in training mode, and the tokenizer.
@@ -141,8 +144,6 @@ def load_model(
         UserError: no such preset, folder or hub id, or it can't be loaded, or its weights are no safetensors;
             ``train_tokenizer`` with trained weights, or too small.
     """
-    from transformers import AutoModelForCausalLM
-
     quiet_bars()
     tokenizer: Any
     if (Path(name) / "adapter_config.json").is_file():
@@ -174,9 +175,9 @@ def load_model(
         refuse_pickled(name)
         tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
         with reported(f"can't load a model from '{name}'"):
-            model = AutoModelForCausalLM.from_pretrained(
+            model = load_weights(
                 name,
-                use_safetensors=True,
+                allow_missing=allow_missing_weights,
                 dtype=torch_dtype(dtype),
                 attn_implementation=attn_implementation,
                 trust_remote_code=trust_remote_code,
@@ -303,8 +304,6 @@ def load_for_inference(
     Raises:
         UserError: nothing there can be loaded.
     """
-    from transformers import AutoModelForCausalLM
-
     name = str(path)
     if name.startswith(PREFIX):
         raise UserError(f"'{name}' has random weights; name the folder of a run that trained it")
@@ -326,14 +325,10 @@ def load_for_inference(
         refuse_pickled(base)
     options = {} if quantization is None else quantization_options(quantization, device=device)
     with reported(f"can't load a model from '{base}'"):
-        model = AutoModelForCausalLM.from_pretrained(
-            base, dtype=torch_dtype(dtype), use_safetensors=True, trust_remote_code=trust_remote_code, **options
-        )
+        model = load_weights(base, dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code, **options)
         if adapter.is_file():
-            from peft import PeftModel
-
             grow(model, len(tokenizer))
-            model = PeftModel.from_pretrained(model, name).merge_and_unload()
+            model = load_adapter(model, name).merge_and_unload()
     if device is None:
         device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     # Quantized weights are where they belong already.

@@ -65,6 +65,7 @@ def build_trainer(
         attn_implementation=args.attn_implementation,
         trust_remote_code=args.trust_remote_code,
         quantization=_quantization(args, training),
+        allow_missing_weights=args.allow_missing_weights,
     )
     cache: CacheDir = False if args.no_cache else args.cache_dir
     stream = open_stream(args) if args.streaming else None

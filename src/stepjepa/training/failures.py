@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import get_peft_model_state_dict
-from safetensors import safe_open
 from transformers import Trainer
 
 from stepjepa.disk import DISK_ERRORS
 from stepjepa.errors import UserError
+from stepjepa.models.weights import missing_of_adapter
 from stepjepa.run_folder import last_checkpoint, put_back, write_run
 from stepjepa.training.processes import is_lost
 
@@ -127,12 +126,7 @@ def refuse_other_adapter(model: Any, checkpoint: Path) -> None:
     Raises:
         ValueError: one is missing.
     """
-    file = checkpoint / "adapter_model.safetensors"
-    if not hasattr(model, "peft_config") or not file.is_file():
-        return
-    with safe_open(file, "pt") as weights:
-        lost = sorted(set(get_peft_model_state_dict(model, save_embedding_layers=False)) - set(weights.keys()))
-    if lost:
+    if hasattr(model, "peft_config") and (lost := missing_of_adapter(model, checkpoint)):
         raise ValueError(f"its weights are those of another adapter: {lost[0]} is missing")
 
 
