@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepjepa.checkpoints import checkpoint_fault, checkpoints
+from stepjepa.checkpoints import checkpoint_fault, checkpoints, checksum_fault, write_checksums
 from stepjepa.disk import naming_disk_errors
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, read_json_object, write_json
@@ -73,7 +73,7 @@ def open_run_folder(
             raise UserError(f"is not empty; name another --output_dir, or {way}", path=folder)
         return folder, None
     if wanted in ("last", "true", "auto"):
-        last = last_checkpoint(folder, say)
+        last = last_checkpoint(folder, say, read_all=True)
         if last is None and wanted != "auto":
             raise UserError(
                 "holds no whole checkpoint to resume from; name another --output_dir, or empty this one and leave "
@@ -87,7 +87,7 @@ def open_run_folder(
     ours = (folder / RUN_FILE).is_file() or checkpoint.resolve().parent == folder.resolve()
     if is_main_process() and not ours and folder.exists() and _holds_something(folder):
         raise UserError("is not empty and holds no run to go on with; name another --output_dir", path=folder)
-    fault = _fault(checkpoint)
+    fault = _fault(checkpoint) or checksum_fault(checkpoint)
     if fault is not None:
         raise UserError(
             f"is no whole checkpoint folder ({fault}); name another one, or 'last' for the newest whole one",
@@ -98,15 +98,18 @@ def open_run_folder(
     return folder, resume
 
 
-def last_checkpoint(folder: Path, say: Callable[[str], None] = lambda line: None) -> Path | None:
+def last_checkpoint(
+    folder: Path, say: Callable[[str], None] = lambda line: None, *, read_all: bool = False
+) -> Path | None:
     """The newest checkpoint of a run that is whole.
 
     Args:
         folder: of the run.
         say: is told which are passed over, and why.
+        read_all: also compare what the files hold with what was saved.
     """
     for path in checkpoints(folder):
-        fault = _fault(path)
+        fault = _fault(path) or (checksum_fault(path) if read_all else None)
         if fault is None:
             return path
         say(f"passed over: {path} ({fault})")
@@ -297,6 +300,8 @@ def save_whole(folder: Path, save: Callable[[str], None]) -> None:
     try:
         with naming_disk_errors(folder):
             save(str(part))
+            if is_main_process():
+                write_checksums(part)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise

@@ -30,7 +30,7 @@ from stepjepa.batch.stream import (
     refuse_for_stream,
     stream_loader,
 )
-from stepjepa.checkpoints import move_into_place
+from stepjepa.checkpoints import move_into_place, write_checksums
 from stepjepa.compute.equal_compute import Plan
 from stepjepa.compute.flop_callback import FlopTracker
 from stepjepa.compute.flops import FlopModel
@@ -439,6 +439,8 @@ class JepaTrainer(Trainer):
             self._part = None
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
+            with naming_disk_errors(final):
+                write_checksums(part)
             move_into_place(part, final)
             rotate_checkpoints(
                 output_dir=str(run),
