@@ -53,7 +53,7 @@ def test_thinking_is_removed_and_counted_or_kept(thinking, steps, removed):
     assert record["messages"][-1]["content"].split("\n\n") == steps
     assert counts.changed.total() == removed
     # Without thinking there is nothing to count, whatever is asked for.
-    (record,), counts = prepare(raw(deepseek_response="One.\n\nTwo."), thinking=thinking)
+    (record,), counts = prepare(raw(deepseek_response="1 + 1 = 2.\n\n2 + 1 = 3."), thinking=thinking)
     assert (record["total_steps"], counts.changed.total()) == (2, 0)
 
 
