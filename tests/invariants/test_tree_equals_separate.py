@@ -162,7 +162,6 @@ OPTIONS = [(0, False, False), (0, False, True), (1, True, False), (3, False, Fal
 
 
 @pytest.mark.parametrize(("k", "front", "reverse"), OPTIONS)
-)
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_every_option_equals_separate_passes(
     *, name: str, k: int, front: bool, reverse: bool, tiny_model: ModelFactory, trained_tokenizer: Any
