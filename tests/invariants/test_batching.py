@@ -78,7 +78,7 @@ def test_rows_of_any_kind(name: str, architecture: str, tiny_model: ModelFactory
     assert len(shapes) >= 3
 
 
-@pytest.mark.parametrize("options", [{}, {"share_prefixes": False}, {"encoding": "rows"}])
+@pytest.mark.parametrize("options", [{}, {"encoding": "rows"}])
 @pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if name != "step inplace"])
 def test_any_order(name: str, options: dict[str, Any], tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
     model, config = ready(tiny_model), CONFIGURATIONS[name]

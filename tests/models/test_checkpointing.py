@@ -132,7 +132,7 @@ def test_gradients_under_ddp_and_fsdp(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command = [*launcher, __file__, str(tmp_path)]
     # What the tests share lies one folder up.
-    shared = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    shared = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=shared)
     assert done.returncode == 0, done.stderr[-5000:]
     found = {path.stem: torch.load(path) for path in tmp_path.glob("*.pt")}

@@ -101,5 +101,8 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         ValueError, match=r"expected third\.safetensors in .*, got none; the checkpoint was made without"
     ):
         load_heads(nn.ModuleDict({"third": nn.Linear(7, 3)}), tmp_path)
-    with pytest.raises(ValueError, match=r"expected a head of the same kind and width in .*second\.safetensors"):
-        load_heads(nn.ModuleDict({"second": nn.Linear(7, 4)}), tmp_path)
+    for other in (nn.Linear(7, 4), nn.Bilinear(7, 3, 3), nn.Linear(7, 3, bias=False)):
+        with pytest.raises(ValueError, match=r"expected a head of the same kind and width in .*second\.safetensors"):
+            load_heads(nn.ModuleDict({"second": other}), tmp_path)
+    with pytest.raises(ValueError, match=r"first\.safetensors: it has layers\.0\.bias, layers\.0\.weight, layers\.1"):
+        load_heads(nn.ModuleDict({"first": PredictorHead("linear", 6)}), tmp_path)

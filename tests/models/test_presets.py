@@ -140,13 +140,10 @@ def test_generation_stops_at_every_end(tmp_path: Path, plain_tokenizer: Any) -> 
     tokenizer = copy.deepcopy(plain_tokenizer)
     tokenizer.add_special_tokens({"extra_special_tokens": chat_templates.GEMMA_TOKENS})
     tokenizer.chat_template = chat_templates.GEMMA_LIKE
-    folder = save_config(tmp_path / "folder")
-    tokenizer.save_pretrained(folder)
-    model, same = pretrain(folder)
-    assert model.generation_config.eos_token_id == [
-        same.convert_tokens_to_ids("<end_of_turn>"),
-        same.convert_tokens_to_ids("<|im_end|>"),
-    ]
+    tokenizer.save_pretrained(save_config(tmp_path / "folder"))
+    model, same = pretrain(tmp_path / "folder")
+    ends = same.convert_tokens_to_ids(["<end_of_turn>", "<|im_end|>"])
+    assert model.generation_config.eos_token_id == ends
 
 
 # -- new tokenizers ----------------------------------------------------------------------------------------------------

@@ -179,6 +179,7 @@ def test_the_copy_is_small_with_every_kind_of_layer_and_short_limits() -> None:
     assert small.config.max_position_embeddings == probe.TABLE
     assert model.config.vocab_size > probe.VOCABULARY == small.config.vocab_size
     assert {(parameter.dtype, parameter.device.type) for parameter in small.parameters()} == {(torch.float32, "cpu")}
+    assert shrink(of_full_size("llama", vocab_size=31)).config.vocab_size == probe.VOCABULARY
     # Every eighth layer of Jamba is attention.
     assert shrink(of_full_size("jamba")).config.num_hidden_layers == 8
 

@@ -96,9 +96,11 @@ def load_heads(heads: nn.ModuleDict, folder: str | Path) -> None:
         path = _file(folder, name)
         if not path.is_file():
             raise ValueError(f"expected {path.name} in {folder}, got none; the checkpoint was made without this head")
+        state: dict[str, Any] = load_file(path)
         try:
-            # Sharded or not.
-            set_model_state_dict(head, {**load_file(path)}, options=StateDictOptions(full_state_dict=True))
+            if state.keys() != head.state_dict().keys():  # Torch passes over those that are missing.
+                raise RuntimeError(f"it has {', '.join(state)}")
+            set_model_state_dict(head, state, options=StateDictOptions(full_state_dict=True))
         except RuntimeError as error:
             raise ValueError(f"expected a head of the same kind and width in {path}: {error}") from None
 

@@ -80,12 +80,7 @@ def new_dtype(config: Any, name: str) -> torch.dtype:
 
 
 def load_tokenizer(name: str, *, chat_template: str | None = None, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a folder or hub id.
-
-    Args:
-        name: folder or hub id.
-        chat_template: a Jinja file that takes the place of the tokenizer's own.
-        trust_remote_code: run code that comes with the model.
+    """The tokenizer of a folder or hub id, with the template of a Jinja file instead of its own if one is named.
 
     Raises:
         UserError: there is none, or it can't be read.

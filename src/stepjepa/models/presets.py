@@ -78,11 +78,7 @@ PRESETS = {
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of a name such as ``preset:tiny``.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The preset of a name such as ``preset:tiny``; UserError if there is none."""
     key = name.removeprefix(PREFIX)
     if key not in PRESETS:
         raise UserError(f"no preset '{key}'; choose one of {', '.join(PREFIX + known for known in PRESETS)}")
@@ -139,13 +135,13 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, form: ChatForm = CHAT
 def preset_tokenizer(
     name: str, texts: Iterable[str], chat_template: str | None = None, vocabulary: int | None = None
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer trained for a preset.
+    """The tokenizer of a preset, trained on some texts.
 
     Args:
         name: such as ``preset:tiny``.
-        texts: what the tokenizer is trained on.
+        texts: what to learn merges from.
         chat_template: a Jinja file instead of the built-in template.
-        vocabulary: most tokens of it; None for the preset's own number.
+        vocabulary: most tokens; None for the preset's own number.
 
     Raises:
         UserError: there is no such preset or file, or the vocabulary is too small.
@@ -157,11 +153,7 @@ def preset_tokenizer(
 
 
 def read_template(path: str) -> str:
-    """The text of a chat template file.
-
-    Raises:
-        UserError: there is no such file.
-    """
+    """The text of a chat template file; UserError if there is none."""
     return existing_file(path, "chat template").read_text(encoding="utf-8")
 
 
@@ -211,11 +203,6 @@ def as_loaded(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, *, t
 
     For some families (Qwen2 is one) it cuts texts into words in their own way, whatever was saved. A model must be
     trained on the tokens that it will be shown later.
-
-    Args:
-        tokenizer: newly trained.
-        config: of the model.
-        trust_remote_code: run code that comes with the configuration.
 
     Raises:
         UserError: the family's own tokenizer does not understand this one's vocabulary.
@@ -270,7 +257,7 @@ def random_model(
     Args:
         config: fitted to the tokenizer.
         tokenizer: gives the special ids of generation.
-        ends: tokens that end an answer.
+        ends: tokens at which generation stops.
         seed: of the weights.
         options: of ``AutoModelForCausalLM.from_config``.
     """

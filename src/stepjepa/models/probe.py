@@ -286,7 +286,7 @@ def _shrink_config(config: Any, layers: int) -> None:
         if isinstance(value, list) and len(value) == total:
             setattr(config, name, value[:layers])
         elif "vocab" in name and _is_size(value):
-            setattr(config, name, min(value, VOCABULARY))
+            setattr(config, name, VOCABULARY if name == "vocab_size" else min(value, VOCABULARY))
         elif name.endswith("token_id") and _is_size(value) and value >= VOCABULARY:
             setattr(config, name, 3)
     _narrow(config)

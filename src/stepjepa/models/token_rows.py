@@ -96,9 +96,7 @@ def _fill_rows(model: PreTrainedModel, rows: int, new: Sequence[int], seed: int)
 def adapter_ids(tokenizer: PreTrainedTokenizerBase, *, plain: bool) -> list[int]:
     """Tokens whose rows an adapter must train and carry with it: its base, loaded again, has none of them.
 
-    Args:
-        tokenizer: with all tokens of the run.
-        plain: the run has no chat format; then the tokens of that form are among them.
+    They are the predictor tokens and, for a run without a chat format (``plain``), the tokens of that form.
     """
     return sorted({*all_predictor_ids(tokenizer), *(add_plain_tokens(tokenizer) if plain else ())})
 
