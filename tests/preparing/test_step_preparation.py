@@ -44,7 +44,7 @@ def test_a_record():
     ("thinking", "steps", "removed"),
     [
         ("remove", ["She has 3 + 4 = 7.", "She eats 2, so \\boxed{5}."], 1),
-        ("keep", ["<think>Hm.", "Well.</think>", "She has 3 + 4 = 7.", "She eats 2, so \\boxed{5}."], 0),
+        ("keep", ["<think>Hm.\nWell.</think>\nShe has 3 + 4 = 7.", "She eats 2, so \\boxed{5}."], 0),
         ("steps", ["Hm.", "Well.", "She has 3 + 4 = 7.", "She eats 2, so \\boxed{5}."], 0),
     ],
 )
