@@ -41,7 +41,7 @@ class Term:
     """An expression; made by :class:`Terms`, where equal ones are one object.
 
     Attributes:
-        kind: ``none`` describes no text at all, ``empty`` the empty text, the others say what they are.
+        kind: ``none`` describes no text at all, ``empty`` the empty text.
         parts: the terms it is made of.
         bounds: of a repetition, None for no upper one.
         blocks: of characters, as bits.
@@ -90,28 +90,18 @@ class Terms:
         return self._made[key]
 
     def of(self, node: Node, blocks: dict[Ranges, int]) -> Term:
-        """The term of a tree.
-
-        Args:
-            node: the root.
-            blocks: those of each set of characters in the tree, as bits.
-        """
+        """The term of a tree; ``blocks`` are those of each set of characters in it, as bits."""
         match node:
             case Characters(ranges):
-                term = self.characters(blocks[ranges])
+                return self.characters(blocks[ranges])
             case Boundary():
-                term = self._make("boundary", _AT_BOUNDARIES)
+                return self._make("boundary", _AT_BOUNDARIES)
             case Complement(inner):
-                term = self.complement(self.of(inner, blocks))
+                return self.complement(self.of(inner, blocks))
             case Repetition(inner, least, most):
-                term = self.repetition(self.of(inner, blocks), least, most)
-            case Concatenation(parts):
-                term = self.concatenation([self.of(part, blocks) for part in parts])
-            case Union(parts):
-                term = self.union([self.of(part, blocks) for part in parts])
-            case Intersection(parts):
-                term = self.intersection([self.of(part, blocks) for part in parts])
-        return term
+                return self.repetition(self.of(inner, blocks), least, most)
+        joined = {Concatenation: self.concatenation, Union: self.union, Intersection: self.intersection}
+        return joined[type(node)]([self.of(part, blocks) for part in node.parts])
 
     def characters(self, blocks: int) -> Term:
         """One character out of the blocks that are set as bits."""
@@ -167,8 +157,7 @@ class Terms:
             return self.all
         characters = {member for member in members if member.kind == "characters"}
         if characters:
-            blocks = reduce(or_, (member.blocks for member in characters))
-            members = members - characters | {self.characters(blocks)}
+            members = members - characters | {self.characters(reduce(or_, (each.blocks for each in characters)))}
         members = self._without_contained(members)
         if len(members) < 2:
             return members.pop() if members else self.none
@@ -179,8 +168,7 @@ class Terms:
         members = _members("intersection", parts) - {self.all}
         characters = {member for member in members if member.kind == "characters"}
         if characters:
-            blocks = reduce(and_, (member.blocks for member in characters))
-            members = members - characters | {self.characters(blocks)}
+            members = members - characters | {self.characters(reduce(and_, (each.blocks for each in characters)))}
         if self.none in members or _contradict(members):
             return self.none
         if len(members) < 2:
@@ -216,13 +204,7 @@ class Terms:
         return kept
 
     def derivative(self, term: Term, before: int, block: int) -> Term:
-        """What may follow a character.
-
-        Args:
-            term: begins with that character.
-            before: 1 if a word character stands before it, else 0.
-            block: it is one of these.
-        """
+        """What may follow a character of a block that a term begins with; ``before`` is 1 behind a word character."""
         key = 2 * block + before if term.local else 2 * block
         found = term.derivatives.get(key)
         if found is None:
