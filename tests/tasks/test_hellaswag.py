@@ -131,7 +131,7 @@ def test_a_record_that_is_no_choice_of_four_is_refused_with_its_place(answer, us
 
 def test_real_file_gold_is_right_and_the_others_are_not(shared_data):
     for each in read_records(shared_data / "llm_jepa" / "hellaswag_test.jsonl"):
-        truth, endings = TASK.truth(each), read_choices(each).endings
+        truth, endings = TASK.truth(each), read_choices(each)[1]
         for letter, ending in zip(LETTERS, endings, strict=True):
             likely = [-1.0 if other == letter else -2.0 for other in LETTERS]
             per_character = [value * len(text) for value, text in zip(likely, endings, strict=True)]

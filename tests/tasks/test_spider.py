@@ -9,7 +9,7 @@ import pytest
 from stepjepa.data.records import parse_record, read_records
 from stepjepa.errors import UserError
 from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions
-from stepjepa.tasks.reference import SHELL_ANSWER, SHELL_TRUTH, ReferenceTask
+from stepjepa.tasks.reference import ReferenceTask
 from stepjepa.tasks.registry import choose_task
 from stepjepa.tasks.spider import SpiderTask, first_statement, whole_answer
 
@@ -212,7 +212,6 @@ def test_details_tell_the_levels_apart(task, judged):
 
 
 def test_the_published_rules_find_what_a_shell_would_print(task):
-    assert {SHELL_TRUTH, SHELL_ANSWER} <= set(task.score(record(COUNT), Response(COUNT)).extracted)
     reference = ReferenceTask(task)
     verdicts = [
         reference.score(record(truth), Response(answer)).scores["reference"]

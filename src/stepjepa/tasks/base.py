@@ -4,8 +4,6 @@ A new task is a class derived from :class:`Task` under the decorator :func:`task
 ``tasks.registry`` lists. One of your own is named on the command line by where it is, ``--task my_module:MyTask``.
 """
 
-# option() makes the field
-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -14,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
+from stepjepa.answers.workers import Outcome, Workers
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.options import FROM_ONE, Range, option, wrong_value
@@ -34,14 +33,7 @@ class Unusable(ValueError):  # noqa: N818  # a verdict on a row, not a mishap
 
 
 def chat_record(system: str, user: str, assistant: str, **extra: Any) -> dict[str, Any]:
-    """A training record of three messages.
-
-    Args:
-        system: the system prompt, the same for all records of a data set.
-        user: the question, the source view of LLM-JEPA.
-        assistant: the answer, its target view.
-        extra: other fields of the record.
-    """
+    """A training record of three messages, and perhaps other fields."""
     contents = {"system": system, "user": user, "assistant": assistant}
     return {"messages": [{"role": role, "content": content} for role, content in contents.items()], **extra}
 
@@ -155,6 +147,7 @@ class Task(ABC):
     system_prompt: ClassVar[str] = ""
     file_names: ClassVar[tuple[str, ...]] = ()
     options: TaskOptions = TaskOptions()
+    _workers: Workers | None = None
 
     @classmethod
     def from_options(cls, options: TaskOptions) -> Self:
@@ -212,20 +205,37 @@ class Task(ABC):
         return scored.extracted.get("answer", response.text.strip()) or None
 
     def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What else the summary should say, from all lines of an evaluation: tables by class, by difficulty.
+        """What else the summary should say, as values for JSON: tables by class, by difficulty.
 
         Args:
-            lines: at least one, as ``evaluation`` writes them; before an evaluation is resumed those that it has, to
-                see whether they are sound.
-
-        Returns:
-            Values that JSON can hold.
+            lines: of an evaluation, as written to its file, at least one.
         """
         return {}
 
+    def run_within_limits(
+        self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], seconds: float | None = None
+    ) -> list[Outcome]:
+        """Call a function, always the same, with each tuple of arguments in processes that end at their limits.
+
+        Args:
+            function: see :class:`stepjepa.answers.workers.Workers`.
+            calls: the arguments.
+            seconds: the longest a call may take, by default ``--time_limit``.
+        """
+        if self._workers is None:
+            limits = self.options
+            self._workers = Workers(
+                function,
+                seconds=seconds or limits.time_limit,
+                memory=limits.memory_limit,
+                processes=limits.workers,
+            )
+        return self._workers.map(calls)
+
     def close(self) -> None:
         """End processes; the task is not used again."""
-        return
+        if self._workers is not None:
+            self._workers.close()
 
 
 REGISTERED: dict[str, type[Task]] = {}
