@@ -282,11 +282,6 @@ def test_a_question_without_database_is_refused(task):
 # Raw rows.
 
 
-def test_a_row_of_the_original_becomes_a_record():
-    row = {"db_id": "singers", "question": "How many?", "query": f"{COUNT}\n", "sql": {}, "query_toks": []}
-    assert SpiderTask.convert(row) == {"messages": list(record(COUNT).messages)}
-
-
 # The real files.
 
 
