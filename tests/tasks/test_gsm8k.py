@@ -22,40 +22,26 @@ def judge(text, truth=SOLUTION, **options):
 RIGHT = [
     SOLUTION,
     "####18",
-    "#### 18.00",
-    r"#### \$18",
     "#### 18 dollars per day",
-    "#### **18**",
-    "#### 17 2/2",
     "#### The final answer is 18.",
-    "#### 9 * 2 = 18",
     "#### Janet's total in dollars is 18",
     r"so \boxed{18}.",
     r"\boxed{18 \text{ dollars}}",
     "#### 17\nNo, 9 * 2 is more.\n#### 18",
     "#### 17\nNo: \\boxed{18}",
-    "#### 18\u200b",
     "#### (18)",
     "```\n#### 18\n```",
-    r"\boxed{1.8 \times 10}".replace("10}", "10^1}"),
 ]
 
 WRONG_ONES = [
     "#### 17",
-    "#### 18.01",
     "#### 18k",
     "#### 18 19",
-    "#### 17 and 18",
     "#### not 18",
-    "#### The answer is not 18.",
     "#### It might be 18",
-    "#### x > 18",
     "#### 18 = 9 * 2",
     "\\boxed{18}\n#### 17",
     r"\boxed{17}",
-    "#### 1e999999999",
-    "#### 18 squared",
-    "#### ١٨٠",
 ]
 
 UNMARKED = [
@@ -63,11 +49,9 @@ UNMARKED = [
     "18",
     "The final answer is 18.",
     "####",
-    "### 18",
     "# 18",
     "#### eighteen",
     r"\boxed{}",
-    r"\boxed 18",
     "They eat **####** 18",
 ]
 
@@ -85,24 +69,6 @@ def test_an_answer_is_judged_where_it_is_marked(text, error):
     assert scored.error == error
     assert scored.scores["correct"] is (error is None)
     assert scored.scores["answered"] is (error != NO_ANSWER) is (scored.extracted["answer"] is not None)
-
-
-@pytest.mark.parametrize(
-    ("said", "truth", "right"),
-    [
-        ("1,234", "1234", True),
-        ("1 234", "1234", False),
-        ("0", "-0", True),
-        ("5 dollars less, -5", "-5", False),
-        ("0.5", "1/2", True),
-        ("50%", "0.5", False),
-        ("9007199254740993", "9007199254740992", False),
-        ("5 cents", "$5", False),
-        ("5 apples", "5", True),
-    ],
-)
-def test_numbers_and_units(said, truth, right):
-    assert judge(f"#### {said}", f"#### {truth}").scores["correct"] is right
 
 
 def test_scores_beside_the_headline():

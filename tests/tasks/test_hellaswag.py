@@ -80,8 +80,6 @@ def test_likelihoods_decide_where_there_are_any():
     assert scored.scores == {"correct": True, "ending_correct": False, "said_correct": False}
     assert scored.extracted == {"truth": "B", "answer": "B", "ending": "C", "said": "D"}
     assert scored.error is None
-    assert len(ENDINGS[1]) == 21
-    assert -21 / len(ENDINGS[2]) > -20 / 21
     scored = TASK.score(question("C"), response)
     assert scored.scores == {"correct": False, "ending_correct": True, "said_correct": False}
     assert scored.error == WRONG

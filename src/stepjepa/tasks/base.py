@@ -59,12 +59,7 @@ class Continuation:
 
 
 class Likelihood(NamedTuple):
-    """How likely a model finds a continuation.
-
-    Attributes:
-        log_probability: natural logarithm of the probability of all its tokens.
-        tokens: how many those are.
-    """
+    """The natural logarithm of the probability of all tokens of a continuation, and how many those are."""
 
     log_probability: float
     tokens: int
@@ -76,8 +71,7 @@ class Response:
 
     Attributes:
         text: generated before the model stopped, without special tokens.
-        likelihoods: of what :meth:`Task.continuations` asked for, by label; None where there is no model to ask, as
-            for answers that another program generated.
+        likelihoods: of :meth:`Task.continuations`, by label; None for answers that another program generated.
     """
 
     text: str
@@ -89,8 +83,7 @@ class Scored:
     """The verdict on one response.
 
     Attributes:
-        scores: by name; True and False, or numbers of which the mean makes sense. The names are the same for every
-            record of a task, unless some are only measured with likelihoods.
+        scores: by name, True and False or numbers of which the mean makes sense; the same names for all records.
         extracted: what was read out of the truth and of the response, by name; None where nothing was found.
         error: why the headline score is not reached, one of the constants above; None for ``wrong answer``.
     """
@@ -102,11 +95,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """Settings of the tasks; each task names those it uses in :attr:`Task.takes`.
-
-    Raises:
-        UserError: a value is out of range.
-    """
+    """Settings of the tasks; each task names those it uses in :attr:`Task.takes`."""
 
     spider_path: str | None = option(None, "databases of Spider, <DIR>/<name>/<name>.sqlite", metavar="DIR")
     missing_databases: Literal["error", "skip"] = option(
@@ -130,12 +119,11 @@ class Task(ABC):
     Attributes:
         name: as given to ``--task``.
         headline: the score that counts when only one is shown.
-        lenient: the score that overlooks what follows the right answer; beside the headline it shows how much of that
-            is stopping at the right place.
+        lenient: the score that overlooks what follows the right answer.
         beginning: the score of answers that begin right, the headline with ``--startswith``.
         takes: the fields of :class:`TaskOptions` that make a difference to this task.
-        system_prompt: of the data set's records, by which they are recognised; empty for none.
-        file_names: how the names of its files begin, in lower case with ``_``, by which they are recognised as well.
+        system_prompt: recognises the data set's records; empty for none.
+        file_names: how the names of its files begin, in lower case with ``_``, which recognise it, too.
         options: what the user set.
     """
 
@@ -186,11 +174,7 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, record: Record, response: Response) -> Scored:
-        """Judge a response.
-
-        Raises:
-            UserError: as :meth:`truth`.
-        """
+        """Judge a response; raises as :meth:`truth`."""
 
     def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
         """Judge several responses; for tasks that judge them in parallel in processes of their own."""

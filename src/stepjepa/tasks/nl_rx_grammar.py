@@ -25,7 +25,7 @@ class Production(NamedTuple):
     Attributes:
         wording: with ``{}`` for each part, ``{times}`` for a number.
         regex: likewise.
-        parts: the group of productions that each part is taken from.
+        parts: the group of productions that each part is drawn from.
         negated: the wording under a "not", where it is another one.
     """
 

@@ -42,17 +42,15 @@ def records_of(
     """Pretraining records from sentence pairs or groups: in a group of n, n - 1 times a sentence and its successor.
 
     Args:
-        rows: line numbers and rows: two sentences (``sentence1``, ``sentence2``; ``text``, ``paraphrase``;
-            ``question1``, ``question2`` ...; or more, numbered on), perhaps with a ``label``, of which only 1 is kept;
-            a list of sentences (``set``, ``sentences``, ``paraphrases``), perhaps with a first one beside it
-            (``text``); or sentences with the ``group`` that they belong to, one in a row or several, the rows of a
-            group in order but not necessarily together.
+        rows: line numbers and rows: two sentences or more (``sentence1``, ``sentence2``; ``text``, ``paraphrase``),
+            perhaps with a ``label``, of which only 1 is kept; a list of sentences (``set``, ``sentences``,
+            ``paraphrases``), perhaps with a first one beside it (``text``); or sentences and their ``group``, whose
+            rows stand in order but not necessarily together.
         wrong: takes number and fault of a row that has none of these forms; the row is skipped.
 
     Returns:
-        The records, with ``group`` (the row's own, or else its line number) and ``position`` (of the user's sentence
-        in its group, counted from 1, what was dropped not counted); and why how many sentences, pairs or groups were
-        dropped.
+        The records, with ``group`` (the row's own, or its line number) and ``position`` (of the user's sentence in its
+        group, from 1); and how much was dropped, by reason.
     """
     dropped: Counter[str] = Counter()
     groups: dict[tuple[bool, Hashable], list[Any]] = {}
@@ -93,12 +91,7 @@ def _group(columns: Mapping[str, Any]) -> str | int | None:
 
 
 def _sentences(columns: Mapping[str, Any], *, grouped: bool) -> list[Any]:
-    """The sentences of a row.
-
-    Raises:
-        Unusable: its label says that they are no paraphrases.
-        UserError: it has none of the known forms.
-    """
+    """The sentences of a row; :class:`Unusable` by its label, UserError for an unknown form."""
     named = next((name for name in _LABELS if name in columns), None)
     label = "1" if named is None else as_label(columns[named])
     if label is None:

@@ -183,15 +183,9 @@ def _moves_from(operation: str, amount: int, difficulty: Difficulty) -> Iterator
 def _choices(
     difficulty: Difficulty, told: set[int], results: set[int], reached: int | None = None
 ) -> dict[str, list[_Move]]:
-    """The next moves, by operation.
+    """The next moves, by operation, from the amount that is reached; None before the first move.
 
     No result may be told anywhere, nor come back: it would make the steps between superfluous.
-
-    Args:
-        difficulty: of the problem.
-        told: numbers of the question so far.
-        results: so far.
-        reached: the last of them; None before the first move.
     """
     choices = {}
     for operation in difficulty.operations:
