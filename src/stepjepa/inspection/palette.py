@@ -6,17 +6,11 @@ from typing import NamedTuple
 
 
 class Colours(NamedTuple):
-    """The colours of a kind of tokens.
+    """The colours of a kind of tokens."""
 
-    Attributes:
-        meaning: the kind in words.
-        strong: for pictures.
-        shades: terminal backgrounds of neighbouring tokens, taken in turn; distinct also with sixteen colours.
-    """
-
-    meaning: str
-    strong: str
-    shades: tuple[str, str]
+    meaning: str  # the kind in words
+    strong: str  # for pictures
+    shades: tuple[str, str]  # terminal backgrounds of neighbouring tokens; distinct also with sixteen colours
 
 
 COLOURS = {

@@ -36,179 +36,103 @@ class TokenInfo:
     """One token of the rows, which stand behind each other without padding.
 
     Token q sees token k if and only if ``start[q] <= k <= q < end[k]``.
-
-    Attributes:
-        place: its index.
-        id: its token id.
-        text: the text it stands for.
-        branch: index of its branch.
-        position: its position id, the depth in the tree.
-        start: first token that it sees.
-        end: one past the last token that sees it.
-        labels: ids of the tokens that this position must predict, one for each label.
-        label_texts: their texts.
-        readouts: what is read here, such as ``source 1`` for the source of pair 1.
     """
 
-    place: int
+    place: int  # its index
     id: int
     text: str
-    branch: int
-    position: int
-    start: int
-    end: int
-    labels: tuple[int, ...]
+    branch: int  # index of its branch
+    position: int  # its position id, the depth in the tree
+    start: int  # first token that it sees
+    end: int  # one past the last token that sees it
+    labels: tuple[int, ...]  # ids of the tokens that this position must predict, one for each label
     label_texts: tuple[str, ...]
-    readouts: tuple[str, ...]
+    readouts: tuple[str, ...]  # what is read here, such as 'source 1' for the source of pair 1
 
 
 @dataclass(frozen=True, slots=True)
 class BranchInfo:
-    """Neighbouring tokens that the same sequences pass through.
-
-    Attributes:
-        index: its place among the branches.
-        row: that it stands in.
-        kind: ``shared`` if several sequences pass through it, else what it is part of.
-        sequences: indices of those.
-        parent: index of the branch before it in its sequences; None where they begin.
-        isolated: it sees only itself (layout ``inplace``).
-        start: its first token.
-        end: one past its last token.
-    """
+    """Neighbouring tokens that the same sequences pass through."""
 
     index: int
     row: int
-    kind: Kind
-    sequences: tuple[int, ...]
-    parent: int | None
-    isolated: bool
-    start: int
-    end: int
+    kind: Kind  # 'shared' if several sequences pass through it, else what it is part of
+    sequences: tuple[int, ...]  # indices of those
+    parent: int | None  # index of the branch before it in its sequences; None where they begin
+    isolated: bool  # it sees only itself (layout 'inplace')
+    start: int  # its first token
+    end: int  # one past its last token
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceInfo:
-    """Token ids that the model reads as if by themselves.
+    """Token ids that the model reads as if by themselves."""
 
-    Attributes:
-        name: such as ``main`` or ``source 1``, with the record's line if several records are shown.
-        kind: ``main``, ``source`` or ``target``.
-        tokens: how many it has.
-        shared: how many of them other sequences pass through as well.
-        places: ranges ``[start, end)`` of the tokens on its path through the tree.
-    """
-
-    name: str
+    name: str  # such as 'main' or 'source 1', with the record's line if several records are shown
     kind: Kind
-    tokens: int
-    shared: int
-    places: tuple[tuple[int, int], ...]
+    tokens: int  # how many it has
+    shared: int  # how many of them other sequences pass through as well
+    places: tuple[tuple[int, int], ...]  # ranges [start, end) of the tokens on its path through the tree
 
 
 @dataclass(frozen=True, slots=True)
 class PairInfo:
-    """Where the two embeddings of a pair are read.
+    """Where the two embeddings of a pair are read."""
 
-    Attributes:
-        name: ``1`` for the first of its record, with the record's line if several are shown.
-        source: token of the readout, the last one if several are averaged.
-        target: the same.
-        averaged: tokens that are averaged for each of the two.
-    """
-
-    name: str
-    source: int
+    name: str  # '1' for the first of its record, with the record's line if several are shown
+    source: int  # place of the readout, the last one if several tokens are averaged
     target: int
-    averaged: tuple[int, int]
+    averaged: tuple[int, int]  # how many tokens are averaged for each of the two
 
 
 @dataclass(frozen=True, slots=True)
 class PartInfo:
-    """A message or a step of a record.
+    """A message or a step of a record."""
 
-    Attributes:
-        name: the role, or ``step 1`` and so on.
-        text: its content as the record has it.
-        start: position of its first token in the main sequence; None where nothing of it is left there.
-        end: one past the position of its last token.
-        cut: truncation took some of it.
-    """
-
-    name: str
-    text: str
-    start: int | None
-    end: int | None
-    cut: bool
+    name: str  # the role, or 'step 1' and so on
+    text: str  # as the record has it
+    start: int | None  # position of its first token in the main sequence; None where nothing of it is left there
+    end: int | None  # one past the position of its last token
+    cut: bool  # truncation took some of it
 
 
 @dataclass(frozen=True, slots=True)
 class RecordInfo:
-    """What was found in a record.
+    """What was found in a record."""
 
-    Attributes:
-        line: in the file, counted from 1.
-        messages: where they stand.
-        steps: of the last assistant message.
-        pairs: usable pairs of views.
-        pairs_cut: pairs lost to truncation.
-        main_tokens: tokens of the main text: what plain fine-tuning runs.
-        full_tokens: the same before truncation.
-    """
-
-    line: int
+    line: int  # in the file, counted from 1
     messages: tuple[PartInfo, ...]
-    steps: tuple[PartInfo, ...]
-    pairs: int
-    pairs_cut: int
-    main_tokens: int
-    full_tokens: int
+    steps: tuple[PartInfo, ...]  # of the last assistant message
+    pairs: int  # usable pairs of views
+    pairs_cut: int  # pairs lost to truncation
+    main_tokens: int  # of the main text: what plain fine-tuning runs
+    full_tokens: int  # the same before truncation
 
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """What is in the whole file.
+    """What is in the whole file."""
 
-    Attributes:
-        lines: records in the file, skipped ones included.
-        counts: see ``tokenize.COUNTS``.
-        tokens: ``main`` and ``all``, see ``dataset.Prepared``.
-        notes: where this differs from what training would do.
-    """
-
-    lines: int
-    counts: dict[str, int]
-    tokens: dict[str, int]
-    notes: tuple[str, ...]
+    lines: int  # records in the file, skipped ones included
+    counts: dict[str, int]  # see tokenize.COUNTS
+    tokens: dict[str, int]  # 'main' and 'all', see dataset.Prepared
+    notes: tuple[str, ...]  # where this differs from what training would do
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Some records as a micro-batch, and what surrounds them.
-
-    Attributes:
-        path: the file.
-        index: of the first record, counted from 0.
-        config: what was asked for.
-        tokens: of all rows.
-        branches: in the order of their tokens.
-        sequences: of the records, in their order.
-        pairs: the readouts.
-        records: what was found in each.
-        file: what was found in the file.
-        template: what was derived from the chat template.
-    """
+    """Some records as a micro-batch, and what surrounds them."""
 
     path: str
-    index: int
+    index: int  # of the first record, counted from 0
     config: JepaConfig
-    tokens: tuple[TokenInfo, ...]
-    branches: tuple[BranchInfo, ...]
-    sequences: tuple[SequenceInfo, ...]
+    tokens: tuple[TokenInfo, ...]  # of all rows
+    branches: tuple[BranchInfo, ...]  # in the order of their tokens
+    sequences: tuple[SequenceInfo, ...]  # in the order of their records
     pairs: tuple[PairInfo, ...]
     records: tuple[RecordInfo, ...]
     file: FileInfo
-    template: dict[str, str]
+    template: dict[str, str]  # what was derived from the chat template
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists and scalars, for JSON."""

@@ -40,17 +40,11 @@ SOME = 8
 
 
 class Result(NamedTuple):
-    """One line of the report.
+    """One line of the report."""
 
-    Attributes:
-        name: what was checked.
-        passed: how it went.
-        detail: what was compared, with figures.
-    """
-
-    name: str
+    name: str  # what was checked
     passed: bool
-    detail: str
+    detail: str  # what was compared, with figures
 
 
 class CheckError(Exception):
@@ -64,21 +58,13 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass
 class Subject:
-    """What is verified.
+    """What is verified."""
 
-    Attributes:
-        model: float32, in evaluation mode, with predictor tokens.
-        tokenizer: with predictor tokens.
-        config: mode, layout and objective.
-        records: some records, each within ``max_length``.
-        lora: wrap a copy of the model for the check of the optimisation step; None trains all weights.
-    """
-
-    model: Any
-    tokenizer: Any
+    model: Any  # float32, in evaluation mode, with predictor tokens
+    tokenizer: Any  # with predictor tokens
     config: JepaConfig
     records: Sequence[Record]
-    lora: Callable[[Any], nn.Module] | None = None
+    lora: Callable[[Any], nn.Module] | None = None  # adds adapters to a copy for the optimisation step; None: no LoRA
 
     def __post_init__(self) -> None:
         self.made = RecordTokenizer(self.tokenizer, replace(self.config, over_length="truncate"))
