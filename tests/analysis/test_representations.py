@@ -1,6 +1,6 @@
 """Embeddings of views: where training reads them, and at any layer what separate plain passes give."""
 
-from itertools import pairwise
+from itertools import combinations, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,13 @@ def embed(model: Any, tokenizer: Any, config: JepaConfig, *reading: Any, batch_s
     return embed_views(model, tokenizer, tiny.records(), config, Reading(*reading), batch_size=batch_size)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3_window", "mistral_window"])
 @pytest.mark.parametrize(
-    "settings",
+    ("architecture", "settings"),
     [
-        {"mode": "llm-jepa", "predictors": 2},
-        {"mode": "llm-jepa", "layout": "branched", "predictors": 1},
-        {**STEPS, "predictors": 3},
-        {**STEPS, "predictors": 0},
+        ("llama", {"mode": "llm-jepa", "predictors": 2}),
+        ("gpt2", {"mode": "llm-jepa", "layout": "branched", "predictors": 1}),
+        ("gemma3_window", {**STEPS, "predictors": 3}),
+        ("mistral_window", {**STEPS, "predictors": 0}),
     ],
 )
 def test_the_default_reading_is_that_of_training(
@@ -48,13 +47,11 @@ def test_the_default_reading_is_that_of_training(
 
 
 @pytest.mark.parametrize("architecture", tiny.RECURRENT)
-@pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_models_that_need_rows_of_their_own_give_what_separate_passes_give(
-    architecture: str, pooling: str, tiny_model: Any, trained_tokenizer: Any
+    architecture: str, tiny_model: Any, trained_tokenizer: Any
 ) -> None:
-    compare_with_separate_passes(
-        tiny_model(architecture), trained_tokenizer, JepaConfig(**STEPS, predictors=2), (-1, pooling), 5e-5
-    )
+    config = JepaConfig(**STEPS, predictors=2)
+    compare_with_separate_passes(tiny_model(architecture), trained_tokenizer, config, (-1, "mean"), 5e-5)
 
 
 def character_tokens(offsets: list[tuple[int, int]], start: int, end: int) -> tuple[int, int]:
@@ -148,45 +145,37 @@ def compare_with_separate_passes(
         )
 
 
-@pytest.mark.parametrize("reading", [(0, "last"), (1, "last"), (-2, "mean"), (-1, "mean"), (2, "last"), (-3, "mean")])
 @pytest.mark.parametrize(
-    "settings",
+    ("architecture", "settings", "readings"),
     [
-        {"mode": "llm-jepa", "predictors": 2},
-        {"mode": "llm-jepa", "layout": "branched", "predictors": 1},
-        {"mode": "llm-jepa", "layout": "branched", "predictors": 2, "front_pred": True},
-        {**STEPS, "predictors": 2},
-        {**STEPS, "predictors": 0},
-        {**STEPS, "predictors": 1, "front_pred": True},
-        {**STEPS, "predictors": 1, "reverse_pred": True},
+        ("llama", {"mode": "llm-jepa", "predictors": 2}, ((0, "last"), (-3, "mean"))),
+        ("llama", {"mode": "llm-jepa", "layout": "branched", "predictors": 1}, ((1, "last"), (-2, "mean"))),
+        ("llama", {"mode": "llm-jepa", "layout": "branched", "predictors": 2, "front_pred": True}, ((-1, "mean"),)),
+        ("llama", {**STEPS, "predictors": 2}, ((2, "last"), (-1, "mean"))),
+        ("llama", {**STEPS, "predictors": 0}, ((1, "last"), (0, "mean"))),
+        ("llama", {**STEPS, "predictors": 1, "front_pred": True}, ((1, "mean"),)),
+        ("llama", {**STEPS, "predictors": 1, "reverse_pred": True}, ((1, "last"), (-1, "mean"))),
+        ("gpt2", {"mode": "llm-jepa", "predictors": 2}, ((0, "mean"), (-1, "mean"))),
+        ("qwen3", {"mode": "llm-jepa", "predictors": 2}, ((1, "mean"),)),
+        ("gemma3_window", {"mode": "llm-jepa", "predictors": 2}, ((1, "mean"), (-1, "mean"))),
     ],
-    ids=lambda settings: "-".join(map(str, settings.values())),
+    ids=str,
 )
 def test_any_layer_and_pooling_is_that_of_separate_passes(
-    settings: dict[str, Any], reading: tuple[int, str], tiny_model: Any, trained_tokenizer: Any
+    architecture: str, settings: dict[str, Any], readings: Any, tiny_model: Any, trained_tokenizer: Any
 ) -> None:
-    compare_with_separate_passes(tiny_model("llama"), trained_tokenizer, JepaConfig(**settings), reading)
-
-
-@pytest.mark.parametrize("architecture", ["gpt2", "qwen3", "gemma3_window"])
-def test_layers_of_other_architectures(architecture: str, tiny_model: Any, trained_tokenizer: Any) -> None:
-    config = JepaConfig(mode="llm-jepa", predictors=2)
-    for reading in ((0, "mean"), (1, "mean"), (-1, "mean")):
-        compare_with_separate_passes(tiny_model(architecture), trained_tokenizer, config, reading)
+    for reading in readings:
+        compare_with_separate_passes(tiny_model(architecture), trained_tokenizer, JepaConfig(**settings), reading)
 
 
 def test_layers_and_poolings_are_told_apart(tiny_model: Any, trained_tokenizer: Any) -> None:
     model, config = tiny_model("llama"), JepaConfig(mode="llm-jepa", predictors=2)
     found = {
-        (layer, pooling): embed(model, trained_tokenizer, config, layer, pooling).source
-        for layer in (0, 1, 2)
-        for pooling in ("last", "mean")
+        reading: embed(model, trained_tokenizer, config, *reading).source
+        for reading in product((0, 1, 2), ("last", "mean"))
     }
     assert np.array_equal(found[2, "last"], embed(model, trained_tokenizer, config).source)
-    values = list(found.values())
-    assert all(np.abs(a - b).max() > 1e-2 for i, a in enumerate(values) for b in values[:i])
-    # At the embedding layer the last predictor token is the same for every source.
-    assert np.ptp(found[0, "last"], axis=0).max() == 0
+    assert all(np.abs(a - b).max() > 1e-2 for a, b in combinations(found.values(), 2))
 
 
 def test_batches_make_no_difference(tiny_model: Any, trained_tokenizer: Any) -> None:
@@ -228,8 +217,6 @@ def test_what_can_not_be_embedded(tiny_model: Any, trained_tokenizer: Any) -> No
         UserError, match=r"memory.jsonl: none of the 1 records has a pair of step-jepa views; check step"
     ):
         embed_views(model, trained_tokenizer, records[2:], JepaConfig(**STEPS))
-    with pytest.raises(ValueError, match="pooling: expected last, mean or trained, got 'cls'"):
-        Reading(-1, "cls")
     for mode, layout in (("regular", None), ("step-jepa", "inplace")):
         with pytest.raises(ValueError, match="expected views in branched or separate layout"):
             embed_views(model, trained_tokenizer, records, JepaConfig(mode=mode, layout=layout))  # type: ignore[arg-type]

@@ -71,13 +71,11 @@ def check_folder(folder: str | os.PathLike[str], overwrite: bool) -> None:
     """Refuse an output folder that can't be used, before anything is computed.
 
     Raises:
-        UserError: it holds an analysis and ``overwrite`` is off, is a file, or can't be written to.
+        UserError: it holds an analysis and ``overwrite`` is off, or is a file.
     """
     nearest = next(path for path in (Path(folder), *Path(folder).absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise UserError("is a file where a folder is needed; name another --output_dir", path=nearest)
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise UserError("can't be written to; name another --output_dir", path=nearest)
     there = [file for file in output_files(folder) if file.exists()]
     if there and not overwrite:
         raise UserError("is there already; name another --output_dir or pass --overwrite", path=there[0])
