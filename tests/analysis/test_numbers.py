@@ -131,19 +131,15 @@ def test_pairs_of_one_record_are_never_on_both_sides() -> None:
 
 
 def test_what_can_not_be_measured_is_none() -> None:
-    numbers = analyse(views([[1.0, 2.0]], [[2.0, 1.0]]))
-    assert numbers["shuffled"] == {"n": 0}
-    assert numbers["matched"]["mean"] == pytest.approx(0.8)
-    assert numbers["linear_map"] == {
-        "error": pytest.approx(0, abs=1e-6),
-        "relative": None,
-        "held_out": None,
-        "fitted_pairs": 0,
-    }
-    assert "source_rank" not in numbers
+    one = analyse(views([[1.0, 2.0]], [[2.0, 1.0]]))
+    assert one["shuffled"] == {"n": 0}
+    assert one["matched"]["mean"] == pytest.approx(0.8)
+    nothing = {"relative": None, "held_out": None, "fitted_pairs": 0}
+    assert one["linear_map"] == {"error": pytest.approx(0, abs=1e-6), **nothing}
+    assert "source_rank" not in one
     same = analyse(views(np.random.default_rng(0).normal(size=(9, 2)), np.ones((9, 2))))
     assert (same["linear_map"]["relative"], same["linear_map"]["held_out"]) == (None, None)
-    for column in (numbers, same):
+    for column in (one, same):
         assert "–" in as_markdown(["m"], [column])
 
 

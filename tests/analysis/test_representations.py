@@ -198,15 +198,6 @@ def test_records_without_embeddings_leave_the_others_where_they_are(tiny_model: 
     tiny.assert_same(torch.from_numpy(found.source[:1]), torch.from_numpy(alone.source))
 
 
-def test_several_turns_are_several_pairs(tiny_model: Any, trained_tokenizer: Any) -> None:
-    record = tiny.make_record("Add.", "1+1", "It is 2", "And 2+2?", "It is 4")
-    for layout in ("separate", "branched"):
-        config = JepaConfig(mode="llm-jepa", layout=layout, pairs="all", predictors=1)  # type: ignore[arg-type]
-        found = embed_views(tiny_model("llama"), trained_tokenizer, [record], config, Reading(-1, "mean"))
-        assert found.pair.tolist() == [1, 2]
-        assert np.abs(found.source[0] - found.source[1]).max() > 1e-2
-
-
 def test_what_can_not_be_embedded(tiny_model: Any, trained_tokenizer: Any) -> None:
     model, records = tiny_model("llama"), tiny.records()
     config = JepaConfig(mode="llm-jepa", predictors=1)

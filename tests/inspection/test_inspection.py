@@ -16,10 +16,9 @@ from rich.style import Style
 
 import tiny
 from stepjepa.batch.collate import Item
-from stepjepa.batch.sequences import Sequence
 from stepjepa.chat.predictors import add_predictor_tokens
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import Record, parse_record, read_records
+from stepjepa.data.records import Record, parse_record
 from stepjepa.errors import UserError
 from stepjepa.inspection.palette import COLOURS, EDGE, READ, token_style, visible_text
 from stepjepa.inspection.picture import write_png
@@ -62,34 +61,28 @@ def _config(mode: Any, layout: Any, **options: Any) -> JepaConfig:
     return JepaConfig(mode=mode, layout=layout, **options)
 
 
-def _sequences(records: list[Record], tokenizer: Any, config: JepaConfig) -> list[list[Sequence]]:
-    """What training runs for each record."""
-    collate = tiny.collator(tokenizer, config)
-    return [collate.sequences(Item(record)) for record in tiny.tokenized(tokenizer, config, records)]
-
-
 def _paths(found: Inspection) -> list[list[int]]:
     return [[place for start, end in each.places for place in range(start, end)] for each in found.sequences]
 
 
-PACKED = [{}, {"row_length": 71}, {"share_prefixes": False}, {"encoding": "rows"}]
-
-
 @pytest.mark.parametrize(("mode", "layout"), MODES)
-@pytest.mark.parametrize("options", PACKED, ids=str)
-def test_the_tree_holds_every_sequence_and_shows_each_token_its_own(
+@pytest.mark.parametrize("options", [{}, {"row_length": 71}, {"share_prefixes": False}, {"encoding": "rows"}], ids=str)
+def test_the_tree_holds_what_training_runs_and_shows_each_token_its_own(
     records: list[Record], tokenizer: Any, mode: str, layout: str, options: dict[str, Any]
 ) -> None:
     if layout == "inplace" and "encoding" in options:
         pytest.skip("inplace is a tree by itself")
-    config = _config(mode, layout, pairs="all", **options)
+    config = _config(mode, layout, pairs="all", pooling="mean", predictors=3, **options)
     found = inspect_records(records, 0, tokenizer, config, count=3)
+    collate = tiny.collator(tokenizer, config)
+    made = [(record.line, collate.sequences(Item(record))) for record in tiny.tokenized(tokenizer, config, records)]
+    sequences = [(line, sequence) for line, each in made for sequence in each]
     value = json.loads(json.dumps(found.to_dict()))["tokens"]
-    sequences = [each for part in _sequences(records, tokenizer, config) for each in part]
     paths = _paths(found)
     expected = np.zeros((len(value), len(value)), bool)
     labels: list[list[int]] = [[] for _ in value]
-    for sequence, path, info in zip(sequences, paths, found.sequences, strict=True):
+    reads: dict[str, dict[str, tuple[int, int]]] = {}
+    for (line, sequence), path, info in zip(sequences, paths, found.sequences, strict=True):
         assert [found.tokens[place].id for place in path] == sequence.ids.tolist()
         assert [found.tokens[place].position for place in path] == list(range(len(sequence)))
         assert info.shared == sum(sum(place in other for other in paths) > 1 for place in path)
@@ -98,11 +91,22 @@ def test_the_tree_holds_every_sequence_and_shows_each_token_its_own(
             expected[place, path[start[query] : query + 1]] = True
         for position, token in sequence.labels:
             labels[path[position]].append(int(token))
+        for pair, kind, first, last in sequence.readouts:
+            reads.setdefault(f"{pair + 1} of line {line}", {})[kind] = path[last - 1], last - first
+            assert f"{kind} {pair + 1} of line {line}" in found.tokens[path[last - 1]].readouts
     assert (visible_matrix(found) == expected).all()
     ruled = [[q["start"] <= k["place"] <= q["place"] < k["end"] for k in value] for q in value]
     assert (np.array(ruled) == expected).all()
     assert [list(token.labels) for token in found.tokens] == labels
     assert sum(map(len, paths)) >= len(found.tokens) == len(set().union(*paths))
+    shown = {
+        pair.name: {"source": (pair.source, pair.averaged[0]), "target": (pair.target, pair.averaged[1])}
+        for pair in found.pairs
+    }
+    assert shown == reads
+    assert [pair.name for pair in found.pairs] == sorted(reads, key=lambda name: name.split()[::-1])
+    assert sum(len(token.readouts) for token in found.tokens) == 2 * len(reads)
+    assert bool(reads) == (mode != "regular")
 
 
 @pytest.mark.parametrize(("mode", "layout"), MODES)
@@ -141,49 +145,19 @@ def test_predictors_and_isolated_steps_in_place_have_branches_of_their_own(
         assert (branch.start, branch.end) == (step.start, step.end)
 
 
-@pytest.mark.parametrize(("mode", "layout"), MODES)
-def test_pairs_are_read_where_training_reads_them(
-    records: list[Record], tokenizer: Any, mode: str, layout: str
-) -> None:
-    config = _config(mode, layout, pairs="all", pooling="mean", predictors=3)
-    found = inspect_records(records, 0, tokenizer, config, count=2)
-    parts, paths = _sequences(records[:2], tokenizer, config), _paths(found)
-    reads = []
-    for record, part in zip(records, parts, strict=False):
-        for sequence in part:
-            path = paths.pop(0)
-            for pair, kind, start, end in sequence.readouts:
-                reads.append((f"{pair + 1} of line {record.line}", kind, path[end - 1], end - start))
-                assert f"{kind} {pair + 1} of line {record.line}" in found.tokens[path[end - 1]].readouts
-    shown = [(pair.name, "source", pair.source, pair.averaged[0]) for pair in found.pairs]
-    shown += [(pair.name, "target", pair.target, pair.averaged[1]) for pair in found.pairs]
-    assert sorted(reads) == sorted(shown)
-    assert sum(len(token.readouts) for token in found.tokens) == len(reads)
-    assert bool(found.pairs) == (mode != "regular")
-
-
-def test_main_text_reads_as_the_chat(records: list[Record], tokenizer: Any) -> None:
-    found = inspect_records(records, 0, tokenizer, _config("step-jepa", "branched"))
-    main = [found.tokens[place] for place in _paths(found)[0]]
-    assert "".join(token.text for token in main) == (
-        "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\nWhat is $3+4+5$?<|im_end|>\n"
-        "<|im_start|>assistant\n3+4=7.\n\n7+5=12\n\nSo it is\n\n12<|im_end|>"
-    )
-    labelled = "".join(text for token in main for text in token.label_texts)
-    assert labelled == "3+4=7.\n\n7+5=12\n\nSo it is\n\n12<|im_end|>"
-
-
 @pytest.mark.parametrize("layout", ["branched", "inplace"])
 def test_messages_and_steps_stand_at_the_positions_named(records: list[Record], tokenizer: Any, layout: str) -> None:
     found = inspect_records(records, 0, tokenizer, _config("step-jepa", layout, pairs="all", predictors=2))
-    main = [found.tokens[place].text for place in _paths(found)[0]]
+    main = [found.tokens[place] for place in _paths(found)[0]]
     (record,) = found.records
     assert [part.text for part in record.steps] == ["3+4=7.\n\n", "7+5=12\n\n", "So it is\n\n", "12"]
     system, user, assistant = record.messages
     for part in (*record.steps, system, user):
-        assert "".join(main[part.start : part.end]) == part.text
+        assert "".join(token.text for token in main[part.start : part.end]) == part.text
     assert [part.name for part in record.messages] == ["system", "user", "assistant"]
     assert (assistant.start, assistant.end) == (record.steps[0].start, record.steps[-1].end)
+    labelled = "".join(text for token in main for text in token.label_texts)
+    assert labelled == "3+4=7.\n\n7+5=12\n\nSo it is\n\n12<|im_end|>"
 
 
 def test_counts_are_of_the_whole_file(records: list[Record], tokenizer: Any) -> None:
@@ -222,8 +196,7 @@ def test_records_that_training_leaves_out_are_errors_with_a_remedy(records: list
 
 def test_files_that_stop_training_are_noted(records: list[Record], tokenizer: Any) -> None:
     lone = inspect_records(records[2:], 0, tokenizer, _config("step-jepa", "branched", require_pairs=True))
-    notes = [note.split(":")[0] for note in lone.file.notes]
-    assert notes == ["require_pairs is on", "no record has a pair of views"]
+    assert [note.split(":")[0] for note in lone.file.notes] == ["require_pairs is on", "no record has a pair of views"]
 
 
 def test_white_space_is_made_visible_and_control_characters_are_escaped() -> None:
@@ -307,16 +280,3 @@ def test_the_picture_is_a_png(records: list[Record], tokenizer: Any, tmp_path: P
     content = (tmp_path / "record.png").read_bytes()
     assert content.startswith(PNG_SIGNATURE)
     assert len(content) > 10_000
-
-
-def test_real_records(shared_data: Path) -> None:
-    from stepjepa.models.loading import load_tokenizer
-
-    tokenizer = load_tokenizer(str(shared_data / "tokenizers" / "qwen2.5"))
-    add_predictor_tokens(tokenizer, 2)
-    records = read_records(shared_data / "llm_jepa" / "gsm8k_test.jsonl")[:40]
-    found = inspect_records(records, 7, tokenizer, _config("step-jepa", "branched", step_separator="line"))
-    target = next(branch for branch in found.branches if branch.kind == "target")
-    text = "".join(token.text for token in found.tokens[target.start : target.end])
-    assert text == found.records[0].steps[1].text
-    assert found.file.counts["pairs"] + found.file.counts["without a pair"] == 40

@@ -57,10 +57,8 @@ def project(name: str, vectors: NDArray[np.float32], seed: int) -> tuple[NDArray
     if name == "pca":
         from sklearn.decomposition import PCA
 
-        found = PCA(n_components=min(2, wide.shape[1]), svd_solver="full")
-        plane, variance = found.fit_transform(wide), found.explained_variance_ratio_
-        missing = 2 - len(variance)  # vectors of one dimension
-        return np.pad(plane, ((0, 0), (0, missing))), {"variance": np.pad(variance, (0, missing)).tolist()}
+        pca = PCA(n_components=2, svd_solver="full")
+        return pca.fit_transform(wide), {"variance": pca.explained_variance_ratio_.tolist()}
     if name == "tsne":
         from sklearn.manifold import TSNE
 

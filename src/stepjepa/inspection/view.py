@@ -82,11 +82,10 @@ def _print_tree(inspection: Inspection, console: Console) -> None:
     for branch in inspection.branches:
         depths.append(0 if branch.parent is None else depths[branch.parent] + 1)
         # Deep trees must leave room for text.
-        indent = " " * min(2 * depths[-1], console.width // 4)
+        indent = min(2 * depths[-1], console.width // 4)
         row = f"row {branch.row}, " if rows else ""
         heading = f"{row}{ranged(branch.start, branch.end)} {branch.kind}: {passing(inspection, branch)}"
-        console.print(Text(f"{indent}{heading}{' (sees only itself)' if branch.isolated else ''}", "italic"))
-        lines = [Text()]
+        lines = [Text(f"{heading}{' (sees only itself)' if branch.isolated else ''}", "italic"), Text()]
         for number, token in enumerate(inspection.tokens[branch.start : branch.end]):
             mark = READ if token.readouts else ""
             edge = "" if coloured or token.place + 1 == branch.end else EDGE
@@ -95,7 +94,7 @@ def _print_tree(inspection: Inspection, console: Console) -> None:
             if token.text.endswith("\n"):
                 lines.append(Text())
         for line in filter(None, lines):
-            console.print(Padding(line, (0, 0, 0, len(indent)), expand=False), overflow="fold")
+            console.print(Padding.indent(line, indent), overflow="fold")
     console.print()
 
 
