@@ -25,6 +25,7 @@ from stepjepa.analysis.files import (
 )
 from stepjepa.analysis.plots import PALETTE, REST_COLOUR, draw_projection, draw_singular_values, write_figures
 from stepjepa.errors import UserError
+from stepjepa.inspection.palette import COLOURS
 
 PAIRS = 20
 
@@ -221,9 +222,10 @@ def test_no_label_is_cut(tmp_path: Path) -> None:
         assert min(edge.min() for edge in (pixels[:, 0], pixels[:, -1], pixels[0], pixels[-1])) == 1
 
 
-def test_the_palette_is_told_apart_by_the_colour_blind() -> None:
+@pytest.mark.parametrize("palette", [PALETTE, [colours.strong for colours in COLOURS.values()]])
+def test_colours_of_pictures_are_told_apart_by_the_colour_blind(palette: Any) -> None:
     """Through the usual linear model of missing red or green receptors."""
-    rgb = np.asarray([to_rgba(colour)[:3] for colour in PALETTE]) ** 2.2
+    rgb = np.asarray([to_rgba(colour)[:3] for colour in palette]) ** 2.2
     to_lms = np.asarray([[17.8824, 43.5161, 4.11935], [3.45565, 27.1554, 3.86714], [0.0299566, 0.184309, 1.46709]])
     seen = {
         "protan": [[0, 2.02344, -2.52581], [0, 1, 0], [0, 0, 1]],
@@ -232,7 +234,7 @@ def test_the_palette_is_told_apart_by_the_colour_blind() -> None:
     for matrix in seen.values():
         simulated = rgb @ (np.linalg.inv(to_lms) @ np.asarray(matrix) @ to_lms).T
         simulated = np.clip(simulated, 0, 1) ** (1 / 2.2)
-        distance = np.linalg.norm(simulated[:, None] - simulated[None], axis=2) + 9 * np.eye(len(PALETTE))
+        distance = np.linalg.norm(simulated[:, None] - simulated[None], axis=2) + 9 * np.eye(len(palette))
         assert distance.min() > 0.1
 
 

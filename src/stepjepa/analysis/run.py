@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from stepjepa.analysis.files import REST, Analysis, ModelAnalysis, check_folder,
 from stepjepa.analysis.plots import write_figures
 from stepjepa.analysis.points import choose_classes, choose_points, group_of, read_verdicts, sampled, view_names
 from stepjepa.analysis.projections import project
-from stepjepa.analysis.settings import AnalysisSettings, refuse_same, split_names
+from stepjepa.analysis.settings import AnalysisSettings, read_labels
 from stepjepa.chat.system_prompts import training_system_prompt, with_system_prompt
 from stepjepa.data.records import Record, read_records
 from stepjepa.errors import UserError
@@ -36,7 +37,7 @@ def analyze(settings: AnalysisSettings) -> Analysis:
     """
     check_folder(settings.output_dir, settings.overwrite)
     records = read_records(settings.test_file)
-    chosen = _sample(len(records), settings)
+    chosen = sampled(len(records), settings.max_examples or len(records), settings.seed).tolist()
     read = fingerprint(settings.test_file)
     verdicts = [read_verdicts(file, settings.score, read, chosen) for file in settings.predictions or ()]
     if settings.t_sne_type == "paraphrase":
@@ -44,11 +45,9 @@ def analyze(settings: AnalysisSettings) -> Analysis:
             group_of(records[index])
     names, configs = model_names(settings), choose_configs(settings)
     models, labels = [], []
-    for place, (path, config) in enumerate(zip(settings.model_path, configs, strict=True)):
-        prompt = None if settings.use_test_prompts else training_system_prompt(path)
-        shown = records if prompt is None else with_system_prompt(records, prompt)
-        embeddings = _embed(path, [shown[index] for index in chosen], np.asarray(chosen), config, settings)
-        views = view_names(config.mode, config.reverse_pred)
+    for place, path in enumerate(settings.model_path):
+        embeddings = _embed(path, records, chosen, configs[place], settings)
+        views = view_names(configs[place].mode, configs[place].reverse_pred)
         points = choose_points(
             embeddings,
             settings.t_sne_type,
@@ -59,38 +58,42 @@ def analyze(settings: AnalysisSettings) -> Analysis:
             seed=settings.seed,
         )
         drawn = {each: project(each, points.vectors, settings.seed) for each in settings.projections}
-        captions = {each: caption for each, (_, caption) in drawn.items()}
-        arrays = {**vars(embeddings), "is_target": points.is_target}
-        planes = {each: plane for each, (plane, _) in drawn.items()}
-        numbers = _numbers(embeddings, views, records, settings)
         labels.append(points.labels)
-        models.append(ModelAnalysis(names[place], path, views, config.to_dict(), numbers, captions, arrays, planes))
-    classes = choose_classes([label for each in labels for label in each], settings.t_sne_type)
+        models.append(
+            ModelAnalysis(
+                name=names[place],
+                model_path=path,
+                views=views,
+                config=configs[place].to_dict(),
+                numbers=_numbers(embeddings, views, records, settings),
+                captions={each: caption for each, (_, caption) in drawn.items()},
+                arrays={**vars(embeddings), "is_target": points.is_target},
+                planes={each: plane for each, (plane, _) in drawn.items()},
+            )
+        )
+    classes = choose_classes(list(chain.from_iterable(labels)), settings.t_sne_type)
     for model, own in zip(models, labels, strict=True):
         of_class = [classes.index(label) if label in classes else REST for label in own]
         model.arrays["classes"] = np.asarray(of_class)
     described = {name: value for name, value in asdict(settings).items() if name not in ("output_dir", "overwrite")}
     described["model_paths"] = described.pop("model_path")
-    described |= {"labels": split_names(settings.labels), "predictions": settings.predictions or []}
+    described |= {"labels": read_labels(settings.labels, len(models)), "predictions": settings.predictions or []}
     analysis = Analysis(settings.test_file, read, described, tuple(classes), tuple(models))
     save(analysis, settings.output_dir)
     write_figures(analysis, settings.output_dir)
     return analysis
 
 
-def redraw(folder: str | os.PathLike[str], labels: Sequence[str] = ()) -> list[Path]:
-    """Draw the pictures of an analysis again from its folder, with other names of the models if ``labels`` has any.
+def redraw(folder: str | os.PathLike[str], labels: str | None = None) -> list[Path]:
+    """Draw the pictures of an analysis again from its folder; ``labels`` are other names of its models, as ``A,B``.
 
     Raises:
         UserError: the folder holds no analysis, or the number of labels is wrong.
     """
     analysis = load(folder)
-    if labels:
-        if len(labels) != len(analysis.models):
-            raise UserError(f"--labels: expected {len(analysis.models)} names, got {len(labels)}")
-        refuse_same(labels)
-        renamed = (replace(model, name=name) for model, name in zip(analysis.models, labels, strict=True))
-        analysis = replace(analysis, models=tuple(renamed))
+    if names := read_labels(labels, len(analysis.models)):
+        renamed = tuple(replace(model, name=name) for model, name in zip(analysis.models, names, strict=True))
+        analysis = replace(analysis, models=renamed)
     return write_figures(analysis, folder)
 
 
@@ -107,15 +110,10 @@ def notes(analysis: Analysis) -> list[str]:
     return found
 
 
-def _sample(count: int, settings: AnalysisSettings) -> list[int]:
-    """Indices of the records that are embedded, in file order."""
-    return sampled(count, settings.max_examples or count, settings.seed).tolist()
-
-
 def model_names(settings: AnalysisSettings) -> list[str]:
     """The labels, or the shortest ends of the paths that tell the models apart."""
     if settings.labels:
-        return list(split_names(settings.labels))
+        return list(read_labels(settings.labels, len(settings.model_path)))
     paths = [Path(path).parts for path in settings.model_path]
     if len(set(paths)) < len(paths):
         raise UserError("--model_path names a model twice; leave one out, or tell them apart by --labels")
@@ -170,16 +168,19 @@ def _agreed(name: str, trained: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _embed(
-    path: str, records: list[Record], indices: np.ndarray, config: JepaConfig, settings: AnalysisSettings
+    path: str, records: list[Record], chosen: Sequence[int], config: JepaConfig, settings: AnalysisSettings
 ) -> ViewEmbeddings:
-    """The embeddings of one model, which is let go of again; records are counted as in the test file."""
+    """The embeddings of the chosen records by one model, which is freed again."""
     from stepjepa.analysis.representations import Reading, embed_views
     from stepjepa.models.loading import load_for_inference
 
+    prompt = None if settings.use_test_prompts else training_system_prompt(path)
+    shown = records if prompt is None else with_system_prompt(records, prompt)
     model, tokenizer = load_for_inference(path, dtype=settings.dtype, trust_remote_code=settings.trust_remote_code)
     reading = Reading(settings.layer, settings.pooling)
-    embeddings = embed_views(model, tokenizer, records, config, reading, batch_size=settings.batch_size)
-    return replace(embeddings, record=indices[embeddings.record])
+    some = [shown[index] for index in chosen]
+    embeddings = embed_views(model, tokenizer, some, config, reading, batch_size=settings.batch_size)
+    return replace(embeddings, record=np.asarray(chosen)[embeddings.record])
 
 
 def _numbers(

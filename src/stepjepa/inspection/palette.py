@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from stepjepa.drawing import PALETTE
+
 
 class Colours(NamedTuple):
     """The colours of a kind of tokens."""
@@ -14,10 +16,10 @@ class Colours(NamedTuple):
 
 
 COLOURS = {
-    "shared": Colours("shared by several sequences", "#7b6fb8", ("magenta", "bright_magenta")),
-    "main": Colours("main text", "#4c78a8", ("cyan", "bright_cyan")),
-    "source": Colours("source view", "#f58518", ("yellow", "bright_yellow")),
-    "target": Colours("target view", "#54a24b", ("green", "bright_green")),
+    "shared": Colours("shared by several sequences", PALETTE[3], ("magenta", "bright_magenta")),
+    "main": Colours("main text", PALETTE[0], ("cyan", "bright_cyan")),
+    "source": Colours("source view", PALETTE[4], ("yellow", "bright_yellow")),
+    "target": Colours("target view", PALETTE[2], ("green", "bright_green")),
 }
 READ = "◂"
 """Behind a token whose state is read."""
