@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import tiny
-from stepjepa.analysis.files import load, output_files
+from stepjepa.analysis import run as analysis_run
+from stepjepa.analysis.files import Analysis, load, output_files
 from stepjepa.analysis.run import choose_configs, model_names
 from stepjepa.analysis.settings import AnalysisSettings
 from stepjepa.analysis.similarity import compare_views, similarity_config
@@ -28,15 +29,9 @@ from stepjepa.models.loading import load_for_inference
 def data(tmp_path_factory: Any) -> Path:
     """Twelve records of two to four steps, in three groups, with system prompts of their own."""
     path = tmp_path_factory.mktemp("data") / "test.jsonl"
-    records = [
-        tiny.make_record(
-            "Add.", f"What is {n}+{n}?", "\n\n".join([f"{n}+{n}={2 * n}", *["So"] * (n % 3), f"#### {2 * n}"])
-        )
-        for n in range(12)
-    ]
-    write_jsonl(
-        path, ({"messages": list(record.messages), "group": number // 4} for number, record in enumerate(records))
-    )
+    answers = ["\n\n".join([f"{n}+{n}={2 * n}", *["So"] * (n % 3), f"#### {2 * n}"]) for n in range(12)]
+    records = [tiny.make_record("Add.", f"What is {n}+{n}?", answer) for n, answer in enumerate(answers)]
+    write_jsonl(path, ({"messages": list(record.messages), "group": n // 4} for n, record in enumerate(records)))
     return path
 
 
@@ -62,7 +57,18 @@ def analyze(*flags: object) -> int:
     return main(["analyze", *map(str, flags)])
 
 
+def analysed(path: Path, data: Path, out: Path, *flags: object) -> Analysis:
+    """An analysis of one model, as it was written."""
+    assert analyze("--model_path", path, "--test_file", data, "--output_dir", out, *PCA, *flags) == 0
+    return load(out)
+
+
 PCA = ("--projections", "pca")
+
+
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(analysis_run, "write_figures", lambda analysis, folder: [])
 
 
 @pytest.mark.parametrize(("name", "views"), [("llm", "llm-jepa"), ("step", "step-jepa"), ("regular", "llm-jepa")])
@@ -86,6 +92,7 @@ def test_the_numbers_are_those_of_evaluate(
         assert str(file) in said
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_models_stand_side_by_side_on_the_same_pairs(
     runs: dict[str, Path], data: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -106,10 +113,9 @@ def test_models_stand_side_by_side_on_the_same_pairs(
     assert found.classes == ("step", "next step")
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_steps_are_coloured_by_number(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:
-    flags = ["--test_file", data, "--output_dir", tmp_path, "--t_sne_type", "steps", "--views", "step-jepa", *PCA]
-    assert analyze("--model_path", runs["llm"], *flags) == 0
-    found = load(tmp_path)
+    found = analysed(runs["llm"], data, tmp_path, "--t_sne_type", "steps", "--views", "step-jepa")
     assert found.classes == ("step 1", "step 2", "step 3", "step 4")
     (model,) = found.models
     # 12 records, 8 of them with a third step, 4 with a fourth; the last is never a source, the first never a target.
@@ -120,13 +126,13 @@ def test_steps_are_coloured_by_number(runs: dict[str, Path], data: Path, tmp_pat
     assert counts == [[12, 8, 4, 0], [0, 12, 8, 4]]
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_answers_of_a_sample_are_right_or_wrong(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:
-    predictions, out = tmp_path / "p.jsonl", tmp_path / "out"
+    predictions = tmp_path / "p.jsonl"
     # In another order than the records.
     write_jsonl(predictions, ({"index": n, "scores": {"exact": n % 2 == 0}} for n in reversed(range(12))))
     flags = ["--t_sne_type", "answers", "--predictions", predictions, "--score", "exact", "--max_examples", 7]
-    assert analyze("--model_path", runs["llm"], "--test_file", data, "--output_dir", out, *flags, *PCA) == 0
-    found = load(out)
+    found = analysed(runs["llm"], data, tmp_path / "out", *flags)
     arrays = found.models[0].arrays
     assert found.classes == ("right", "wrong")
     assert len(arrays["record"]) == 7
@@ -134,12 +140,11 @@ def test_answers_of_a_sample_are_right_or_wrong(runs: dict[str, Path], data: Pat
     assert arrays["classes"].tolist() == [n % 2 for n in arrays["record"]]
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_groups_of_paraphrases_are_coloured_and_measured(
     runs: dict[str, Path], data: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    flags = ["--test_file", data, "--output_dir", tmp_path, "--t_sne_type", "paraphrase", *PCA]
-    assert analyze("--model_path", runs["llm"], *flags) == 0
-    found = load(tmp_path)
+    found = analysed(runs["llm"], data, tmp_path, "--t_sne_type", "paraphrase")
     assert found.classes == ("group 0", "group 1", "group 2")
     model = found.models[0]
     assert model.arrays["classes"].tolist() == [n // 4 for n in range(12)]
@@ -152,35 +157,32 @@ def test_groups_of_paraphrases_are_coloured_and_measured(
     assert row.split("|")[2].strip() == f"{np.mean(within):.3f}"
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_any_layer_without_predictors_of_a_model_without_a_run(
-    runs: dict[str, Path], data: Path, tmp_path: Path, trained_tokenizer: Any
+    runs: dict[str, Path], data: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "out"
-    flags = ["--test_file", data, "--output_dir", folder, "--layer", 1, "--pooling", "mean", "--projections", "pca"]
-    assert analyze("--model_path", runs["base"], *flags) == 0
-    base = load(folder).models[0].config
+    flags = ["--layer", 1, "--pooling", "mean"]
+    base = analysed(runs["base"], data, tmp_path / "base", *flags).models[0].config
     assert (base["mode"], base["predictors"]) == ("llm-jepa", 0)
-    assert analyze("--model_path", runs["llm"], "--no_predictors", "--overwrite", *flags) == 0
-    bare = load(folder).models[0]
+    bare = analysed(runs["llm"], data, tmp_path / "bare", *flags, "--no_predictors").models[0]
     assert (bare.config["predictors"], bare.config["layout"]) == (0, "branched")
-    assert analyze("--model_path", runs["llm"], "--overwrite", *flags) == 0
-    trained = load(folder).models[0]
+    trained = analysed(runs["llm"], data, tmp_path / "trained", *flags).models[0]
     assert trained.config["predictors"] == 2
     assert np.allclose(trained.arrays["target"], bare.arrays["target"], atol=1e-5)
     assert not np.allclose(trained.arrays["source"], bare.arrays["source"], atol=1e-2)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_system_prompt_is_that_of_training(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     lines = [json.loads(line) for line in data.read_text().splitlines()]
     for line in lines:
         line["messages"][0]["content"] = "Never mind"
     write_jsonl(other, lines)
-    sources = []
-    for number, flags in enumerate(([data], [other], [other, "--use_test_prompts"])):
-        out = tmp_path / str(number)
-        assert analyze("--model_path", runs["llm"], "--output_dir", out, *PCA, "--test_file", *flags) == 0
-        sources.append(load(out).models[0].arrays["source"])
+    sources = [
+        analysed(runs["llm"], file, tmp_path / str(number), *flags).models[0].arrays["source"]
+        for number, (file, *flags) in enumerate(([data], [other], [other, "--use_test_prompts"]))
+    ]
     assert np.array_equal(sources[0], sources[1])
     assert not np.allclose(sources[0], sources[2], atol=1e-2)
 
