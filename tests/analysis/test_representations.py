@@ -54,12 +54,6 @@ def test_models_that_need_rows_of_their_own_give_what_separate_passes_give(
     compare_with_separate_passes(tiny_model(architecture), trained_tokenizer, config, (-1, "mean"), 5e-5)
 
 
-def character_tokens(offsets: list[tuple[int, int]], start: int, end: int) -> tuple[int, int]:
-    """First and one past the last of the tokens that begin inside a range of characters."""
-    inside = [index for index, (first, _) in enumerate(offsets) if start <= first < end]
-    return inside[0], inside[-1] + 1
-
-
 class Slow:
     """One plain pass for each view, with every hidden state; views found by the characters of the rendered chat."""
 
@@ -69,34 +63,24 @@ class Slow:
         assert config.predictors is not None
         self.predictors = predictor_ids(tokenizer, config.predictors)
 
-    def tokens(self, chat: list[dict[str, str]]) -> tuple[str, list[int], list[tuple[int, int]]]:
+    def read(
+        self, chat: Any, content: str, source: bool, span: tuple[int, int] | None = None, alone: bool = False
+    ) -> np.ndarray:
+        """A message or a span of its characters: after all that precedes it in the chat, or alone."""
         text = self.tokenizer.apply_chat_template(chat, tokenize=False)
         both = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return text, both["input_ids"], both["offset_mapping"]
-
-    def in_chat(self, record: Record, message: int, start: int, end: int, source: bool) -> np.ndarray:
-        """A part of a message, after all that precedes it in the chat."""
-        text, ids, offsets = self.tokens(list(record.messages))
-        content = text.rindex(record.messages[message]["content"])
-        first, last = character_tokens(offsets, content + start, content + end)
-        if not source:
-            return self.pool(ids[:last], first)
-        if self.config.front_pred:
-            return self.pool([*ids[:first], *self.predictors, *ids[first:last]], first)
-        return self.pool([*ids[:last], *self.predictors], first)
-
-    def alone(self, record: Record, message: int, start: int, end: int, source: bool) -> np.ndarray:
-        """A part of a message, the tokens it has in the chat, by itself."""
-        text, ids, offsets = self.tokens(list(record.messages))
-        content = text.rindex(record.messages[message]["content"])
-        first, last = character_tokens(offsets, content + start, content + end)
-        return self.pool([*ids[first:last], *(self.predictors if source else [])], 0)
-
-    def message(self, role: str, content: str, source: bool) -> np.ndarray:
-        """A message by itself in the template."""
-        text, ids, offsets = self.tokens([{"role": role, "content": content}])
-        _, last = character_tokens(offsets, text.index(content), text.index(content) + len(content))
-        return self.pool([*ids[:last], *(self.predictors if source else [])], 0)
+        start, end = span or (0, len(content))
+        place = text.rindex(content)
+        offsets = enumerate(both["offset_mapping"])
+        inside = [index for index, (begin, _) in offsets if place + start <= begin < place + end]
+        ids, first, last = both["input_ids"], inside[0], inside[-1] + 1
+        predictors = self.predictors if source else []
+        if alone:
+            return self.pool([*ids[first:last], *predictors], 0)
+        if source and self.config.front_pred:
+            return self.pool([*ids[:first], *predictors, *ids[first:last]], first)
+        # The template around a single message is a part of the view.
+        return self.pool([*ids[:last], *predictors], 0 if len(chat) == 1 else first)
 
     def pool(self, ids: list[int], first: int) -> np.ndarray:
         with torch.no_grad():
@@ -105,28 +89,21 @@ class Slow:
         return rows[-1] if self.pooling == "last" else rows[first:].mean(0)
 
     def pairs(self, record: Record) -> list[tuple[np.ndarray, np.ndarray]]:
-        last, config = len(record.messages) - 1, self.config
-        if config.mode == "llm-jepa":
-            user, assistant = record.messages[-2]["content"], record.messages[-1]["content"]
-            if config.layout == "branched":
-                source = self.in_chat(record, last - 1, 0, len(user), source=True)
-            else:
-                source = self.message("user", user, source=True)
-            return [(source, self.message("assistant", assistant, source=False))]
-        places, beginning = [], 0
-        for step in record.answer.split("\n\n"):
-            end = min(beginning + len(step) + 2, len(record.answer))
-            places.append((beginning, end))
-            beginning = end
-        if config.reverse_pred:
-            return [
-                (self.alone(record, last, *later, source=True), self.in_chat(record, last, *earlier, source=False))
-                for earlier, later in pairwise(places)
-            ]
-        return [
-            (self.in_chat(record, last, *earlier, source=True), self.alone(record, last, *later, source=False))
-            for earlier, later in pairwise(places)
-        ]
+        chat, answer, reverse = list(record.messages), record.answer, self.config.reverse_pred
+        if self.config.mode == "llm-jepa":
+            user, assistant = chat[-2:]
+            source = self.read(chat if self.config.layout == "branched" else [user], user["content"], True)
+            return [(source, self.read([assistant], answer, False))]
+        spans, beginning = [], 0
+        for step in answer.split("\n\n"):
+            spans.append((beginning, min(beginning + len(step) + 2, len(answer))))
+            beginning = spans[-1][1]
+        found = []
+        for earlier, later in pairwise(spans):
+            first = self.read(chat, answer, not reverse, earlier)
+            second = self.read(chat, answer, reverse, later, alone=True)
+            found.append((second, first) if reverse else (first, second))
+        return found
 
 
 def compare_with_separate_passes(
@@ -136,13 +113,8 @@ def compare_with_separate_passes(
     expected = [pair for record in tiny.records() for pair in slow.pairs(record)]
     found = embed(model, tokenizer, config, *reading)
     assert len(found) == len(expected) > 2
-    for number, (source, target) in enumerate(expected):
-        tiny.assert_same(
-            torch.from_numpy(found.source[number]), torch.from_numpy(source), tolerance, f"source {number}"
-        )
-        tiny.assert_same(
-            torch.from_numpy(found.target[number]), torch.from_numpy(target), tolerance, f"target {number}"
-        )
+    for fast, each in zip((found.source, found.target), zip(*expected, strict=True), strict=True):
+        tiny.assert_same(torch.from_numpy(fast), torch.from_numpy(np.stack(each)), tolerance)
 
 
 @pytest.mark.parametrize(
