@@ -11,39 +11,25 @@ from stepjepa.data.steps import find_steps
 
 
 class MessageView(NamedTuple):
-    """A message alone in the chat template.
-
-    Attributes:
-        role: ``user`` or ``assistant``.
-        content: its text.
-    """
+    """A message alone in the chat template."""
 
     role: str
     content: str
 
 
 class SpanView(NamedTuple):
-    """Part of a message where it stands in the chat.
-
-    Attributes:
-        message: index of the message.
-        start: first character in the message's content.
-        end: one past the last, the step's separator included.
-    """
+    """Part of a message where it stands in the chat: characters ``start`` to ``end``, a step's separator included."""
 
     message: int
     start: int
     end: int
 
 
-View = MessageView | SpanView
-
-
 class Pair(NamedTuple):
     """Two views of which the first predicts the second (before ``reverse_pred``)."""
 
-    first: View
-    second: View
+    first: MessageView | SpanView
+    second: MessageView | SpanView
 
 
 def step_views(record: Record, separator: str) -> list[SpanView]:
@@ -62,7 +48,6 @@ def find_pairs(record: Record, config: JepaConfig) -> list[Pair]:
     """
     if config.mode == "regular":
         return []
-    pairs: list[Pair]
     if config.mode == "step-jepa":
         steps = step_views(record, config.step_separator)
         pairs = [Pair(*both) for both in zip(steps, steps[config.pair_distance :], strict=False)]
@@ -70,15 +55,13 @@ def find_pairs(record: Record, config: JepaConfig) -> list[Pair]:
         usable = record.text.strip() and record.code.strip()
         pairs = [Pair(MessageView("user", record.text), MessageView("assistant", record.code))] if usable else []
     else:
-        pairs = []
-        last = len(record.messages) - 1
         assert config.layout is not None
         in_text = LAYOUTS[config.layout].views_in_text
-        for index, message in enumerate(record.messages):
-            if message["role"] != "assistant" or (config.plain and index < last):
-                # Without a chat format the last exchange is all there is.
-                continue
+        answers = [index for index, message in enumerate(record.messages) if message["role"] == "assistant"]
+        pairs = []
+        # Without a chat format the last exchange is all there is.
+        for index in answers[-1:] if config.plain else answers:
             user = record.messages[index - 1]["content"]
-            first: View = SpanView(index - 1, 0, len(user)) if in_text else MessageView("user", user)
-            pairs.append(Pair(first, MessageView("assistant", message["content"])))
+            first = SpanView(index - 1, 0, len(user)) if in_text else MessageView("user", user)
+            pairs.append(Pair(first, MessageView("assistant", record.messages[index]["content"])))
     return pairs[:1] if config.pairs == "first" else pairs
