@@ -17,13 +17,10 @@ from datasets.distributed import split_dataset_by_node
 from torch.utils.data import IterableDataset
 
 import tiny
-from stepjepa.batch import stream as module
 from stepjepa.batch.dataset import prepare
 from stepjepa.batch.sampler import draw
 from stepjepa.batch.stream import (
     RecordStream,
-    StreamCallback,
-    StreamCounts,
     StreamDataset,
     StreamedBatch,
     StreamSampler,
@@ -31,10 +28,13 @@ from stepjepa.batch.stream import (
     refuse_for_stream,
     stream_loader,
 )
+from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
+from stepjepa.training import stream_counts
+from stepjepa.training.stream_counts import StreamCallback, StreamCounts
 
 STEPS = JepaConfig(mode="step-jepa", jepa_ratio=0.5)
 
@@ -213,9 +213,9 @@ def test_workers_change_nothing(trained_tokenizer: Any, tmp_path: Path) -> None:
 def test_a_resumed_run_goes_on_with_the_next_batch(trained_tokenizer: Any, tmp_path: Path, monkeypatch: Any) -> None:
     whole, _ = batches(trained_tokenizer, tmp_path)
     tokenised: list[int] = []
-    plain = module.RecordTokenizer.tokenize_each
+    plain = RecordTokenizer.tokenize_each
     monkeypatch.setattr(
-        module.RecordTokenizer, "tokenize_each", lambda self, some: tokenised.append(len(some)) or plain(self, some)
+        RecordTokenizer, "tokenize_each", lambda self, some: tokenised.append(len(some)) or plain(self, some)
     )
     rest, _ = batches(trained_tokenizer, tmp_path, skip=6)
     assert rest == whole[6:]
@@ -237,10 +237,10 @@ def test_errors_of_one_process_are_raised_by_all(trained_tokenizer: Any, monkeyp
     dataset = StreamDataset(trained_tokenizer, JepaConfig(mode="step-jepa", max_length=5))
     items, batch = dataset.__getitems__(StreamedBatch(tuple(records(2))))
     assert items == [] and batch.error is not None
-    monkeypatch.setattr(module, "gather_object", lambda own: [*own, (Counter(), (0, 0), batch.error)])
+    monkeypatch.setattr(stream_counts, "gather_object", lambda own: [*own, (Counter(), (0, 0), batch.error)])
     with pytest.raises(UserError, match=r"memory\.jsonl:1: the record has"):
         StreamCounts().sum_over_processes()
-    monkeypatch.setattr(module, "gather_object", lambda own: [*own, (Counter(), (0, 77), None)])
+    monkeypatch.setattr(stream_counts, "gather_object", lambda own: [*own, (Counter(), (0, 77), None)])
     with pytest.raises(UserError, match="the processes read different records"):
         StreamCounts().sum_over_processes()
 

@@ -20,16 +20,7 @@ from transformers.trainer_utils import HubStrategy, rotate_checkpoints, speed_me
 from stepjepa.batch.collate import Batch
 from stepjepa.batch.dataset import Prepared, prepare
 from stepjepa.batch.sampler import StepSampler
-from stepjepa.batch.stream import (
-    STREAM_FILE,
-    RecordStream,
-    StreamCallback,
-    StreamCounts,
-    StreamDataset,
-    as_stream,
-    refuse_for_stream,
-    stream_loader,
-)
+from stepjepa.batch.stream import RecordStream, StreamDataset, as_stream, refuse_for_stream, stream_loader
 from stepjepa.checkpoints import move_into_place
 from stepjepa.compute.equal_compute import Plan
 from stepjepa.compute.flop_callback import FlopTracker
@@ -66,6 +57,7 @@ from stepjepa.training.hub import UploadCallback, create_repository
 from stepjepa.training.meter import Meter
 from stepjepa.training.nonfinite import MicroBatch, NonfiniteGuard, OnNonfinite
 from stepjepa.training.out_of_memory import describe, naming_the_batch, remedies
+from stepjepa.training.stream_counts import STREAM_FILE, StreamCallback, StreamCounts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
