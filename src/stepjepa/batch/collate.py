@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,43 +23,25 @@ sequences behind each other in one row, for FlashAttention, which is told where 
 
 
 class Item(NamedTuple):
-    """A record on its way into a micro-batch.
-
-    Attributes:
-        record: as tokens.
-        with_views: its views are run; not so in a step that loss dropout leaves without them.
-        draw: epoch and index of the record, on which all that is drawn at random for it depends.
-    """
+    """A record on its way into a micro-batch."""
 
     record: TokenizedRecord
-    with_views: bool = True
-    draw: tuple[int, int] = (0, 0)
+    with_views: bool = True  # not so in a step that loss dropout leaves without views
+    draw: tuple[int, int] = (0, 0)  # epoch and index of the record, on which all that is drawn at random for it depends
 
 
 @dataclass(frozen=True)
 class Members:
-    """The records of a micro-batch. No tensor, so that no device is sent it.
+    """The records of a micro-batch. No tensor, so that no device is sent it."""
 
-    Attributes:
-        lines: of each in its file, counted from 1.
-        lengths: tokens of each record's sequences, nothing shared.
-        draws: epoch and index of each.
-        paths: for each the flat places of its own text, in its order.
-        isolated: for each the numbers of its path's tokens that do not see all of the text before them.
-        messages: for each ``[S, 3]`` first token, one past the last, and whether the assistant says it, of each message
-            of user and assistant, see ``TokenizedRecord.messages``; numbers of the path's tokens.
-        tokens: tokens that are computed, without padding.
-        plain_tokens: tokens of the records as plain rows without padding.
-    """
-
-    lines: tuple[int, ...] = ()
-    lengths: tuple[int, ...] = ()
-    draws: tuple[tuple[int, int], ...] = ()
-    paths: tuple[Numbers, ...] = ()
-    isolated: tuple[Numbers, ...] = ()
-    messages: tuple[Ids, ...] = ()
-    tokens: int = 0
-    plain_tokens: int = 0
+    lines: tuple[int, ...] = ()  # of each in its file, counted from 1
+    lengths: tuple[int, ...] = ()  # tokens of each record's sequences, nothing shared
+    draws: tuple[tuple[int, int], ...] = ()  # epoch and index of each
+    paths: tuple[Numbers, ...] = ()  # of each the flat places of its own text, in its order
+    isolated: tuple[Numbers, ...] = ()  # of each the numbers of its path's tokens that do not see all text before them
+    messages: tuple[Ids, ...] = ()  # of each ``TokenizedRecord.messages``, in numbers of the path's tokens
+    tokens: int = 0  # that are computed, without padding
+    plain_tokens: int = 0  # of the records as plain rows without padding
 
 
 class Batch(dict[str, Any]):
@@ -143,13 +125,7 @@ class Collator:
 
     @classmethod
     def of(cls, config: JepaConfig, predictors: Many[int], **options: Any) -> Collator:
-        """The collator of a configuration.
-
-        Args:
-            config: layout and readouts.
-            predictors: ids of the predictor tokens.
-            options: the other fields.
-        """
+        """The collator of a configuration, with the ids of its predictor tokens; ``options`` are the other fields."""
         assert config.layout is not None
         reading = Reading(config.front_pred, config.reverse_pred, config.last_token, config.pooling == "mean")
         return cls(config.layout, np.asarray(predictors, np.int32), reading, **options)
@@ -202,18 +178,15 @@ class Collator:
         return batch if self.encoding != "concatenated" else _concatenated(batch, passes[0].lengths)
 
     def _pack(self, sequences: Many[Sequence], groups: Many[int] | None) -> list[Rows]:
-        one_each = self.encoding != "tree"
+        options: dict[str, Any] = {
+            "row_length": self.row_length,
+            "groups": groups,
+            "one_each": self.encoding != "tree",
+            "pad_id": self.pad_id,
+        }
         if self.attention_length is None or self.encoding == "concatenated":
-            length = self.row_length
-            return [pack(sequences, row_length=length, groups=groups, one_each=one_each, pad_id=self.pad_id)]
-        return pack_passes(
-            sequences,
-            row_length=self.row_length,
-            attention_length=self.attention_length,
-            groups=groups,
-            one_each=one_each,
-            pad_id=self.pad_id,
-        )
+            return [pack(sequences, **options)]
+        return pack_passes(sequences, attention_length=self.attention_length, **options)
 
 
 def _one_pass(rows: Rows) -> Batch:
@@ -283,7 +256,7 @@ def _concatenated(batch: Batch, lengths: Numbers) -> Batch:
         if name in batch:
             batch[name] = table[batch[name]]
     members: Members = batch["members"]
-    batch["members"] = Members(**{**vars(members), "paths": tuple(moved[path] for path in members.paths)})
+    batch["members"] = replace(members, paths=tuple(moved[path] for path in members.paths))
     batch["input_ids"] = batch["input_ids"].flatten()[torch.from_numpy(kept)][None]
     batch["attention_mask"] = torch.ones_like(batch["input_ids"])
     batch["position_ids"] = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths]))[None]

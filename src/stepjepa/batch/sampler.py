@@ -12,17 +12,11 @@ from torch.utils.data import Sampler
 
 
 class Key(NamedTuple):
-    """What the sampler yields for a place in a batch.
+    """What the sampler yields for a place in a batch."""
 
-    Attributes:
-        record: its index; -1 for an empty place.
-        with_views: its views are run.
-        epoch: of which this is a part; decides what is drawn for the record.
-    """
-
-    record: int
+    record: int  # its index; -1 for an empty place
     with_views: bool = True
-    epoch: int = 0
+    epoch: int = 0  # decides what is drawn for the record
 
 
 STRATEGIES = ("random", "group_by_length", "sequential")
@@ -67,8 +61,6 @@ class StepSampler(Sampler[Key]):
         tight: bool = True,
         multiple: int = 1,
     ) -> None:
-        if strategy not in STRATEGIES:
-            raise ValueError(f"train_sampling_strategy: expected one of {', '.join(STRATEGIES)}, got '{strategy}'")
         self._lengths = np.asarray(lengths)
         self._per_step = records_per_step
         self._seed = seed
