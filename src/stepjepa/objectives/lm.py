@@ -25,16 +25,13 @@ class LMLoss(Term):
         return len(batch["label_ids"])
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
-        """Cross-entropy, summed; with prompt labels in the batch the head runs for their positions, too."""
-        del context
-        index, rows = _positions(batch, "label")
-        return encoded.token_loss(index, batch["label_ids"], rows)
+        """Cross-entropy, summed."""
+        return _cross_entropy(encoded, batch, "label")
 
     @classmethod
-    def from_config(cls, config: JepaConfig, seed: int) -> Self:
+    def from_config(cls, config: JepaConfig) -> Self:
         """Every objective has it."""
-        del seed
-        return cls(weight=config.gamma)
+        return cls(config.gamma)
 
 
 @term("prompt_loss", "prompt LM loss")
@@ -50,21 +47,19 @@ class PromptLoss(Term):
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         """Cross-entropy, summed."""
-        del context
-        index, rows = _positions(batch, "prompt")
-        return encoded.token_loss(index, batch["prompt_ids"], rows)
+        return _cross_entropy(encoded, batch, "prompt")
 
     @classmethod
-    def from_config(cls, config: JepaConfig, seed: int) -> Self | None:
+    def from_config(cls, config: JepaConfig) -> Self | None:
         """Where ``prompt_loss_weight`` is not 0."""
-        del seed
-        return cls(weight=config.prompt_loss_weight) if config.prompt_loss_weight else None
+        return cls(config.prompt_loss_weight) if config.prompt_loss_weight else None
 
 
-def _positions(batch: Batch, kind: str) -> tuple[Tensor, Tensor]:
-    """Distinct flat positions of one kind of labels, and at which of them each label is read."""
+def _cross_entropy(encoded: Encoded, batch: Batch, kind: str) -> Tensor:
+    """Of one kind of labels; the head runs once for each distinct position that carries one."""
     index, rows = batch["head_index"], batch[f"{kind}_row"]
-    if not len(batch["prompt_row"]):
-        return index, rows
-    used, own = rows.unique(return_inverse=True)
-    return index[used], own
+    if len(batch["prompt_row"]):
+        # Both kinds have positions among these.
+        used, rows = rows.unique(return_inverse=True)
+        index = index[used]
+    return encoded.token_loss(index, batch[f"{kind}_ids"], rows)

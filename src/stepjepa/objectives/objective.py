@@ -46,17 +46,13 @@ class Objective:
         self.layer = layer
 
     @classmethod
-    def from_config(cls, config: JepaConfig, seed: int = 42) -> Objective:
+    def from_config(cls, config: JepaConfig) -> Objective:
         """The objective that a configuration describes.
-
-        Args:
-            config: see ``JepaConfig``.
-            seed: of what is drawn at random.
 
         Raises:
             UserError: a term of the user's own can't be loaded.
         """
-        built_in = [found for kind in TERMS.values() if (found := kind.from_config(config, seed)) is not None]
+        built_in = [found for kind in TERMS.values() if (found := kind.from_config(config)) is not None]
         return cls([*built_in, *(load_term(each["term"], each["args"]) for each in config.terms)], config.jepa_layer)
 
     @property
@@ -95,12 +91,11 @@ class Objective:
             seed: of their weights, which draw nothing from what else is random.
         """
         found: dict[str, nn.Module] = {}
-        for name, each in self.terms.items():
-            with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):
+            for name, each in self.terms.items():
                 torch.manual_seed(seed)
-                head = each.modules(config)
-            if head is not None:
-                found[each.head_name or name] = head
+                if (head := each.modules(config)) is not None:
+                    found[each.head_name or name] = head
         return found
 
     def sums(self, encoded: Encoded, batch: Batch, context: Context) -> dict[str, Tensor]:
@@ -124,21 +119,13 @@ class Objective:
 
 
 class Losses(NamedTuple):
-    """What :func:`jepa_loss` gives.
+    """What :func:`jepa_loss` gives."""
 
-    Attributes:
-        loss: the weighted sum of the terms' means, a scalar to call ``backward()`` on.
-        parts: term -> its mean.
-        sums: term -> its sum over the micro-batch.
-        source: ``[P, D]`` source embeddings, without gradient.
-        target: ``[P, D]`` target embeddings, without gradient.
-    """
-
-    loss: Tensor
-    parts: dict[str, Tensor]
-    sums: dict[str, Tensor]
-    source: Tensor
-    target: Tensor
+    loss: Tensor  # the weighted sum of the terms' means, a scalar to call ``backward()`` on
+    parts: dict[str, Tensor]  # term -> its mean
+    sums: dict[str, Tensor]  # term -> its sum over the micro-batch
+    source: Tensor  # [P, D] source embeddings, without gradient
+    target: Tensor  # [P, D] target embeddings, without gradient
 
 
 def jepa_loss(

@@ -36,9 +36,8 @@ from stepjepa.models.heads import attach_heads, load_heads, save_heads, split_st
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import refuse_pickled
 from stepjepa.models.setup import base_model, set_up
-from stepjepa.objectives.gathering import gather_rows
 from stepjepa.objectives.objective import Objective, jepa_loss
-from stepjepa.objectives.term import Context, alone
+from stepjepa.objectives.term import Context, alone, gather_rows
 from stepjepa.run_folder import PART
 from stepjepa.training.batches import make_collator, make_sampler
 from stepjepa.training.callbacks import CollapseCallback, EpochCallback, MetricsCallback
@@ -124,7 +123,7 @@ class JepaTrainer(Trainer):
     ) -> None:
         self.jepa = jepa or JepaConfig()
         self.seed = args.seed
-        self.objective = objective or Objective.from_config(self.jepa, args.seed)
+        self.objective = objective or Objective.from_config(self.jepa)
         refuse_contradictions(args)
         refuse_lonely_pairs(self.objective, self.jepa, args)
         args.remove_unused_columns = False
