@@ -105,8 +105,8 @@ def test_a_text_begins_as_the_tokenizer_begins_texts(beginning: Any) -> None:
     assert rendered.text == "<|begin|>Why?<|perception|>So.<|eot_id|>"
     assert [rendered.text[a:b] for a, b in rendered.spans] == ["", "Why?", "So."]
     assert rendered.turn_ends == (0, 13, len(rendered.text))
-    assert template.prompt(CHAT[:-1]) == "<|begin|>Why?<|perception|>"
-    assert ids_of(beginning, template.prompt(CHAT[:-1])) == beginning("Why?<|perception|>")["input_ids"]
+    assert template.render_prompt(CHAT[:-1]).text == "<|begin|>Why?<|perception|>"
+    assert ids_of(beginning, template.render_prompt(CHAT[:-1]).text) == beginning("Why?<|perception|>")["input_ids"]
     alone = template.render_alone("assistant", "So.")
     assert alone.text == "<|begin|>So."
     assert alone.text[slice(*alone.spans[0])] == "So."
@@ -118,7 +118,7 @@ def test_the_prompt_is_what_precedes_the_answer(plain: Any) -> None:
     template = PlainTemplate(plain)
     for chat in (CHAT, LONGER):
         rendered = template.render(chat)
-        assert template.prompt(chat[:-1]) == rendered.text[: rendered.spans[-1][0]]
+        assert template.render_prompt(chat[:-1]).text == rendered.text[: rendered.spans[-1][0]]
 
 
 def test_it_says_the_same_things_of_itself_as_a_chat_template(plain: Any) -> None:

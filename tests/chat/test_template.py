@@ -103,8 +103,8 @@ def test_prompt_is_what_precedes_the_answer(name: str, real_tokenizer: Callable[
     template = ChatTemplate(real_tokenizer(name))
     chat = messages(*CHAT)
     rendered = template.render(chat)
-    assert rendered.text.startswith(template.prompt(chat[:-1]))
-    assert template.prompt(chat[:-1]) == rendered.text[: rendered.spans[-1][0]]
+    assert rendered.text.startswith(template.render_prompt(chat[:-1]).text)
+    assert template.render_prompt(chat[:-1]).text == rendered.text[: rendered.spans[-1][0]]
 
 
 # -- no system role, no lone assistant turn ----------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_contents_are_found_in_every_form(family: str, tiny_tokenizer: Any) -> N
     rendered = template.render(chat)
     assert [rendered.text[a:b] for a, b in rendered.spans] == [message["content"] for message in chat]
     assert rendered.text[slice(rendered.spans[-1][1], rendered.turn_ends[-1])] == template.end_of_turn
-    assert rendered.text.startswith(template.prompt(chat[:-1]))
+    assert rendered.text.startswith(template.render_prompt(chat[:-1]).text)
     ids = tokenizer(rendered.text, add_special_tokens=False)["input_ids"]
     begins = ids.count(tokenizer.bos_token_id) if tokenizer.bos_token_id is not None else 0
     assert begins == ("bos_token" in tokenizer.chat_template or "<|begin_of_text|>" in tokenizer.chat_template)
