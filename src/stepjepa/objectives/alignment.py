@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
     from stepjepa.batch.collate import Batch
-    from stepjepa.config import JepaConfig, LbdSchedule
+    from stepjepa.config import LbdSchedule
     from stepjepa.models.encode import Encoded
 
 SHORTEST = 1e-8
@@ -186,17 +186,3 @@ class Alignment(Term):
     def modules(self, config: Any) -> nn.Module | None:
         """The predictor head."""
         return None if self.head is None else PredictorHead(self.head, int(config.hidden_size))
-
-    @classmethod
-    def from_config(cls, config: JepaConfig) -> Self | None:
-        """In every mode with views."""
-        if not config.uses_views:
-            return None
-        return cls(
-            config.lbd,
-            make_distance(config.jepa_loss_type, config.infonce_temperature),
-            config.target_grad == "on",
-            config.lbd_schedule,
-            config.lbd_warmup,
-            None if config.predictor_head == "none" else config.predictor_head,
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -11,7 +11,6 @@ from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
     from stepjepa.batch.collate import Batch
-    from stepjepa.config import JepaConfig
     from stepjepa.models.encode import Encoded
 
 
@@ -28,11 +27,6 @@ class LMLoss(Term):
         """Cross-entropy, summed."""
         return _cross_entropy(encoded, batch, "label")
 
-    @classmethod
-    def from_config(cls, config: JepaConfig) -> Self:
-        """Every objective has it."""
-        return cls(config.gamma)
-
 
 @term("prompt_loss", "prompt LM loss")
 @dataclass
@@ -48,11 +42,6 @@ class PromptLoss(Term):
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         """Cross-entropy, summed."""
         return _cross_entropy(encoded, batch, "prompt")
-
-    @classmethod
-    def from_config(cls, config: JepaConfig) -> Self | None:
-        """Where ``prompt_loss_weight`` is not 0."""
-        return cls(config.prompt_loss_weight) if config.prompt_loss_weight else None
 
 
 def _cross_entropy(encoded: Encoded, batch: Batch, kind: str) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from stepjepa.batch.collate import Batch
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.models.encode import Encoded, encode
-from stepjepa.objectives.alignment import Alignment
+from stepjepa.objectives.alignment import Alignment, make_distance
 from stepjepa.objectives.lm import LMLoss, PromptLoss
 from stepjepa.objectives.regularizers import Covariance, SIGReg, Variance
 from stepjepa.objectives.term import TERMS, Context, Term, load_term
@@ -21,6 +21,26 @@ from stepjepa.objectives.tube import RandomSpan, Tube
 for kind in (LMLoss, PromptLoss, Alignment, SIGReg, Variance, Covariance, Tube, RandomSpan):
     # In the order in which they are logged, whatever the order of imports.
     TERMS[kind.name] = TERMS.pop(kind.name)
+
+
+def _terms(config: JepaConfig) -> Iterator[Term]:
+    """The terms that a configuration describes."""
+    yield LMLoss(config.gamma)
+    if config.prompt_loss_weight:
+        yield PromptLoss(config.prompt_loss_weight)
+    if config.uses_views:
+        distance = make_distance(config.jepa_loss_type, config.infonce_temperature)
+        head = None if config.predictor_head == "none" else config.predictor_head
+        through_target = config.target_grad == "on"
+        yield Alignment(config.lbd, distance, through_target, config.lbd_schedule, config.lbd_warmup, head)
+        for kind, weight in ((SIGReg, config.sigreg), (Variance, config.variance), (Covariance, config.covariance)):
+            if weight:
+                yield kind(weight)
+    if config.stp:
+        yield (Tube if config.stp_form == "paper" else RandomSpan)(config.stp, config.jepa_layer)
+    for each in config.terms:
+        yield load_term(each["term"], each["args"])
+
 
 Counts = Mapping[str, Tensor | float]
 """Term -> what its mean is over, of a whole optimizer step."""
@@ -52,8 +72,7 @@ class Objective:
         Raises:
             UserError: a term of the user's own can't be loaded.
         """
-        built_in = [found for kind in TERMS.values() if (found := kind.from_config(config)) is not None]
-        return cls([*built_in, *(load_term(each["term"], each["args"]) for each in config.terms)], config.jepa_layer)
+        return cls(_terms(config), config.jepa_layer)
 
     @property
     def names(self) -> list[str]:

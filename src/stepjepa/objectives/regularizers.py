@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,6 @@ from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
     from stepjepa.batch.collate import Batch
-    from stepjepa.config import JepaConfig
     from stepjepa.models.encode import Encoded
 
 
@@ -88,11 +87,6 @@ class SIGReg(Regularizer):
         apart = (angles.cos().mean(0) - normal) ** 2 + angles.sin().mean(0) ** 2  # [M, 17]
         return (2 * count * torch.trapezoid(apart * normal, t, dim=-1)).mean()
 
-    @classmethod
-    def from_config(cls, config: JepaConfig) -> Self | None:
-        """Where ``sigreg`` is not 0."""
-        return cls(config.sigreg) if config.uses_views and config.sigreg else None
-
 
 @term("variance_loss", "variance")
 @dataclass
@@ -108,11 +102,6 @@ class Variance(Regularizer):
         if len(values) < 2:
             return values.sum() * 0
         return F.relu(1 - torch.sqrt(values.var(dim=0) + 1e-4)).mean()
-
-    @classmethod
-    def from_config(cls, config: JepaConfig) -> Self | None:
-        """Where ``variance`` is not 0."""
-        return cls(config.variance) if config.uses_views and config.variance else None
 
 
 @term("covariance_loss", "covariance")
@@ -135,8 +124,3 @@ class Covariance(Regularizer):
         every = products.square().sum()
         own = centred.square().sum(0).square().sum()
         return (every - own) / (count - 1) ** 2 / width
-
-    @classmethod
-    def from_config(cls, config: JepaConfig) -> Self | None:
-        """Where ``covariance`` is not 0."""
-        return cls(config.covariance) if config.uses_views and config.covariance else None

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,6 @@ from stepjepa.own_code import load_class
 
 if TYPE_CHECKING:
     from stepjepa.batch.collate import Batch
-    from stepjepa.config import JepaConfig
     from stepjepa.models.encode import Encoded
 
 
@@ -124,11 +123,6 @@ class Term(ABC):
         Args:
             config: of the model's decoder (``model.config.get_text_config()``).
         """
-        return None
-
-    @classmethod
-    def from_config(cls, config: JepaConfig) -> Self | None:
-        """The term that a configuration describes; None where it has none."""
         return None
 
 

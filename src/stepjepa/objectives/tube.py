@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from stepjepa.objectives.term import Context, Term, term
 if TYPE_CHECKING:
     from stepjepa.batch.collate import Batch
     from stepjepa.batch.pack import Numbers
-    from stepjepa.config import JepaConfig
     from stepjepa.models.encode import Encoded
 
 
@@ -66,11 +65,6 @@ class Tube(_OfTexts):
         index = torch.from_numpy(np.concatenate(triples)).to(batch["label_ids"].device)
         return tube(encoded.at(index, self.layer))
 
-    @classmethod
-    def from_config(cls, config: JepaConfig) -> Self | None:
-        """Where ``stp`` is not 0 and ``stp_form`` is ``paper``."""
-        return cls(config.stp, config.jepa_layer) if config.stp and config.stp_form == "paper" else None
-
 
 @term("stp_span_loss", "STP of a random span")
 @dataclass
@@ -108,11 +102,6 @@ class RandomSpan(_OfTexts):
         sums = moved.new_zeros((2 * count, moved.shape[1]))
         sums = sums.index_add(0, torch.from_numpy(np.concatenate(parts)).to(device), moved)
         return apart(sums[::2], sums[1::2]).sum()
-
-    @classmethod
-    def from_config(cls, config: JepaConfig) -> Self | None:
-        """Where ``stp`` is not 0 and ``stp_form`` is ``random_span``."""
-        return cls(config.stp, config.jepa_layer) if config.stp and config.stp_form == "random_span" else None
 
 
 def tube(triples: Tensor) -> Tensor:
