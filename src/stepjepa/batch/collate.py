@@ -66,12 +66,6 @@ class Batch(dict[str, Any]):
       the first, with ``input_ids`` to ``end`` alone. Flat positions go on from pass to pass.
     """
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"a batch without '{name}'") from None
-
     @property
     def passes(self) -> list[Batch]:
         """All forward passes, the first of which is this batch."""
