@@ -84,13 +84,6 @@ def test_question_and_answer_by_hand(plain: Any) -> None:
     assert rendered.turn_ends == (0, 4, 31)
 
 
-def test_the_question_alone_by_hand(plain: Any) -> None:
-    rendered = PlainTemplate(plain, answers=False).render(CHAT)
-    assert rendered.text == "Why?<|eot_id|>"
-    assert rendered.spans == ((0, 0), (0, 4), (0, 0))
-    assert rendered.turn_ends == (0, 14, 0)
-
-
 @pytest.mark.parametrize("answers", [True, False])
 def test_of_a_longer_chat_the_last_exchange_is_kept_as_it_is(answers: bool, plain: Any) -> None:
     rendered = PlainTemplate(plain, answers=answers).render(LONGER)
@@ -112,13 +105,6 @@ def test_a_text_begins_as_the_tokenizer_begins_texts(beginning: Any) -> None:
     assert alone.text[slice(*alone.spans[0])] == "So."
     assert PlainTemplate(beginning, answers=False).render(CHAT).text == "<|begin|>Why?<|eot_id|>"
     assert template.describe()["begin of text"] == "'<|begin|>'"
-
-
-def test_the_prompt_is_what_precedes_the_answer(plain: Any) -> None:
-    template = PlainTemplate(plain)
-    for chat in (CHAT, LONGER):
-        rendered = template.render(chat)
-        assert template.render_prompt(chat[:-1]).text == rendered.text[: rendered.spans[-1][0]]
 
 
 def test_it_says_the_same_things_of_itself_as_a_chat_template(plain: Any) -> None:

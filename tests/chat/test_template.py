@@ -10,7 +10,7 @@ import pytest
 
 import chat_templates
 import template_table
-from stepjepa.chat.template import PINNED_DATE, ChatTemplate
+from stepjepa.chat.template import ChatTemplate
 from stepjepa.errors import UserError
 
 REAL = ["qwen2.5", "olmo2", "minimind"]
@@ -153,15 +153,6 @@ def test_no_text_depends_on_today(template: str, tiny_tokenizer: Any) -> None:
     assert datetime.date.today().strftime("%d %b %Y") not in text
 
 
-def test_any_date_format_is_pinned(tiny_tokenizer: Any) -> None:
-    """Transformers gives templates no function of ours: passing one in its place would be an error on rendering."""
-    format = "%A %a %B %b %d %m %Y %y %j %H:%M:%S %I%p"
-    template = "\n{% set f = '" + format + "' %}{{ strftime_now(f) }}\n" + chat_templates.HALF_TRIMMING
-    made = with_template(tiny_tokenizer, template)
-    text = made.render(messages(*CHAT[1:3])).text
-    assert text.startswith("\n" + PINNED_DATE.strftime(format) + "\n<|im_start|>user")
-
-
 # -- other ways to write a chat ----------------------------------------------------------------------------------------
 
 
@@ -215,14 +206,6 @@ def test_a_template_without_assistants_is_refused(tiny_tokenizer: Any) -> None:
 def test_no_end_of_turn_is_refused(tiny_tokenizer: Any) -> None:
     with pytest.raises(UserError, match="set eos_token"):
         with_template(tiny_tokenizer, chat_templates.OPEN_ENDED, eos_token=None)
-
-
-def test_slow_tokenizers_are_refused() -> None:
-    class Slow:
-        is_fast = False
-
-    with pytest.raises(UserError, match="no fast version"):
-        ChatTemplate(Slow())  # type: ignore[arg-type]
 
 
 # -- what is told of a template ----------------------------------------------------------------------------------------

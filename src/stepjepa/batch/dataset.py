@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -213,7 +213,7 @@ def prepare(
     Raises:
         UserError: a record is wrong, none is left, or a mode with views finds no pair at all.
     """
-    records: Collection[Record] = _Rows(data) if isinstance(data, datasets.Dataset) else read_any(data, split)
+    records = _Rows(data) if isinstance(data, datasets.Dataset) else read_any(data, split)
     paths = {record.path for record in records} if isinstance(records, list) else {"<memory>"}
     # A record knows its line, and not in which of several files.
     source = paths.pop() if len(paths) == 1 else "<several files>"
@@ -241,7 +241,7 @@ def prepare(
     return replace(found or make(None), source=source)
 
 
-class _Rows(Collection[Record]):
+class _Rows:
     """The rows of a ``datasets.Dataset`` as records, read when they are needed."""
 
     def __init__(self, rows: datasets.Dataset) -> None:
@@ -253,11 +253,8 @@ class _Rows(Collection[Record]):
     def __iter__(self) -> Iterator[Record]:
         return as_records(self._rows)
 
-    def __contains__(self, record: object) -> bool:
-        return any(record == each for each in self)
 
-
-def _tokenize(records: Collection[Record], made: RecordTokenizer, what: str, file: Path | None) -> Prepared:
+def _tokenize(records: _Rows | list[Record], made: RecordTokenizer, what: str, file: Path | None) -> Prepared:
     """Tokenise records into an Arrow file, or into memory."""
     tokens, waiting = Counter(all=0, main=0), iter(records)
     sink = pa.BufferOutputStream() if file is None else pa.OSFile(str(file), "wb")
