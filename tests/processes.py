@@ -97,7 +97,7 @@ def config_of(name: str) -> JepaConfig:
 
 def objective_of(name: str) -> Objective:
     """The terms, one of the tests' own among them where it is named."""
-    return objective_with(config_of(name), 3, *([NextLatent(0.6)] if name.startswith("a term") else []))
+    return objective_with(config_of(name), *([NextLatent(0.6)] if name.startswith("a term") else []))
 
 
 def trained(
