@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stepjepa.batch.layouts import LAYOUTS, PUBLISHED, Reading, without_views
 from stepjepa.batch.mask import Trees
-from stepjepa.batch.pack import Numbers, Rows, pack, pack_passes
+from stepjepa.batch.pack import Numbers, Rows, pack_passes
 from stepjepa.batch.sequences import Ids, Sequence, TokenizedRecord
 from stepjepa.config import JepaConfig
 
@@ -148,7 +148,14 @@ class Collator:
         parts = [self.sequences(item) for item in present]
         sequences = [sequence for part in parts for sequence in part]
         owners = [number for number, part in enumerate(parts) for _ in part]
-        passes = self._pack(sequences, None if self.share_prefixes else owners)
+        passes = pack_passes(
+            sequences,
+            row_length=self.row_length,
+            attention_length=None if self.encoding == "concatenated" else self.attention_length,
+            groups=None if self.share_prefixes else owners,
+            one_each=self.encoding != "tree",
+            pad_id=self.pad_id,
+        )
         found = _Found()
         for owner, sequence, path in zip(owners, sequences, passes[0].paths, strict=True):
             found.add(owner, sequence, path, prompt=self.prompt_labels)
@@ -170,17 +177,6 @@ class Collator:
             sum(len(item.record.ids) for item in present),
         )
         return batch if self.encoding != "concatenated" else _concatenated(batch, passes[0].lengths)
-
-    def _pack(self, sequences: Many[Sequence], groups: Many[int] | None) -> list[Rows]:
-        options: dict[str, Any] = {
-            "row_length": self.row_length,
-            "groups": groups,
-            "one_each": self.encoding != "tree",
-            "pad_id": self.pad_id,
-        }
-        if self.attention_length is None or self.encoding == "concatenated":
-            return [pack(sequences, **options)]
-        return pack_passes(sequences, attention_length=self.attention_length, **options)
 
 
 def _one_pass(rows: Rows) -> Batch:

@@ -42,19 +42,32 @@ class Rows:
     branches: bool  # some token of a row does not see all that is before it; else rows are ordinary causal text
 
 
-def pack(
+def pack(sequences: Many[Sequence], *, row_length: int, **options: Any) -> Rows:
+    """Pack sequences for a single forward pass, see :func:`pack_passes`."""
+    return pack_passes(sequences, row_length=row_length, **options)[0]
+
+
+def pack_passes(
     sequences: Many[Sequence],
     *,
     row_length: int,
+    attention_length: int | None = None,
     groups: Many[int] | None = None,
     one_each: bool = False,
     pad_id: int = 0,
-) -> Rows:
-    """Pack sequences for a single forward pass, so that rows x longest row is least.
+) -> list[Rows]:
+    """Pack the sequences of a micro-batch for one or several forward passes.
+
+    One pass is cut so that rows x longest row is least. Several, each of rows of like length, are for a device on which
+    padding and masks cost what they compute, and a further pass next to nothing (a CPU). There a row of n tokens costs
+    ``n (1 + n / attention_length)``, or, where nothing branches and no mask is needed,
+    ``n (1 + n / (2 attention_length))``. The best cut of the sorted sequences into rows is found first, then the best
+    cut of the rows, sorted by length, into passes.
 
     Args:
-        sequences: of a micro-batch.
+        sequences: in any order.
         row_length: most tokens of a row; a longer sequence makes rows as long as itself.
+        attention_length: tokens of a row at which attention under a mask costs as much as all else; None for one pass.
         groups: for each sequence the number of its group (its record); prefixes are shared within a group alone. None
             shares them over the whole batch.
         one_each: one row for each sequence, for models that can't run a tree. A sequence that is a beginning of another
@@ -62,38 +75,11 @@ def pack(
         pad_id: token id of padding.
     """
     if not sequences:
-        return _nothing(pad_id)
+        none = np.zeros((1, 1), np.int64)
+        return [Rows(none + pad_id, none, none, none + 1, [], np.zeros(1, np.int64), False)]
     laid = _Laid(sequences, groups, pad_id)
-    return laid.rows(laid.ends() if one_each else pairwise(cut(laid.lengths, laid.shared, row_length)))
-
-
-def pack_passes(
-    sequences: Many[Sequence],
-    *,
-    row_length: int,
-    attention_length: int,
-    groups: Many[int] | None = None,
-    one_each: bool = False,
-    pad_id: int = 0,
-) -> list[Rows]:
-    """Pack sequences for several forward passes, each of rows of like length, so that the work is least.
-
-    For a device on which padding and masks cost what they compute, and a further pass next to nothing (a CPU). What a
-    row of n tokens costs is ``n (1 + n / attention_length)``, or, where nothing branches and no mask is needed,
-    ``n (1 + n / (2 attention_length))``. The best cut of the sorted sequences into rows is found first, then the best
-    cut of the rows, sorted by length, into passes.
-
-    Args:
-        sequences: of a micro-batch.
-        row_length: most tokens of a row; a longer sequence has a row of its own.
-        attention_length: tokens of a row at which attention under a mask costs as much as all else.
-        groups: as for :func:`pack`, like what follows.
-        one_each: as there.
-        pad_id: as there.
-    """
-    if not sequences:
-        return [_nothing(pad_id)]
-    laid = _Laid(sequences, groups, pad_id)
+    if attention_length is None:
+        return [laid.rows(laid.ends() if one_each else pairwise(cut(laid.lengths, laid.shared, row_length)))]
     rows = laid.ends() if one_each else laid.cheapest(row_length, attention_length)
     passes: list[Rows] = []
     for masked in (False, True):
@@ -176,11 +162,6 @@ class _Laid:
 
 def _isolates(sequence: Sequence) -> bool:
     return sequence.start is not None and bool(sequence.start.any())
-
-
-def _nothing(pad_id: int) -> Rows:
-    none = np.zeros((1, 1), np.int64)
-    return Rows(none + pad_id, none, none, none + 1, [], np.zeros(1, np.int64), False)
 
 
 def _passes(sizes: Numbers, weight: float) -> list[tuple[int, int]]:
