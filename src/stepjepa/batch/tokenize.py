@@ -8,7 +8,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepjepa.batch.sequences import Ids, Pair, TokenizedRecord, View
 from stepjepa.batch.views import MessageView, SpanView, find_pairs
@@ -176,12 +175,13 @@ class RecordTokenizer:
     def _read(self, written: _Written, encoded: Mapping[Rendered, Tokens]) -> TokenizedRecord | None:
         record, main, config, counts = written.record, written.main, self.config, self.counts
         tokens = encoded[main]
-        bounds = np.array(main.spans, np.int32)
-        # [M] for each message the first token of its content, one past the last, and one past the end of its turn.
-        first, last = tokens.ends.searchsorted(bounds[:, 0], "right"), tokens.starts.searchsorted(bounds[:, 1])
-        turn = tokens.starts.searchsorted(np.array(main.turn_ends, np.int32))
+        starts, ends = np.array(main.spans, np.int32).T
+        # For each message the first token of its content, one past the last, and one past the end of its turn.
+        first, last = tokens.ends.searchsorted(starts, "right").tolist(), tokens.starts.searchsorted(ends).tolist()
+        turn = tokens.starts.searchsorted(np.array(main.turn_ends, np.int32)).tolist()
+        placed = list(zip([message["role"] for message in record.messages], first, last, turn, strict=True))
         # What the template writes behind the last turn teaches nothing.
-        length = int(turn[-1]) if config.labels == "assistant" else len(tokens.ids)
+        length = turn[-1] if config.labels == "assistant" else len(tokens.ids)
         if length > config.max_length:
             if config.over_length == "error":
                 raise UserError(
@@ -193,10 +193,8 @@ class RecordTokenizer:
             counts["over length"] += 1
             counts["truncated"] += config.over_length == "truncate"
         ids = tokens.ids[: min(length, config.max_length)]
-        said = [(number, message["role"]) for number, message in enumerate(record.messages)]
-        asked, answered = ([number for number, role in said if role == own] for own in ("user", "assistant"))
         if config.labels == "assistant":
-            labels = _before(first[answered], turn[answered], len(ids))
+            labels = _before([(start, end) for role, start, _, end in placed if role == "assistant"], len(ids))
         else:
             taught = np.ones(max(len(ids) - 1, 0), bool) if config.labels == "all" else ids[1:] != self._padding
             labels = np.flatnonzero(taught).astype(np.int32)
@@ -216,16 +214,13 @@ class RecordTokenizer:
             counts["without a pair"] += 1
         counts["records"] += 1
         counts["pairs"] += len(pairs)
-        messages = np.array(
-            [
-                (min(first[number], last[number], len(ids)), min(last[number], len(ids)), role == "assistant")
-                for number, role in said
-                if role != "system"
-            ],
-            np.int32,
-        )
-        prompt = _before(first[asked], last[asked], len(ids))
-        return TokenizedRecord(ids, labels, prompt, pairs, record.line, messages)
+        prompt = _before([(start, end) for role, start, end, _ in placed if role == "user"], len(ids))
+        messages = [
+            (min(start, end, len(ids)), min(end, len(ids)), role == "assistant")
+            for role, start, end, _ in placed
+            if role != "system"
+        ]
+        return TokenizedRecord(ids, labels, prompt, pairs, record.line, np.array(messages, np.int32))
 
     def _pairs(
         self, written: list[tuple[_ViewText, _ViewText]], encoded: Mapping[Rendered, Tokens], main: Ids
@@ -249,13 +244,13 @@ def _as_tokens(ids: Sequence[int], offsets: Sequence[tuple[int, int]]) -> Tokens
     return Tokens(np.array(ids, np.int32), flat[::2].copy(), flat[1::2].copy())
 
 
-def _before(first: NDArray[np.intp], last: NDArray[np.intp], length: int) -> Ids:
+def _before(ranges: Iterable[tuple[int, int]], length: int) -> Ids:
     """The positions in front of some ranges of tokens, among the first ``length`` tokens."""
     wanted = np.zeros(length, bool)
-    for start, end in zip(first, last, strict=True):
+    for start, end in ranges:
         wanted[start:end] = True
     # Nothing predicts the first token.
-    return np.flatnonzero(wanted[1:]).astype(np.int32)
+    return wanted[1:].nonzero()[0].astype(np.int32)
 
 
 def _locate(view: _ViewText, tokens: Tokens, main: Ids) -> View:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2.exceptions import TemplateError
@@ -28,6 +28,15 @@ PINNED_DATE = datetime.date(2024, 7, 26)
 _CHATS = (("system", "user", "assistant"), ("user", "assistant"), ("assistant",))
 
 _ASKED, _ANSWERED = {"role": "user", "content": "why"}, {"role": "assistant", "content": "so"}
+
+# A template may trim one role and not another, both ends or one.
+_TRIMS: tuple[Callable[[str], str], ...] = (
+    str,
+    str.strip,
+    str.lstrip,
+    lambda content: content.lstrip("\n"),
+    str.rstrip,
+)
 
 # Private-use characters: no template writes them and no ordinary text holds them.
 _OPEN, _CLOSE = "\ue000", "\ue001"
@@ -182,9 +191,7 @@ class ChatTemplate:
             return None
         spans, position = [], len(skeleton[0])
         for content, behind in zip(contents, skeleton[1:], strict=True):
-            # A template may trim one role and not another, both ends or one.
-            parts = (content, content.strip(), content.lstrip(), content.lstrip("\n"), content.rstrip())
-            found = next((part for part in parts if text.startswith(part + behind, position)), None)
+            found = next((part for trim in _TRIMS if text.startswith((part := trim(content)) + behind, position)), None)
             if found is None:
                 return None
             spans.append((position, position + len(found)))
