@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tiny
-from stepjepa.batch.collate import Batch, Collator, Item
+from stepjepa.batch.collate import Batch, Item
 from stepjepa.batch.sequences import Sequence
 from stepjepa.config import JepaConfig
 
@@ -127,38 +127,6 @@ def test_isolated_places_are_named(trained_tokenizer: Any) -> None:
         assert isolated.tolist() == np.flatnonzero(starts[path] > 0).tolist()
     assert batch["isolates"] is True
     assert tiny.batch_of(trained_tokenizer, CONFIGURATIONS["steps"])["isolates"] is False
-
-
-def test_views_are_left_out_where_the_step_has_none(trained_tokenizer: Any) -> None:
-    for name, config in CONFIGURATIONS.items():
-        records = tiny.tokenized(trained_tokenizer, config)
-        regular = tiny.tokenized(trained_tokenizer, CONFIGURATIONS["regular"])
-        found = tiny.collator(trained_tokenizer, config)(Item(record, with_views=False) for record in records)
-        wanted = tiny.collator(trained_tokenizer, CONFIGURATIONS["regular"])(Item(record) for record in regular)
-        assert found.pairs == 0, name
-        for key in ("input_ids", "head_index", "label_row", "label_ids"):
-            assert torch.equal(found[key], wanted[key]), (name, key)
-
-
-def test_plain_rows_carry_no_mask(trained_tokenizer: Any) -> None:
-    """Attention takes its fast path where there is nothing to mask."""
-    one = tiny.records()[:1]
-    regular = CONFIGURATIONS["regular"]
-    assert tiny.batch_of(trained_tokenizer, CONFIGURATIONS["separate"]).trees is not None
-    assert tiny.batch_of(trained_tokenizer, regular, one).trees is None
-    rows = tiny.batch_of(trained_tokenizer, CONFIGURATIONS["steps"], encoding="rows")
-    assert rows.trees is None
-    assert "position_ids" not in rows
-    assert (rows["attention_mask"] == 1).all()
-
-
-def test_places_that_are_all_empty() -> None:
-    batch = Collator("separate", np.empty(0, np.int32), prompt_labels=True)([None, None])
-    assert batch["input_ids"].shape == (1, 1)
-    assert batch["num_tokens"].tolist() == [0]
-    assert batch["num_records"].tolist() == [0, 0]
-    assert batch.pairs == len(batch["label_ids"]) == len(batch["prompt_ids"]) == len(batch["head_index"]) == 0
-    assert batch["members"].paths == ()
 
 
 def test_sequences_beyond_the_models_positions_are_refused(trained_tokenizer: Any) -> None:

@@ -14,7 +14,6 @@ from stepjepa.chat.plain_template import END_OF_TURN, PERCEPTION, PlainTemplate,
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.inspection.verification import Subject, verify
 
 CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -151,10 +150,3 @@ def test_steps_of_the_answer(plain: Any) -> None:
     before = ids_of(plain, "And 1+1 then?", PERCEPTION, "It is two\n\n")
     assert found["source"].ids.tolist() == before + ids_of(plain, "<|predictor_1|>")
     assert found["target"].ids.tolist() == ids_of(plain, "2.")
-
-
-@pytest.mark.parametrize(("mode", "labels"), [("regular", "all"), ("llm-jepa", "assistant")])
-def test_verification_passes(mode: str, labels: str, plain: Any) -> None:
-    config = JepaConfig(mode=mode, plain=True, labels=labels)  # type: ignore[arg-type]
-    found = list(verify(Subject(tiny.make_model("llama"), plain, config, tiny.records())))
-    assert all(result.passed for result in found), found

@@ -42,11 +42,6 @@ def test_steps_by_hand(text: str, separator: str, expected: list[str]) -> None:
     assert pieces(text, separator) == expected
 
 
-def test_content_ends_before_the_separator() -> None:
-    assert find_steps("ab.\n\ncd") == [Step(0, 3, 5), Step(5, 7, 7)]
-    assert find_steps("ab \n\n") == [Step(0, 2, 5)]
-
-
 def test_an_empty_separator_is_refused() -> None:
     with pytest.raises(ValueError, match="non-empty string"):
         separator_pattern("")
@@ -59,7 +54,7 @@ def trying_each_start(text: str, separator: str) -> list[Step]:
     steps: list[Step] = []
     for (_, begin), (end, after) in itertools.pairwise(cuts):
         if text[begin:end].strip():
-            steps.append(Step(steps[-1].end if steps else 0, end, after))
+            steps.append(Step(steps[-1].end if steps else 0, after))
         elif steps:
             steps[-1] = steps[-1]._replace(end=after)
     return steps

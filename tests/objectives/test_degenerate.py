@@ -135,16 +135,6 @@ def test_as_the_plain_formula_where_there_are_directions(name: str) -> None:
             torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
 
 
-def test_one_pair_under_infonce_is_exactly_zero() -> None:
-    for seed in SEEDS:
-        drawn = Drawn(seed)
-        if not len(drawn.source):
-            continue
-        loss = InfoNCE()(drawn.source[:1], drawn.target[:1])
-        assert loss.item() == 0, seed
-        assert not any(gradient.any() for gradient in drawn.gradients(loss)), seed
-
-
 @pytest.mark.parametrize("name", REGULARIZERS)
 def test_regularizers_are_finite_forward_and_backward(name: str) -> None:
     """Drawn ones, and sets of equal embeddings."""

@@ -217,7 +217,7 @@ def test_lines_become_steps_and_the_answer_stays_with_the_last():
     )
     assert converted["total_steps"] == 2
     text = converted["messages"][-1]["content"]
-    steps = [text[step.start : step.content_end] for step in find_steps(text)]
+    steps = [text[step.start : step.end].rstrip() for step in find_steps(text)]
     first, second, last = SOLUTION.split("\n")
     assert steps == [first, f"{second}\n{last}"]
 
