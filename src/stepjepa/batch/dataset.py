@@ -9,7 +9,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import chain, islice
@@ -230,7 +230,6 @@ def prepare(
         found = _load(entry, what, say)
         if found is None and is_main_process():
             try:
-                entry.mkdir(parents=True, exist_ok=True)
                 found = make(entry / _TABLE)
                 _store(entry, found)
             except OSError as error:
@@ -257,8 +256,9 @@ class _Rows:
 def _tokenize(records: _Rows | list[Record], made: RecordTokenizer, what: str, file: Path | None) -> Prepared:
     """Tokenise records into an Arrow file, or into memory."""
     tokens, waiting = Counter(all=0, main=0), iter(records)
-    sink = pa.BufferOutputStream() if file is None else pa.OSFile(str(file), "wb")
-    with sink, pa.ipc.new_stream(sink, _SCHEMA) as writer, _without_garbage_collection():
+    # Two runs that start at once may write the same file.
+    opened: Any = nullcontext(pa.BufferOutputStream()) if file is None else files.atomic_write(file, "wb")
+    with opened as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer, _without_garbage_collection():
         for _ in tqdm(range(0, len(records), BLOCK), f"prepare {what}", disable=None):
             found = made.tokenize(list(islice(waiting, BLOCK)))
             tokens.update(count_tokens(found, made.config))
