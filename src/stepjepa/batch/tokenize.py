@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from stepjepa.batch.sequences import Ids, Pair, TokenizedRecord, View
-from stepjepa.batch.views import MessageView, SpanView, find_pairs
+from stepjepa.batch.views import MessageView, SpanView, Written, find_pairs
 from stepjepa.chat.plain_template import PlainTemplate
 from stepjepa.chat.predictors import predictor_ids, predictor_token
 from stepjepa.chat.special import SpecialTokens
@@ -53,7 +53,7 @@ class _ViewText(NamedTuple):
     predictors: int = 0  # how many predictor tokens it holds
 
 
-class _Written(NamedTuple):
+class _RecordText(NamedTuple):
     """A record as texts."""
 
     record: Record
@@ -113,7 +113,7 @@ class RecordTokenizer:
 
     # -- records to texts ----------------------------------------------------------------------------------------------
 
-    def _write(self, record: Record) -> _Written:
+    def _write(self, record: Record) -> _RecordText:
         try:
             main = self.template.render(record.messages)
         except UserError as error:
@@ -121,13 +121,15 @@ class RecordTokenizer:
         pairs = find_pairs(record, self.config)
         places = iter(characters([v for pair in pairs for v in pair if isinstance(v, SpanView)], record, main))
 
-        def write(view: MessageView | SpanView, is_source: bool) -> _ViewText:
+        def write(view: Written, is_source: bool) -> _ViewText:
             if isinstance(view, MessageView):
                 return self._write_alone(view, is_source)
             return _ViewText(main, *next(places), overlapping=view.start == 0, in_main=True)
 
         reverse = self.config.reverse_pred
-        return _Written(record, main, [(write(pair.first, not reverse), write(pair.second, reverse)) for pair in pairs])
+        return _RecordText(
+            record, main, [(write(first, not reverse), write(second, reverse)) for first, second in pairs]
+        )
 
     def _write_alone(self, view: MessageView, is_source: bool) -> _ViewText:
         """Write a message alone in the template. A source's predictors are part of the text before it is tokenised.
@@ -172,7 +174,7 @@ class RecordTokenizer:
 
     # -- characters to tokens ------------------------------------------------------------------------------------------
 
-    def _read(self, written: _Written, encoded: Mapping[Rendered, Tokens]) -> TokenizedRecord | None:
+    def _read(self, written: _RecordText, encoded: Mapping[Rendered, Tokens]) -> TokenizedRecord | None:
         record, main, config, counts = written.record, written.main, self.config, self.counts
         tokens = encoded[main]
         starts, ends = np.array(main.spans, np.int32).T
