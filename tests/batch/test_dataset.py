@@ -81,22 +81,6 @@ def test_errors_of_sources(trained_tokenizer: Any, tmp_path: Path) -> None:
         prepare(dicts(), trained_tokenizer, replace(STEPS, step_separator="##"))
 
 
-def test_a_set_of_the_hub_is_loaded_by_name(trained_tokenizer: Any, monkeypatch: Any) -> None:
-    rows = datasets.Dataset.from_list(dicts())
-    asked = []
-
-    def load(name: str, subset: str | None) -> Any:
-        asked.append((name, subset))
-        return datasets.DatasetDict({"train": rows, "test": rows.select([0])})
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    prepared = prepare("someone/records", trained_tokenizer, STEPS, split="train")
-    assert contents(prepared) == contents(prepare(dicts(), trained_tokenizer, STEPS))
-    assert (prepared.source, asked) == ("someone/records", [("someone/records", None)])
-    with pytest.raises(UserError, match="has several splits"):
-        prepare("someone/records", trained_tokenizer, STEPS)
-
-
 # -- looking up --------------------------------------------------------------------------------------------------------
 
 

@@ -31,8 +31,7 @@ from stepjepa.batch.sampler import Key
 from stepjepa.batch.sequences import Ids, Pair, TokenizedRecord, View
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
 from stepjepa.config import JepaConfig, affecting
-from stepjepa.data.records import Record, as_records
-from stepjepa.data.sources import Data, read_any
+from stepjepa.data.records import Data, Record, as_records, read_records
 from stepjepa.errors import UserError
 from stepjepa.run_folder import is_main_process
 
@@ -194,18 +193,16 @@ def prepare(
     config: JepaConfig,
     *,
     what: str = "training data",
-    split: str | None = None,
     cache_dir: CacheDir = False,
     say: Callable[[str], None] = print,
 ) -> Prepared:
     """Tokenise records, or read them where they were tokenised before.
 
     Args:
-        data: records, see ``sources.Data``; a ``datasets.Dataset`` is read row by row.
+        data: records, see ``records.Data``; a ``datasets.Dataset`` is read row by row.
         tokenizer: with predictor tokens and a chat template.
         config: see ``JepaConfig``.
         what: names the data on the progress bar and in messages.
-        split: of a data set on the hub; may be left out where there is only one.
         cache_dir: where tokenised data is kept; nothing that ends in an error is. Of several processes the main one
             writes.
         say: takes a line for people.
@@ -213,7 +210,11 @@ def prepare(
     Raises:
         UserError: a record is wrong, none is left, or a mode with views finds no pair at all.
     """
-    records = _Rows(data) if isinstance(data, datasets.Dataset) else read_any(data, split)
+    records: list[Record] | _Rows
+    if isinstance(data, str | os.PathLike):
+        records = read_records(data)
+    else:
+        records = _Rows(data) if isinstance(data, datasets.Dataset) else list(as_records(data))
     paths = {record.path for record in records} if isinstance(records, list) else {"<memory>"}
     # A record knows its line, and not in which of several files.
     source = paths.pop() if len(paths) == 1 else "<several files>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -233,7 +233,15 @@ def read_records(path: str | os.PathLike[str], *, bad: BadRecords | None = None)
     return records
 
 
+Data = str | os.PathLike[str] | Iterable[Record | dict[str, Any]]
+"""A file of records, a ``datasets.Dataset``, or records as dicts or ``Record``."""
+
+
 def as_records(values: Iterable[Record | dict[str, Any]]) -> Iterator[Record]:
     """Records from memory: dicts in the form of a file's lines, or records as they are."""
+    if isinstance(values, Mapping):
+        raise UserError(
+            f"expected records, got an object with the keys {', '.join(map(str, values))}; pass one of them"
+        )
     for position, value in enumerate(values, start=1):
         yield value if isinstance(value, Record) else parse_record(value, line=position)

@@ -6,41 +6,18 @@ import csv
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stepjepa.data.records import BadRecords, Record, as_records, parse_record, read_records
+from stepjepa.data.records import BadRecords
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file, holds_half, read_jsonl, read_text
 
 Rows = Iterator[tuple[int, dict[str, Any]]]
 
-Data = str | os.PathLike[str] | Iterable[Record | dict[str, Any]]
-"""A file of records, the name of a data set on the hub, a ``datasets.Dataset``, or records as dicts or ``Record``."""
-
 # Reasoning traces can be longer than the 128 KiB that the csv module allows a field.
 _LONGEST_FIELD = 2**27
-
-
-def read_any(data: Data, split: str | None = None) -> list[Record]:
-    """Check the records of any source.
-
-    Args:
-        data: see :data:`Data`.
-        split: of a data set on the hub.
-
-    Raises:
-        UserError: the source is missing or can't be read, or a record is wrong.
-    """
-    if isinstance(data, str | os.PathLike):
-        name, path = os.fspath(data), Path(data).expanduser()
-        if path.is_file() or path.suffix.lower() in FORMATS or (name.startswith(("/", ".", "~")) and not path.is_dir()):
-            return read_records(path)
-        return [parse_record(row, name, number) for number, row in read_rows(name, split=split)]
-    if isinstance(data, Mapping):
-        raise UserError(f"expected records, got an object with the keys {', '.join(map(str, data))}; pass one of them")
-    return list(as_records(data))
 
 
 def read_rows(

@@ -26,7 +26,7 @@ from stepjepa.compute.equal_compute import Plan
 from stepjepa.compute.flop_callback import FlopTracker
 from stepjepa.compute.flops import FlopModel
 from stepjepa.config import JepaConfig
-from stepjepa.data.sources import Data
+from stepjepa.data.records import Data
 from stepjepa.disk import naming_disk_errors
 from stepjepa.evaluation.in_training import COUNT
 from stepjepa.models.architecture import has_experts
