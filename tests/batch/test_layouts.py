@@ -116,13 +116,7 @@ CASES: dict[str, tuple[tuple[View, View], Any, Reading, Read, Read]] = {
         ([*TEMPLATED, 90, 91, 92], 10, 11),
         (MAIN[:7], 6, 7),
     ),
-    "steps": (
-        (STEPS[0], STEPS[1]),
-        PREDICTORS,
-        Reading(),
-        ([*MAIN[:11], 90, 91, 92], 13, 14),
-        ([11, 12], 1, 2),
-    ),
+    "steps": ((STEPS[0], STEPS[1]), PREDICTORS, Reading(), ([*MAIN[:11], 90, 91, 92], 13, 14), ([11, 12], 1, 2)),
     "steps, predictors in front": (
         (STEPS[0], STEPS[1]),
         PREDICTORS,
