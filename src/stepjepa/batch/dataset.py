@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CacheDir = str | os.PathLike[str] | Literal[False] | None
-"""A folder for tokenised data; None is the default one, False keeps nothing."""
+"""A folder for tokenised data; None is ``stepjepa`` in the user's folder for caches, False keeps nothing."""
 
 BLOCK = 1000
 """Records that are tokenised at once."""
@@ -226,8 +226,9 @@ def prepare(
 
     found = None
     if cache_dir is not False:
-        name = f"{PREFIX}{fingerprint(records, tokenizer, config)}"
-        entry = (default_folder() if cache_dir is None else Path(cache_dir)) / name
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = caches / "stepjepa" if cache_dir is None else Path(cache_dir)
+        entry = folder / f"{PREFIX}{fingerprint(records, tokenizer, config)}"
         found = _load(entry, what, say)
         if found is None and is_main_process():
             try:
@@ -257,7 +258,7 @@ class _Rows:
 def _tokenize(records: _Rows | list[Record], made: RecordTokenizer, what: str, file: Path | None) -> Prepared:
     """Tokenise records into an Arrow file, or into memory."""
     tokens, waiting = Counter(all=0, main=0), iter(records)
-    # Two runs that start at once may write the same file.
+    # Written whole or not at all: two runs that start at once may write the same file.
     opened: Any = nullcontext(pa.BufferOutputStream()) if file is None else files.atomic_write(file, "wb")
     with opened as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer, _without_garbage_collection():
         for _ in tqdm(range(0, len(records), BLOCK), f"prepare {what}", disable=None):
@@ -283,11 +284,6 @@ def _without_garbage_collection() -> Iterator[None]:
 # -- the cache ---------------------------------------------------------------------------------------------------------
 
 _TABLE, _ABOUT = "records.arrow", "about.json"
-
-
-def default_folder() -> Path:
-    """``stepjepa`` in the user's folder for caches: ``$XDG_CACHE_HOME``, or ``~/.cache``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepjepa"
 
 
 def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> str:
