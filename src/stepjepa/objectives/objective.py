@@ -29,10 +29,14 @@ def _terms(config: JepaConfig) -> Iterator[Term]:
     if config.prompt_loss_weight:
         yield PromptLoss(config.prompt_loss_weight)
     if config.uses_views:
-        distance = make_distance(config.jepa_loss_type, config.infonce_temperature)
-        head = None if config.predictor_head == "none" else config.predictor_head
-        through_target = config.target_grad == "on"
-        yield Alignment(config.lbd, distance, through_target, config.lbd_schedule, config.lbd_warmup, head)
+        yield Alignment(
+            config.lbd,
+            make_distance(config.jepa_loss_type, config.infonce_temperature),
+            through_target=config.target_grad == "on",
+            schedule=config.lbd_schedule,
+            warmup=config.lbd_warmup,
+            head=None if config.predictor_head == "none" else config.predictor_head,
+        )
         for kind, weight in ((SIGReg, config.sigreg), (Variance, config.variance), (Covariance, config.covariance)):
             if weight:
                 yield kind(weight)
