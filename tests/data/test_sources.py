@@ -180,11 +180,6 @@ def test_a_subset_must_exist(folder):
         list(read_rows(folder, split="train", subset="main"))
 
 
-def test_a_folder_without_data(tmp_path):
-    with pytest.raises(UserError, match=r"doesn't contain any data files; check --dataset"):
-        list(read_rows(tmp_path))
-
-
 def test_the_hub_is_asked_for_name_and_subset(monkeypatch):
     asked = []
 

@@ -183,4 +183,4 @@ def test_real_traces_round_trip(traces):
         steps = find_steps(parsed.answer, "blank")
         assert len(steps) == record["total_steps"] >= 2
         # A step of a character or two is none.
-        assert all(len(parsed.answer[step.start : step.content_end]) > 1 for step in steps)
+        assert all(len(parsed.answer[step.start : step.end].strip()) > 1 for step in steps)

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
-from stepjepa.batch.stream import STREAM_FILE
 from stepjepa.cli import main
 from stepjepa.files import write_json
+from stepjepa.training.stream_counts import STREAM_FILE
 
 WEIGHTS = "model.safetensors"
 

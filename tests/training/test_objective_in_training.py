@@ -22,6 +22,7 @@ from stepjepa.models.heads import find_heads
 from stepjepa.objectives.lm import LMLoss
 from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.regularizers import SIGReg
+from stepjepa.objectives.term import Context
 from stepjepa.objectives.tube import tube
 from stepjepa.training.trainer import JepaTrainer
 
@@ -61,8 +62,8 @@ def test_directions_are_drawn_anew_every_step(trained_tokenizer: Any, tmp_path: 
     parts = [collator.sequences(Item(record)) for record in tiny.tokenized(trained_tokenizer, config)]
     with torch.no_grad():
         slow = separately(tiny.make_model("llama", seed=3), parts)
-        sides, term = (slow.source, slow.target), SIGReg(seed=7)
-        wanted = [sum(term.value(side, step).item() for side in sides) / 2 for step in range(3)]
+        sides, term = (slow.source, slow.target), SIGReg()
+        wanted = [sum(term.value(side, Context(step=step, seed=7)).item() for side in sides) / 2 for step in range(3)]
     assert [line["sigreg_loss"] for line in lines(run)] == pytest.approx(wanted, rel=1e-4)
     assert len(set(wanted)) == 3
 

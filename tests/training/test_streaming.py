@@ -12,12 +12,13 @@ import pytest
 import torch
 
 import tiny
-from stepjepa.batch.stream import STREAM_FILE, RecordStream
+from stepjepa.batch.stream import RecordStream
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
+from stepjepa.training.stream_counts import STREAM_FILE
 from stepjepa.training.trainer import JepaTrainer
 
 RECORDS = 19

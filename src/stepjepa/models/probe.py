@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from stepjepa.batch.collate import Collator, Encoding, Item
-from stepjepa.batch.sequences import NO_PLACES, Ids, TokenizedRecord
+from stepjepa.batch.sequences import Ids, TokenizedRecord
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.encode import encode
 
@@ -175,8 +175,9 @@ def _sequences() -> list[Ids]:
 def _states(model: PreTrainedModel, sequences: Sequence[Ids], encoding: Encoding) -> list[Tensor]:
     """Last hidden states of each sequence, ``[N, D]``, by the pass that training makes."""
     pad = max(getattr(model.config.get_text_config(), "pad_token_id", None) or 0, 0)
-    collator = Collator("separate", NO_PLACES, encoding=encoding, row_length=10**6, pad_id=pad)
-    batch = collator(Item(TokenizedRecord(ids, NO_PLACES)) for ids in sequences)
+    none = np.empty(0, np.int32)
+    collator = Collator("separate", none, encoding=encoding, row_length=10**6, pad_id=pad)
+    batch = collator(Item(TokenizedRecord(ids, none)) for ids in sequences)
     every = torch.arange(batch["input_ids"].numel())
     with torch.no_grad():
         states = encode(model, batch, lambda encoded: {"states": encoded.at(every)})["states"]

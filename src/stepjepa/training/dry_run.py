@@ -127,7 +127,7 @@ class _Planned:
         self.model, tokenizer = _empty_model(args, config, records)
         self.prepared = prepare(records, tokenizer, config)
         held_out = prepare(eval_records, tokenizer, config, what="evaluation data") if eval_records else None
-        self.objective = objective = Objective.from_config(config, training.seed)
+        self.objective = objective = Objective.from_config(config)
         try:
             refuse_contradictions(training)
             refuse_lonely_pairs(objective, config, training)

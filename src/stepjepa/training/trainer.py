@@ -20,22 +20,13 @@ from transformers.trainer_utils import HubStrategy, rotate_checkpoints, speed_me
 from stepjepa.batch.collate import Batch
 from stepjepa.batch.dataset import Prepared, prepare
 from stepjepa.batch.sampler import StepSampler
-from stepjepa.batch.stream import (
-    STREAM_FILE,
-    RecordStream,
-    StreamCallback,
-    StreamCounts,
-    StreamDataset,
-    as_stream,
-    refuse_for_stream,
-    stream_loader,
-)
+from stepjepa.batch.stream import RecordStream, StreamDataset, as_stream, refuse_for_stream, stream_loader
 from stepjepa.checkpoints import move_into_place, write_checksums
 from stepjepa.compute.equal_compute import Plan
 from stepjepa.compute.flop_callback import FlopTracker
 from stepjepa.compute.flops import FlopModel
 from stepjepa.config import JepaConfig
-from stepjepa.data.sources import Data
+from stepjepa.data.records import Data
 from stepjepa.disk import naming_disk_errors
 from stepjepa.evaluation.in_training import COUNT
 from stepjepa.models.architecture import base_model, has_experts
@@ -45,9 +36,8 @@ from stepjepa.models.heads import attach_heads, load_heads, save_heads, split_st
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import refuse_pickled
 from stepjepa.models.setup import set_up
-from stepjepa.objectives.gathering import gather_rows
 from stepjepa.objectives.objective import Objective, jepa_loss
-from stepjepa.objectives.term import Context, alone
+from stepjepa.objectives.term import Context, alone, gather_rows
 from stepjepa.run_folder import PART
 from stepjepa.training.batches import make_collator, make_sampler
 from stepjepa.training.callbacks import CollapseCallback, EpochCallback, MetricsCallback
@@ -68,6 +58,7 @@ from stepjepa.training.nonfinite import MicroBatch, NonfiniteGuard, OnNonfinite
 from stepjepa.training.optimizer_settings import apply_settings, settings_of
 from stepjepa.training.out_of_memory import describe, naming_the_batch, remedies
 from stepjepa.training.processes import refuse_separate_runs
+from stepjepa.training.stream_counts import STREAM_FILE, StreamCallback, StreamCounts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
@@ -134,7 +125,7 @@ class JepaTrainer(Trainer):
     ) -> None:
         self.jepa = jepa or JepaConfig()
         self.seed = args.seed
-        self.objective = objective or Objective.from_config(self.jepa, args.seed)
+        self.objective = objective or Objective.from_config(self.jepa)
         refuse_contradictions(args)
         refuse_lonely_pairs(self.objective, self.jepa, args)
         args.remove_unused_columns = False
