@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import TrainingArguments
 
 import tiny
 from stepjepa.batch.collate import Batch
 from stepjepa.compute.equal_compute import EqualCompute
 from stepjepa.compute.flop_callback import EqualComputeCallback, FlopTracker
-from stepjepa.compute.flops import Cost, FlopModel
+from stepjepa.compute.flops import FlopModel
 from stepjepa.config import JepaConfig
 from stepjepa.training.trainer import JepaTrainer
 
 # A layer of 5 x 7: 70 FLOPs a token, and only the weight's gradient.
-FLOPS = FlopModel(Cost(token=70), Cost(token=70))
+FLOPS = FlopModel(token=140)
 
 
 class Regular:
     """Stands in for a plan of three steps an epoch, whose regular training pays for 4 tokens a step."""
 
     steps_per_epoch = 3
+    flops = FLOPS
 
     @property
     def regular(self) -> Regular:
@@ -54,7 +54,7 @@ def work(tracker: FlopTracker, number: int, length: int) -> None:
 
 def test_the_first_steps_are_measured_and_printed() -> None:
     lines: list[str] = []
-    tracker = FlopTracker(FLOPS, PLAN, steps=2, say=lines.append)
+    tracker = FlopTracker(PLAN, list, steps=2, say=lines.append)
     # Two micro-batches make the first step; it is known to be over when the next begins.
     work(tracker, 0, 4)
     work(tracker, 0, 6)
@@ -74,7 +74,7 @@ def test_the_first_steps_are_measured_and_printed() -> None:
 
 def test_a_short_run_is_printed_at_its_end() -> None:
     lines: list[str] = []
-    tracker = FlopTracker(FLOPS, PLAN, say=lines.append)
+    tracker = FlopTracker(PLAN, list, say=lines.append)
     # Resumed in its second epoch.
     work(tracker, 4, 10)
     work(tracker, 5, 10)
@@ -94,7 +94,7 @@ def test_processes_are_added_up_and_one_of_them_speaks(capsys: pytest.CaptureFix
         calls.append(values)
         return [2 * value for value in values]
 
-    tracker = FlopTracker(FLOPS, PLAN, steps=1, say=None, total=total)
+    tracker = FlopTracker(PLAN, total, steps=1, say=None)
     work(tracker, 0, 10)
     work(tracker, 1, 10)
     work(tracker, 2, 10)
@@ -107,15 +107,7 @@ def run(tokenizer: Any, folder: Path, equal: EqualCompute, **arguments: Any) -> 
     """Steps of the checkpoints and of the evaluations of a run of two steps an epoch."""
     trainer = JepaTrainer(
         tiny.make_model("llama", seed=3),
-        TrainingArguments(
-            str(folder),
-            per_device_train_batch_size=4,
-            max_steps=equal.steps,
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-            **arguments,
-        ),
+        tiny.arguments(folder, per_device_train_batch_size=4, max_steps=equal.steps, **arguments),
         JepaConfig(),
         train_dataset=(tiny.records() * 3)[:7],
         eval_dataset=tiny.records(),
@@ -137,6 +129,6 @@ def test_checkpoints_stand_in_the_place_of_epochs(trained_tokenizer: Any, tmp_pa
 
 def test_steps_go_on_beside_them_and_no_is_no(trained_tokenizer: Any, tmp_path: Path) -> None:
     equal = EqualCompute(5, [1, 5], 1.0, 1.0)
-    both = run(trained_tokenizer, tmp_path / "a", equal, save_steps=2, eval_strategy="no")
+    both = run(trained_tokenizer, tmp_path / "a", equal, save_strategy="steps", save_steps=2, eval_strategy="no")
     assert both == ([1, 2, 4, 5], [])
     assert run(trained_tokenizer, tmp_path / "b", equal, save_strategy="no", eval_strategy="epoch") == ([], [1, 5])

@@ -95,7 +95,7 @@ def test_after_some_steps_the_record_says_so(
     kind = type(error).__name__
     words = f"{kind}: {error.args[0]}" if error.args else kind
     assert told == (
-        f"stepjepa train: error: the run failed after step 2 ({words}); checkpoint-2 is whole: go on with "
+        f"stepjepa train: error: the run failed after step 2 ({words}); checkpoint-2 is complete: resume with "
         "--resume_from_checkpoint last; --debug 2 shows where it was"
     )
     assert read_run(folder)["status"] == "failed"

@@ -81,8 +81,8 @@ def test_a_disk_that_is_full_costs_no_checkpoint(
     assert commands.run(train(material, run), log, folder=run, when=run / "checkpoint-2", largest=size // 2) == 2
     error = [line for line in log.read_text().splitlines() if not line.startswith("changes ")][-1]
     assert re.fullmatch(
-        rf"stepjepa train: error: {run}/checkpoint-4: .*; checkpoint-2 is whole: once it can be written to, go on with "
-        "--resume_from_checkpoint last",
+        rf"stepjepa train: error: {run}/checkpoint-4: .*; checkpoint-2 is complete: once it can be written to, "
+        "resume with --resume_from_checkpoint last",
         error,
     )
     assert "Traceback" not in log.read_text()

@@ -25,7 +25,7 @@ from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.training.data import open_stream
 from stepjepa.training.failures import cannot_start
-from stepjepa.training.settings import training_arguments
+from stepjepa.training.settings import lora_settings, quantized, training_arguments
 from stepjepa.training.trainer import JepaTrainer
 
 
@@ -47,10 +47,7 @@ def build_trainer(
         UserError: whatever keeps the run from its first step.
     """
     training = training_arguments(args, bool(eval_records))
-    try:
-        lora = LoraSettings(args.lora_rank, args.lora_alpha, args.lora_dropout) if args.lora else None
-    except ValueError as error:
-        raise UserError(f"--{error}") from None
+    lora = lora_settings(args)
     model: Any
     model, tokenizer = load_model(
         args.model_name,
@@ -151,7 +148,7 @@ def _answer_scores(
 
 def _quantization(args: argparse.Namespace, training: TrainingArguments) -> dict[str, Any] | None:
     """What loads the frozen weights in 4 or 8 bits, if they are to be."""
-    kind = "4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None
+    kind = quantized(args)
     if kind is None:
         return None
     compute = compute_dtype(args.dtype, bf16=training.bf16, fp16=training.fp16)

@@ -1,21 +1,23 @@
-"""A run that fails, or a checkpoint that can't be loaded: one line for the user, and a run folder that says so."""
+"""Run failure handling: one line for the user, and a run folder that says so; checkpoints that can't be loaded."""
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from peft import get_peft_model_state_dict
 from safetensors import safe_open
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 
+from stepjepa.batch.collate import Batch
+from stepjepa.compute.flops import Shape
 from stepjepa.disk import DISK_ERRORS
 from stepjepa.errors import UserError
+from stepjepa.memory import is_out_of_memory
 from stepjepa.run_folder import last_checkpoint, put_back, write_run
 from stepjepa.training.processes import is_lost
 
@@ -72,7 +74,7 @@ def recording_failures(
             ) from None
         logger.debug("training failed", exc_info=error)
         failed = f"the run failed after step {trainer.state.global_step} ({_named(error)})"
-        raise UserError(f"{failed}; {_way_back(folder)}; --debug 2 shows where it was") from None
+        raise UserError(f"{failed}; {way_back(folder)}; --debug 2 shows where it was") from None
 
 
 def cannot_start(error: Exception) -> UserError:
@@ -90,18 +92,19 @@ def _named(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if str(error) else type(error).__name__
 
 
-def _way_back(folder: Path, condition: str = "") -> str:
-    last = last_checkpoint(folder)
+def way_back(folder: str | Path | None, condition: str = "") -> str:
+    """How a failed run can be resumed, for people."""
+    last = last_checkpoint(Path(folder or "."))
     if last is None:
-        return "no checkpoint was saved before"
-    return f"{last.name} is whole: {condition}go on with --resume_from_checkpoint last"
+        return "no checkpoint was saved before; begin again in another --output_dir"
+    return f"{last.name} is complete: {condition}resume with --resume_from_checkpoint last"
 
 
 def _disk_error(error: OSError, folder: Path) -> OSError:
     """What to tell of a disk that can't be written to while training."""
     if error.errno not in DISK_ERRORS:
         return error
-    way = _way_back(folder, "once it can be written to, ")
+    way = way_back(folder, "once it can be written to, ")
     told: Any = UserError(f"{error.strerror}; {way}", path=error.filename or folder)
     return told
 
@@ -136,18 +139,59 @@ def refuse_other_adapter(model: Any, checkpoint: Path) -> None:
         raise ValueError(f"its weights are those of another adapter: {lost[0]} is missing")
 
 
-def refuse_other_optimizer(optimizer: Any) -> None:
-    """Refuse the averages of other weights: a fused optimizer would write beyond their end, and end the process.
+@contextmanager
+def naming_the_batch(describe: Callable[[], str]) -> Iterator[None]:
+    """Say in one line what was computed when memory ran out inside the block.
+
+    Args:
+        describe: gives that line.
 
     Raises:
-        ValueError: an average has another shape than its weight.
+        UserError: memory has run out.
     """
-    for group in getattr(optimizer, "param_groups", ()):
-        for weight in group["params"]:
-            for name in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
-                value = optimizer.state.get(weight, {}).get(name)
-                # Factored and quantized averages have other shapes; what these keep has that of the weight.
-                plain = type(value) is torch.Tensor and value.dtype.is_floating_point
-                if plain and value.shape != weight.shape:
-                    expected, got = tuple(weight.shape), tuple(value.shape)
-                    raise ValueError(f"expected '{name}' of shape {expected} in the optimizer, got {got}")
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(describe()) from None
+
+
+def describe_batch(what: str, batch: Batch | None, source: str) -> str:
+    """What was being computed, for people.
+
+    Args:
+        what: the step, or the evaluation.
+        batch: the micro-batch; None where memory ran out before the first or after the last.
+        source: what the records' file is called.
+    """
+    where = f"out of memory in {what}"
+    if batch is None:
+        return where
+    members = batch["members"]
+    where += f", with a batch of {len(members.lines)} records in {Shape.of(batch).cells:,} cells"
+    if members.lines:
+        length, line = max(zip(members.lengths, members.lines, strict=True))
+        where += f"; its longest record, {source}:{line}, has {length:,} tokens"
+    return where
+
+
+def remedies(args: TrainingArguments, *, selective: bool = False) -> str:
+    """At least three flags that make a step smaller, for people: first those that a resumed run may be given.
+
+    Args:
+        args: of the run.
+        selective: activations are checkpointed selectively already.
+    """
+    resumed, anew = [], []
+    if not args.gradient_checkpointing:
+        resumed.append("--gradient_checkpointing true" + ("" if selective else " (or --selective_checkpointing)"))
+    if not (args.bf16 or args.fp16):
+        resumed.append("--bf16 true")
+    batch, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    if batch > 1:
+        half = next(size for size in range(batch // 2, 0, -1) if batch % size == 0)
+        anew.append(f"--batch_size {half} --grad_accum {accumulation * (batch // half)} (the same steps)")
+    anew += ["a smaller --max_length (with --over_length truncate or skip)", "--lora"]
+    said = [f"pass {' or '.join(resumed)}"] if resumed else []
+    return ", or ".join([*said, f"begin again with {' or '.join(anew)}"])

@@ -120,7 +120,7 @@ def naming_lost_processes(folder: Path) -> Iterator[None]:
         if not is_lost(error):
             raise
         last = last_checkpoint(folder)
-        way = "start the run again" if last is None else f"{last.name} is whole: start again"
+        way = "start the run again" if last is None else f"{last.name} is complete: start again"
         raise UserError(
             "another process of this run has ended or does not answer; what it said itself tells why, and "
             f"{way} with --resume_from_checkpoint auto"

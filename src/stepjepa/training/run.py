@@ -47,7 +47,7 @@ from stepjepa.training.failures import recording_failures
 from stepjepa.training.hub import upload
 from stepjepa.training.processes import leave_group, refuse_disagreement
 from stepjepa.training.provenance import provenance
-from stepjepa.training.settings import training_arguments
+from stepjepa.training.settings import quantized
 from stepjepa.training.trainer import JepaTrainer
 
 LOG_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
@@ -86,9 +86,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
     folder, checkpoint = open_run_folder(args.output_dir, args.resume_from_checkpoint, say)
     train_records, eval_records, files = read_data(args)
     if args.dry_run:
-        return dry_run(
-            args, config, train_records, eval_records, lambda args: training_arguments(args, bool(eval_records))
-        )
+        return dry_run(args, config, train_records, eval_records)
     trainer, lora, told = build_trainer(args, config, train_records, eval_records)
     # Weights are read by now; a bar whenever they are written would tear that of the training.
     transformers.logging.disable_progress_bar()
@@ -161,7 +159,7 @@ def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
             "dtype": args.dtype,
             "pretrain": args.pretrain,
             "train_tokenizer": args.train_tokenizer,
-            "quantized": "4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None,
+            "quantized": quantized(args),
             "chat_template": None if args.chat_template is None else fingerprint(args.chat_template),
             "attn_implementation": args.attn_implementation,
         },

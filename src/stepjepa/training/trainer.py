@@ -60,12 +60,18 @@ from stepjepa.training.checks import (
     refuse_sharding,
 )
 from stepjepa.training.console import ConsoleCallback
-from stepjepa.training.failures import refuse_other_adapter, refuse_other_optimizer, refuse_other_weights
+from stepjepa.training.failures import (
+    describe_batch,
+    naming_the_batch,
+    refuse_other_adapter,
+    refuse_other_weights,
+    remedies,
+    way_back,
+)
 from stepjepa.training.held_out import measure
 from stepjepa.training.hub import UploadCallback, create_repository
 from stepjepa.training.meter import Meter
-from stepjepa.training.nonfinite import MicroBatch, NonfiniteGuard, OnNonfinite
-from stepjepa.training.out_of_memory import describe, naming_the_batch, remedies
+from stepjepa.training.nonfinite import NonfiniteGuard, OnNonfinite
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
@@ -135,34 +141,22 @@ class JepaTrainer(Trainer):
         self.objective = objective or Objective.from_config(self.jepa, args.seed)
         refuse_contradictions(args)
         refuse_lonely_pairs(self.objective, self.jepa, args)
-        args.remove_unused_columns = False
-        # A process that only the CPU serves has nothing to pin.
-        args.dataloader_pin_memory = args.dataloader_pin_memory and torch.accelerator.is_available()
-        if args.ddp_find_unused_parameters is None and not has_experts(model):
-            # All weights take part in every step; looking for others costs a walk through the graph.
-            args.ddp_find_unused_parameters = False
+        _adjust(args, model)
         self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)
         attach_heads(model, self.objective.heads(base_model(model).config.get_text_config(), args.seed))
         self.stream, self.stream_counts = as_stream(train_dataset), StreamCounts()
-        self.prepared, streamed = None, None
+        self.prepared = None
         if self.stream is not None:
             refuse_for_stream(args, self.stream, track_flop)
-            streamed = StreamDataset(processing_class, self.jepa)
         else:
             self.prepared = self._prepare(train_dataset, processing_class, "training data")
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
-        collator = make_collator(
-            model,
-            processing_class,
-            self.jepa,
-            self.objective,
-            encoding=self.encoding,
-            device=args.device.type,
-            processes=args.world_size,
-        )
+        how: dict[str, Any] = {"encoding": self.encoding, "device": args.device.type, "processes": args.world_size}
+        collator = make_collator(model, processing_class, self.jepa, self.objective, **how)
         check_positions(collator, [self.prepared, self.prepared_eval])
         if train_dataset is not None:
             refuse_flex_training(base_model(model), args.device)
+        streamed = None if self.stream is None else StreamDataset(processing_class, self.jepa)
         super().__init__(
             model=model,
             args=args,
@@ -175,30 +169,34 @@ class JepaTrainer(Trainer):
         )
         # Versions that do not know loss_is_scaled_for_ga take the same from this.
         self.model_accepts_loss_kwargs = True
-        self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
-        self.add_callback(ConsoleCallback(bars=not args.disable_tqdm))
         refuse_data_parallel(args)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             refuse_sharding(self.jepa, answer_scores)
         self.answer_scores, self.selective = answer_scores, False
         self.meter = Meter(self.objective, self.total, self.accelerator.num_processes)
         self.guard = NonfiniteGuard(self, on_nonfinite)
-        self.add_callback(self.guard)
         self.ema: EmaEncoder | None = None
         if self.jepa.target_grad == "ema":
             with without_heads(self.model):
                 self.ema = EmaEncoder(self.model, self.jepa.ema_decay)
-            self.add_callback(EmaCallback(self.ema, self.model, lambda: self.guard.step_taken))
         # Derived and tried out here, where the model is whole.
-        flops, _ = self.flops, LMHead(self.model)
-        self.tracker: FlopTracker | None = None
-        if track_flop:
-            say = print if self.is_world_process_zero() else None
-            self.tracker = FlopTracker(flops, self.plan, say=say, total=self.total)
+        _ = self.flops, LMHead(self.model)
+        say = print if self.is_world_process_zero() else None
+        self.tracker = FlopTracker(self.plan, self.total, say=say) if track_flop else None
+        self._add_callbacks()
+
+    def _add_callbacks(self) -> None:
+        """Those that need the trainer itself."""
+        args = self.args
+        self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
+        self.add_callback(ConsoleCallback(bars=not args.disable_tqdm))
+        self.add_callback(self.guard)
+        if self.ema is not None:
+            self.add_callback(EmaCallback(self.ema, self.model, lambda: self.guard.step_taken))
         if self.stream is not None:
             self.add_callback(StreamCallback(lambda: self.stream_counts, self.jepa, self.stream))
         if args.push_to_hub and args.hub_strategy != HubStrategy.END:
-            about = {"model": base_model(model).config._name_or_path, "jepa": self.jepa.to_dict()}
+            about = {"model": base_model(self.model).config._name_or_path, "jepa": self.jepa.to_dict()}
             self.add_callback(UploadCallback(self.hub_model_id, about))
 
     def _prepare(self, data: Data | Prepared | None, tokenizer: Any, what: str) -> Prepared | None:
@@ -240,7 +238,7 @@ class JepaTrainer(Trainer):
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """As in Trainer; a loss that is not finite is kept out of the sum that the Trainer logs."""
-        self.guard.micros.append(MicroBatch(inputs))
+        self.guard.batches.append(inputs)
         with nullcontext() if self.tracker is None else self.tracker.step(self.state.global_step, inputs):
             loss = super().training_step(model, inputs, num_items_in_batch)
         return torch.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0)
@@ -290,7 +288,6 @@ class JepaTrainer(Trainer):
             self.model,
             # Selective checkpointing is not told here: it runs no product again.
             gradient_checkpointing=bool(self.args.gradient_checkpointing),
-            reentrant=bool((self.args.gradient_checkpointing_kwargs or {}).get("use_reentrant", False)),
             ema=self.jepa.target_grad == "ema",
         )
 
@@ -299,8 +296,15 @@ class JepaTrainer(Trainer):
         """What every step will cost; there is none of a stream."""
         if self.prepared is None:
             raise ValueError("plan: expected training records of known lengths, got none, or a stream")
-        sampler, data = self._get_train_sampler(), self.prepared.dataset
-        return Plan.of(self.flops, data, sampler, self.data_collator, args=self.args, jepa=self.jepa)
+        return Plan(
+            self.flops,
+            self.prepared.dataset,
+            self._get_train_sampler(),
+            self.data_collator,
+            self.args.train_batch_size,
+            self.args.gradient_accumulation_steps * self.args.world_size,
+            self.jepa.plain,
+        )
 
     def floating_point_ops(self, inputs: Batch) -> int:
         """FLOPs of a micro-batch, forward and backward, padding and attention included."""
@@ -318,13 +322,13 @@ class JepaTrainer(Trainer):
         self.stream_counts = StreamCounts()
 
         def say() -> str:
-            last = self.guard.micros[-1] if self.guard.micros else None
-            said = describe(f"step {self.state.global_step + 1}", last, self.source)
-            return f"{said}; {remedies(self.args, selective=self.selective)}; {self.guard.way_back()}"
+            last = self.guard.batches[-1] if self.guard.batches else None
+            said = describe_batch(f"step {self.state.global_step + 1}", last, self.source)
+            return f"{said}; {remedies(self.args, selective=self.selective)}; {way_back(self.args.output_dir)}"
 
         with naming_the_batch(say):
             result = super().train(resume_from_checkpoint, *args, **kwargs)
-        self.guard.micros.clear()
+        self.guard.begin_step()
         if self.tracker is not None:
             self.tracker.close()
         # What came after the last line of logs.
@@ -507,7 +511,6 @@ class JepaTrainer(Trainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        refuse_other_optimizer(self.optimizer)
         self.guard.load(Path(checkpoint))
         if self.ema is not None:
             self.ema.load(checkpoint)
@@ -526,3 +529,13 @@ class JepaTrainer(Trainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Nothing: ``UploadCallback`` does it when the checkpoint has its name, and with nothing else of the folder."""
+
+
+def _adjust(args: TrainingArguments, model: nn.Module) -> None:
+    """Settings of Trainer that follow from what it trains here."""
+    args.remove_unused_columns = False
+    # A process that only the CPU serves has nothing to pin.
+    args.dataloader_pin_memory = args.dataloader_pin_memory and torch.accelerator.is_available()
+    if args.ddp_find_unused_parameters is None and not has_experts(model):
+        # All weights take part in every step; looking for others costs a walk through the graph.
+        args.ddp_find_unused_parameters = False
