@@ -186,33 +186,16 @@ def test_regular_training_spends_its_own_compute() -> None:
     assert equal_compute(plan, 0.3).checkpoints == [math.ceil(0.3 * per_epoch)]
 
 
-@pytest.mark.parametrize("ratio", [1.0, 0.5, 0.25])
-def test_equal_compute_is_met_within_half_a_step(ratio: float) -> None:
-    plan = made_up(1009, jepa_ratio=ratio)
+def test_equal_compute_is_met_within_half_a_step() -> None:
+    plan = made_up(1009, jepa_ratio=0.25)
     equal = equal_compute(plan, 3)
     assert len(equal.checkpoints) == 3
     assert equal.flops == pytest.approx(equal.regular_flops, rel=0.005)
     assert equal.steps < 3 * plan.steps_per_epoch
 
 
-@pytest.mark.parametrize(
-    ("strategy", "options"), [("random", {}), ("group_by_length", {"batch_size": 2, "batches_per_step": 4})]
-)
-def test_loss_dropout_costs_what_is_expected_of_it(strategy: str, options: dict[str, Any]) -> None:
-    def spent(plan: Plan) -> float:
-        return sum(itertools.islice(plan.costs(), 2 * plan.steps_per_epoch))
-
-    whole = made_up(1201, strategy=strategy, **options)
-    expected = 0.25 * spent(whole) + 0.75 * spent(whole.regular)
-    quarter = made_up(1201, jepa_ratio=0.25, strategy=strategy, **options)
-    # LD 0.75, that is a quarter of the steps with views; steps are drawn, so it may also be a little less.
-    assert 0.95 < spent(quarter) / expected <= 1.05
-
-
-@pytest.mark.parametrize("config", [{"mode": "llm-jepa", "jepa_ratio": 0.5}, {"mode": "step-jepa", "pairs": "all"}])
-def test_same_compute_as_the_regular_run_measured(
-    config: dict[str, Any], trained_tokenizer: Any, tmp_path: Path
-) -> None:
+def test_same_compute_as_the_regular_run_measured(trained_tokenizer: Any, tmp_path: Path) -> None:
+    config = {"mode": "step-jepa", "pairs": "all", "jepa_ratio": 0.5}
     arguments = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
     measured = []
     equal = equal_compute(trainer(trained_tokenizer, tmp_path, config, 40, **arguments).plan, 1)

@@ -87,13 +87,15 @@ def test_everything_fits_one_screen(
 
 
 def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -> None:
-    made = trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="step-jepa", predictors=3), eval_strategy="epoch")
+    made = trainer(
+        tiny_tokenizer, tmp_path, JepaConfig(mode="step-jepa", predictors=3, stp=0.02), eval_strategy="epoch"
+    )
     checkpoint = str(tmp_path / "checkpoint-6")
     rows = dict(first_screen(arguments(tmp_path / "run"), made, {"prompts": "different ones"}, checkpoint=checkpoint))
     assert rows["prompts"] == "different ones"
     assert rows["model"].startswith("m (LlamaForCausalLM), ") and "all trained; float32 on cpu" in rows["model"]
-    assert rows["mode"] == "step-jepa, layout branched, K = 3, the first pair of a record"
-    assert rows["loss"] == "1 LM + 0.1 cosine"
+    told = "step-jepa, layout branched, predictors 3, pairs first, stp 0.02, jepa_loss_type cosine, lbd 0.1"
+    assert sorted(rows["objective"].split(", ")) == sorted(told.split(", "))
     assert rows["encoding"] == f"tree ({made.encoding_reason})"
     assert rows["data"].endswith("21 records, 14 pairs, 7 without a pair, 0 over length")
     assert rows["held out"] == "3 records, 2 pairs, 1 without a pair, 0 over length"

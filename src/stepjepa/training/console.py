@@ -15,6 +15,7 @@ from transformers.trainer_callback import ProgressCallback
 
 from stepjepa.checkpoints import checkpoints
 from stepjepa.compute.equal_compute import EqualCompute, Plan
+from stepjepa.config import JepaConfig
 from stepjepa.models.quantization import parameter_counts
 from stepjepa.models.setup import base_model
 from stepjepa.objectives.term import TERMS
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
     from stepjepa.batch.dataset import Prepared
-    from stepjepa.config import JepaConfig
     from stepjepa.training.trainer import JepaTrainer
 
 SAMPLED = 512
@@ -86,8 +86,7 @@ def first_screen(
     config, prepared = trainer.jepa, trainer.prepared
     rows: list[tuple[str, str | None]] = [
         ("model", _model(args, trainer)),
-        ("mode", _mode(config)),
-        ("loss", _loss(config)),
+        ("objective", _objective(config)),
         ("encoding", f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None),
         ("data", f"{Path(prepared.source).name}: {_counts(prepared, config)}" if prepared else told.get("data")),
         ("prompts", told.get("prompts")),
@@ -113,33 +112,16 @@ def _model(args: argparse.Namespace, trainer: JepaTrainer) -> str:
     return f"{args.model_name} ({kind}), {total:,} parameters, {trained}; {weights}{mixed} on {where}"
 
 
-def _mode(config: JepaConfig) -> str:
-    if not config.uses_views:
-        return f"{config.mode}: plain fine-tuning, no views"
-    parts = [
-        f"{config.mode}, layout {config.layout}",
-        f"K = {config.predictors}",
-        f"{'the first pair' if config.pairs == 'first' else 'all pairs'} of a record",
-        "predictors in front" if config.front_pred else "",
-        "target predicts source" if config.reverse_pred else "",
-        f"pair distance {config.pair_distance}" if config.pair_distance != 1 else "",
-        f"{config.pooling} pooling" if config.pooling != "last" else "",
+def _objective(config: JepaConfig) -> str:
+    """Mode and main settings, and all others that are not at their defaults."""
+    main = ("layout", "predictors", "pairs", "jepa_loss_type", "lbd") if config.uses_views else ()
+    defaults = JepaConfig(mode=config.mode).to_dict()
+    shown = [
+        f"{name} {value}"
+        for name, value in config.to_dict().items()
+        if name in main or (name != "mode" and value != defaults[name])
     ]
-    return ", ".join(part for part in parts if part)
-
-
-def _loss(config: JepaConfig) -> str:
-    parts = [f"{config.gamma:g} LM"]
-    if config.uses_views:
-        schedule = "" if config.lbd_schedule == "constant" else f" ({config.lbd_schedule})"
-        parts.append(f"{config.lbd:g} {config.jepa_loss_type}{schedule}")
-    others = {name: getattr(config, name) for name in ("sigreg", "variance", "covariance", "stp")}
-    text = " + ".join([*parts, *(f"{weight:g} {name}" for name, weight in others.items() if weight)])
-    if config.uses_views and config.jepa_ratio < 1:
-        text += f"; views in {config.jepa_ratio:.0%} of the steps"
-    if config.target_grad != "on":
-        text += f"; target {'stopped' if config.target_grad == 'stop' else 'of averaged weights'}"
-    return text
+    return ", ".join([config.mode, *shown])
 
 
 def _counts(prepared: Prepared, config: JepaConfig) -> str:

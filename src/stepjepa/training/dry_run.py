@@ -26,7 +26,7 @@ from stepjepa.batch.collate import Batch
 from stepjepa.batch.dataset import prepare
 from stepjepa.chat.plain_template import add_plain_tokens
 from stepjepa.chat.predictors import add_predictor_tokens
-from stepjepa.compute.equal_compute import Plan, equal_compute
+from stepjepa.compute.equal_compute import equal_compute
 from stepjepa.compute.flops import FlopModel, Shape
 from stepjepa.compute.memory import Sharding, activations, kept_bytes
 from stepjepa.config import JepaConfig
@@ -41,7 +41,7 @@ from stepjepa.models.setup import base_model, set_up_attention
 from stepjepa.models.token_rows import adapter_ids, grow
 from stepjepa.objectives.objective import Objective
 from stepjepa.run_folder import is_main_process
-from stepjepa.training.batches import make_collator, make_sampler
+from stepjepa.training.batches import make_collator, make_plan, make_sampler
 from stepjepa.training.checks import check_positions, refuse_lonely_pairs, refuse_sharding
 from stepjepa.training.settings import lora_settings, quantized, training_arguments
 
@@ -132,14 +132,9 @@ class _Run:
             # Experts, which need weights.
             flops = None
         self.knows_flops = flops is not None
-        self.plan = Plan(
-            flops or FlopModel(),
-            self.prepared.dataset,
-            make_sampler(self.prepared, config, objective, training, self.processes),
-            collator,
-            training.per_device_train_batch_size,
-            training.gradient_accumulation_steps * self.processes,
-            trains_rows=config.plain,
+        sampler = make_sampler(self.prepared, config, objective, training, self.processes)
+        self.plan = make_plan(
+            flops or FlopModel(), self.prepared, config, sampler, collator, args=training, processes=self.processes
         )
         # The data may be a sample of a larger set.
         count = getattr(args, "records", None) or len(self.prepared.dataset)

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from peft import get_peft_model_state_dict
 from safetensors import safe_open
@@ -20,6 +20,9 @@ from stepjepa.errors import UserError
 from stepjepa.memory import is_out_of_memory
 from stepjepa.run_folder import last_checkpoint, put_back, write_run
 from stepjepa.training.processes import is_lost
+
+if TYPE_CHECKING:
+    from stepjepa.training.trainer import JepaTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -110,11 +113,7 @@ def _disk_error(error: OSError, folder: Path) -> OSError:
 
 
 def refuse_other_weights(model: Any, load_result: Any) -> None:
-    """Refuse what transformers only warns of: what is missing would go on from where the model began.
-
-    Raises:
-        ValueError: a weight that no other is tied to is missing, or there is one that the model has not.
-    """
+    """Raise a ``ValueError`` for missing and unknown weights, of which transformers only warns."""
     tensors = model.state_dict(keep_vars=True)
     missing = set(load_result.missing_keys) - set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     loaded = {id(tensor) for name, tensor in tensors.items() if name not in missing}
@@ -125,11 +124,7 @@ def refuse_other_weights(model: Any, load_result: Any) -> None:
 
 
 def refuse_other_adapter(model: Any, checkpoint: Path) -> None:
-    """Refuse an adapter's weights that lack some of the model's, of which PEFT only warns.
-
-    Raises:
-        ValueError: one is missing.
-    """
+    """Raise a ``ValueError`` for missing weights of an adapter, of which PEFT only warns."""
     file = checkpoint / "adapter_model.safetensors"
     if not hasattr(model, "peft_config") or not file.is_file():
         return
@@ -141,14 +136,7 @@ def refuse_other_adapter(model: Any, checkpoint: Path) -> None:
 
 @contextmanager
 def naming_the_batch(describe: Callable[[], str]) -> Iterator[None]:
-    """Say in one line what was computed when memory ran out inside the block.
-
-    Args:
-        describe: gives that line.
-
-    Raises:
-        UserError: memory has run out.
-    """
+    """Raise a ``UserError`` with the line that ``describe`` gives where memory runs out inside the block."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -158,13 +146,7 @@ def naming_the_batch(describe: Callable[[], str]) -> Iterator[None]:
 
 
 def describe_batch(what: str, batch: Batch | None, source: str) -> str:
-    """What was being computed, for people.
-
-    Args:
-        what: the step, or the evaluation.
-        batch: the micro-batch; None where memory ran out before the first or after the last.
-        source: what the records' file is called.
-    """
+    """What was being computed when memory ran out: the step or evaluation, and its micro-batch where there is one."""
     where = f"out of memory in {what}"
     if batch is None:
         return where
@@ -176,16 +158,18 @@ def describe_batch(what: str, batch: Batch | None, source: str) -> str:
     return where
 
 
-def remedies(args: TrainingArguments, *, selective: bool = False) -> str:
-    """At least three flags that make a step smaller, for people: first those that a resumed run may be given.
+def describe_step(trainer: JepaTrainer) -> str:
+    """The step in which memory ran out, and what helps."""
+    last = trainer.guard.batches[-1] if trainer.guard.batches else None
+    said = describe_batch(f"step {trainer.state.global_step + 1}", last, trainer.source)
+    return f"{said}; {remedies(trainer.args)}; {way_back(trainer.args.output_dir)}"
 
-    Args:
-        args: of the run.
-        selective: activations are checkpointed selectively already.
-    """
+
+def remedies(args: TrainingArguments) -> str:
+    """At least three flags that make a step smaller, for people: first those that a resumed run may be given."""
     resumed, anew = [], []
     if not args.gradient_checkpointing:
-        resumed.append("--gradient_checkpointing true" + ("" if selective else " (or --selective_checkpointing)"))
+        resumed.append("--gradient_checkpointing true (or --selective_checkpointing)")
     if not (args.bf16 or args.fp16):
         resumed.append("--bf16 true")
     batch, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps

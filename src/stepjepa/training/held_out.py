@@ -21,17 +21,14 @@ _SMALLER = "pass --per_device_eval_batch_size 1 or --bf16 true, or begin again w
 
 
 @torch.no_grad()
-def measure(trainer: JepaTrainer, model: Any, prepared: Prepared) -> tuple[dict[str, float], int]:
-    """Run all records and reduce what was seen.
-
-    Args:
-        trainer: whose objective is measured, with its weights, whatever their schedules.
-        model: in evaluation mode.
-        prepared: the records.
+def measure(trainer: JepaTrainer, prepared: Prepared) -> tuple[dict[str, float], int]:
+    """Measure the trainer's objective on all records, with its weights, whatever their schedules.
 
     Returns:
         The metrics by name, the same on every process, and how many records they are of.
     """
+    model = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
+    model.eval()
     objective, size = trainer.objective, trainer.args.per_device_eval_batch_size
     rank, together = trainer.accelerator.process_index, size * trainer.accelerator.num_processes
     keys = list(StepSampler(prepared.dataset.lengths, together, strategy="sequential", multiple=together))

@@ -102,6 +102,24 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
         "system_prompts": prompts_of(train_records),
         "same_flop": asdict(equal) if equal else None,
     }
+    before = _begin(args, folder, checkpoint, record)
+    scores = trainer.answer_scores
+    with recording_failures(trainer, folder, record, before, checkpoint):
+        with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
+            metrics = _run(trainer, folder, checkpoint, record)
+            if trainer.prepared_eval is not None:
+                metrics |= _evaluated_last(trainer) or trainer.evaluate()
+        save_whole(folder, partial(_save, trainer))
+    _finish(trainer, folder, record, metrics, start)
+    return record
+
+
+def _begin(args: argparse.Namespace, folder: Path, checkpoint: str | None, record: dict[str, Any]) -> str | None:
+    """Write the record of a run that begins, and return what ``run.json`` said before.
+
+    Raises:
+        UserError: the processes were given different things, or a resumed run was begun with other settings.
+    """
     refuse_disagreement(
         {
             "data": record["data"],
@@ -116,15 +134,15 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
         record["launches"] = launches if checkpoint is not None else []
     before = text_of_run(folder)
     write_run(folder, record)
-    scores = trainer.answer_scores
-    with recording_failures(trainer, folder, record, before, checkpoint):
-        with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
-            metrics = _run(trainer, folder, checkpoint, record)
-            if trainer.prepared_eval is not None:
-                metrics |= _evaluated_last(trainer) or trainer.evaluate()
-        save_whole(folder, partial(_save, trainer))
+    return before
+
+
+def _finish(
+    trainer: JepaTrainer, folder: Path, record: dict[str, Any], metrics: dict[str, float], start: float
+) -> None:
+    """Write down the results, and upload the model where that is asked for."""
     record |= {
-        **trainer.data_summary(),
+        **data_summary(trainer),
         "status": "finished",
         "results": {
             "steps": trainer.state.global_step,
@@ -144,7 +162,6 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
     # The other processes need not wait for it.
     if trainer.args.push_to_hub and is_main_process():
         _upload(trainer, folder)
-    return record
 
 
 def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
@@ -166,7 +183,7 @@ def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
         "encoding": {"used": trainer.encoding, "because": trainer.encoding_reason},
         "training": trainer.args.to_dict(),
         "order": _order(trainer.args, trainer.stream),
-        **trainer.data_summary(),
+        **data_summary(trainer),
         "eval_counts": trainer.prepared_eval.counts if trainer.prepared_eval else None,
         "on_nonfinite": trainer.guard.on_nonfinite,
         "parameters": {"trained": trainable, "total": total},
@@ -175,17 +192,31 @@ def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
     }
 
 
+def data_summary(trainer: JepaTrainer) -> dict[str, Any]:
+    """What ``run.json`` says of the training records: ``counts``, ``tokens`` and ``template`` of ``Prepared``.
+
+    Of a stream these are of the records trained on so far, in every epoch again.
+    """
+    if trainer.prepared is None:
+        assert trainer.stream is not None
+        found = trainer.stream_counts.found(trainer.stream) | {"template": trainer.train_dataset.template()}
+    else:
+        found = {name: getattr(trainer.prepared, name) for name in ("counts", "tokens", "template")}
+    tokens = found["tokens"]
+    ratio = tokens["all"] / tokens["main"] if tokens["main"] else None
+    return found | {"tokens": {**tokens, "ratio": ratio}}
+
+
 def _order(training: TrainingArguments, stream: RecordStream | None) -> dict[str, Any]:
     """What decides which record is trained when: a resumed run must keep it."""
-    streamed = {} if stream is None else {"streaming": True, "shuffle_buffer_size": stream.shuffle_buffer_size}
-    return {
-        **streamed,
+    order = {
         "seed": training.seed,
         "data_seed": training.data_seed,
         "records_per_micro_step": training.per_device_train_batch_size * training.world_size,
         "gradient_accumulation_steps": training.gradient_accumulation_steps,
         "train_sampling_strategy": str(training.train_sampling_strategy),
     }
+    return order if stream is None else order | {"streaming": True, "shuffle_buffer_size": stream.shuffle_buffer_size}
 
 
 def _equal_compute(trainer: JepaTrainer, args: argparse.Namespace) -> EqualCompute:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -15,13 +14,12 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
-from transformers.trainer_utils import HubStrategy, rotate_checkpoints, speed_metrics
+from transformers.trainer_utils import HubStrategy, speed_metrics
 
-from stepjepa.batch.collate import Batch
+from stepjepa.batch.collate import Batch, Collator
 from stepjepa.batch.dataset import Prepared, prepare
 from stepjepa.batch.sampler import StepSampler
 from stepjepa.batch.stream import (
-    STREAM_FILE,
     RecordStream,
     StreamCallback,
     StreamCounts,
@@ -30,48 +28,31 @@ from stepjepa.batch.stream import (
     refuse_for_stream,
     stream_loader,
 )
-from stepjepa.checkpoints import move_into_place
 from stepjepa.compute.equal_compute import Plan
 from stepjepa.compute.flop_callback import FlopTracker
 from stepjepa.compute.flops import FlopModel
 from stepjepa.config import JepaConfig
 from stepjepa.data.sources import Data
-from stepjepa.disk import naming_disk_errors
 from stepjepa.evaluation.in_training import COUNT
-from stepjepa.models.architecture import has_experts
 from stepjepa.models.ema import EmaCallback, EmaEncoder
 from stepjepa.models.flex import refuse_flex_training
-from stepjepa.models.heads import attach_heads, load_heads, save_heads, split_state, without_heads
+from stepjepa.models.heads import attach_heads, without_heads
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import refuse_pickled
 from stepjepa.models.setup import base_model, set_up
 from stepjepa.objectives.gathering import gather_rows
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone
-from stepjepa.run_folder import PART
-from stepjepa.training.batches import make_collator, make_sampler
+from stepjepa.training import checks, failures
+from stepjepa.training.batches import make_collator, make_plan, make_sampler
 from stepjepa.training.callbacks import CollapseCallback, EpochCallback, MetricsCallback
-from stepjepa.training.card import CARD_FILE
-from stepjepa.training.checks import (
-    check_positions,
-    refuse_contradictions,
-    refuse_data_parallel,
-    refuse_lonely_pairs,
-    refuse_sharding,
-)
 from stepjepa.training.console import ConsoleCallback
-from stepjepa.training.failures import (
-    describe_batch,
-    naming_the_batch,
-    refuse_other_adapter,
-    refuse_other_weights,
-    remedies,
-    way_back,
-)
 from stepjepa.training.held_out import measure
 from stepjepa.training.hub import UploadCallback, create_repository
 from stepjepa.training.meter import Meter
 from stepjepa.training.nonfinite import NonfiniteGuard, OnNonfinite
+from stepjepa.training.processes import total
+from stepjepa.training.saving import atomic_checkpoint, load_beside, loading_heads, save_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
@@ -93,17 +74,11 @@ class JepaTrainer(Trainer):
         callbacks: further callbacks.
         optimizers: as in Trainer.
         objective: terms instead of those that ``jepa`` describes; mode, layout and readouts are still its.
-        answer_scores: called by ``evaluate`` with model, rank and number of processes, it returns sums of the scores of
-            generated answers, see ``evaluation.in_training``; their means are logged as ``eval_answer_<score>``.
+        answer_scores: scores generated answers in ``evaluate``, see ``evaluation.in_training``; the means are logged as
+            ``eval_answer_<score>``.
         track_flop: measure the FLOPs of the first steps and print them beside the derived ones.
         on_nonfinite: ``stop`` the run before a step whose loss or gradient is not finite, or ``skip`` such steps, see
             ``nonfinite``.
-
-    Attributes:
-        prepared: the training records as tokens, with counts.
-        objective: the terms.
-        encoding: ``tree``, ``rows`` or ``concatenated``, and ``encoding_reason``, why.
-        meter: what the next line of logs will say.
 
     Raises:
         ValueError: the model can run no encoding, or an argument of Trainer contradicts this objective.
@@ -137,30 +112,25 @@ class JepaTrainer(Trainer):
         on_nonfinite: OnNonfinite = "stop",
     ) -> None:
         self.jepa = jepa or JepaConfig()
-        self.seed = args.seed
         self.objective = objective or Objective.from_config(self.jepa, args.seed)
-        refuse_contradictions(args)
-        refuse_lonely_pairs(self.objective, self.jepa, args)
-        _adjust(args, model)
+        checks.refuse_contradictions(args)
+        checks.refuse_lonely_pairs(self.objective, self.jepa, args)
+        checks.adjust(args, model)
         self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)
         attach_heads(model, self.objective.heads(base_model(model).config.get_text_config(), args.seed))
         self.stream, self.stream_counts = as_stream(train_dataset), StreamCounts()
-        self.prepared = None
         if self.stream is not None:
             refuse_for_stream(args, self.stream, track_flop)
-        else:
-            self.prepared = self._prepare(train_dataset, processing_class, "training data")
-        self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
-        how: dict[str, Any] = {"encoding": self.encoding, "device": args.device.type, "processes": args.world_size}
-        collator = make_collator(model, processing_class, self.jepa, self.objective, **how)
-        check_positions(collator, [self.prepared, self.prepared_eval])
         if train_dataset is not None:
             refuse_flex_training(base_model(model), args.device)
+        records = None if self.stream is not None else train_dataset
         streamed = None if self.stream is None else StreamDataset(processing_class, self.jepa)
+        self.prepared = self._prepare(records, processing_class, "training data")
+        self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
         super().__init__(
             model=model,
             args=args,
-            data_collator=collator,
+            data_collator=self._collator(model, args, processing_class),
             train_dataset=self.prepared.dataset if self.prepared else streamed,
             eval_dataset=self.prepared_eval.dataset if self.prepared_eval else None,
             processing_class=processing_class,
@@ -169,10 +139,10 @@ class JepaTrainer(Trainer):
         )
         # Versions that do not know loss_is_scaled_for_ga take the same from this.
         self.model_accepts_loss_kwargs = True
-        refuse_data_parallel(args)
+        checks.refuse_data_parallel(args)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            refuse_sharding(self.jepa, answer_scores)
-        self.answer_scores, self.selective = answer_scores, False
+            checks.refuse_sharding(self.jepa, answer_scores)
+        self.answer_scores = answer_scores
         self.meter = Meter(self.objective, self.total, self.accelerator.num_processes)
         self.guard = NonfiniteGuard(self, on_nonfinite)
         self.ema: EmaEncoder | None = None
@@ -184,6 +154,12 @@ class JepaTrainer(Trainer):
         say = print if self.is_world_process_zero() else None
         self.tracker = FlopTracker(self.plan, self.total, say=say) if track_flop else None
         self._add_callbacks()
+
+    def _collator(self, model: Any, args: TrainingArguments, tokenizer: Any) -> Collator:
+        how: dict[str, Any] = {"encoding": self.encoding, "device": args.device.type, "processes": args.world_size}
+        collator = make_collator(model, tokenizer, self.jepa, self.objective, **how)
+        checks.check_positions(collator, [self.prepared, self.prepared_eval])
+        return collator
 
     def _add_callbacks(self) -> None:
         """Those that need the trainer itself."""
@@ -203,8 +179,6 @@ class JepaTrainer(Trainer):
         if data is None or isinstance(data, Prepared):
             return data
         return prepare(data, tokenizer, self.jepa, what=what, cache_dir=False)
-
-    # -- the order of records -----------------------------------------------------------------------------------------
 
     def _get_train_sampler(self, train_dataset: Any = None) -> StepSampler:
         """The one order in which records are trained on, for any accumulation and number of processes."""
@@ -260,7 +234,7 @@ class JepaTrainer(Trainer):
         pairs = counts is None or any(counts[name] > 0 for name in self.objective.of_pairs)
         return Context(
             self.state.global_step if training else 0,
-            self.seed,
+            self.args.seed,
             self._progress() if training else None,
             gather_rows if self.objective.compares_pairs and pairs else alone,
             None if self.ema is None else self.ema.states,
@@ -272,21 +246,13 @@ class JepaTrainer(Trainer):
 
     def total(self, values: Sequence[float]) -> list[float]:
         """Sums of some numbers over all processes."""
-        # Sums need more than the single precision that mps has.
-        device = torch.device("cpu") if self.args.device.type == "mps" else self.args.device
-        totals: list[float] = self.accelerator.reduce(
-            torch.tensor(values, dtype=torch.float64, device=device), "sum"
-        ).tolist()
-        return totals
-
-    # -- FLOPs --------------------------------------------------------------------------------------------------------
+        return total(self.accelerator, values)
 
     @cached_property
     def flops(self) -> FlopModel:
         """What a pass of the model costs, derived from its modules before it is wrapped or sharded."""
         return FlopModel.of(
             self.model,
-            # Selective checkpointing is not told here: it runs no product again.
             gradient_checkpointing=bool(self.args.gradient_checkpointing),
             ema=self.jepa.target_grad == "ema",
         )
@@ -296,15 +262,8 @@ class JepaTrainer(Trainer):
         """What every step will cost; there is none of a stream."""
         if self.prepared is None:
             raise ValueError("plan: expected training records of known lengths, got none, or a stream")
-        return Plan(
-            self.flops,
-            self.prepared.dataset,
-            self._get_train_sampler(),
-            self.data_collator,
-            self.args.train_batch_size,
-            self.args.gradient_accumulation_steps * self.args.world_size,
-            self.jepa.plain,
-        )
+        sampler = self._get_train_sampler()
+        return make_plan(self.flops, self.prepared, self.jepa, sampler, self.data_collator, args=self.args)
 
     def floating_point_ops(self, inputs: Batch) -> int:
         """FLOPs of a micro-batch, forward and backward, padding and attention included."""
@@ -320,13 +279,7 @@ class JepaTrainer(Trainer):
         """
         self.guard.skipped = 0
         self.stream_counts = StreamCounts()
-
-        def say() -> str:
-            last = self.guard.batches[-1] if self.guard.batches else None
-            said = describe_batch(f"step {self.state.global_step + 1}", last, self.source)
-            return f"{said}; {remedies(self.args, selective=self.selective)}; {way_back(self.args.output_dir)}"
-
-        with naming_the_batch(say):
+        with failures.naming_the_batch(lambda: failures.describe_step(self)):
             result = super().train(resume_from_checkpoint, *args, **kwargs)
         self.guard.begin_step()
         if self.tracker is not None:
@@ -346,20 +299,6 @@ class JepaTrainer(Trainer):
     def source(self) -> str:
         """What errors call the file of the training records."""
         return self.stream.name if self.stream is not None else self.prepared.source if self.prepared else "<memory>"
-
-    def data_summary(self) -> dict[str, Any]:
-        """What ``run.json`` says of the training records: ``counts``, ``tokens`` and ``template`` of ``Prepared``.
-
-        Of a stream these are of the records trained on so far, in every epoch again.
-        """
-        if self.stream is not None:
-            found = self.stream_counts.found(self.stream) | {"template": self.train_dataset.template()}
-        else:
-            assert self.prepared is not None
-            found = {name: getattr(self.prepared, name) for name in ("counts", "tokens", "template")}
-        tokens = found["tokens"]
-        ratio = tokens["all"] / tokens["main"] if tokens["main"] else None
-        return found | {"tokens": {**tokens, "ratio": ratio}}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the terms, the monitors and the speed to a line of training logs."""
@@ -388,15 +327,14 @@ class JepaTrainer(Trainer):
             chosen = self._prepare(eval_dataset, self.processing_class, "evaluation data")
         if chosen is None:
             raise ValueError("evaluate: expected an eval_dataset, got none; pass one here or to JepaTrainer")
-        start, model = time.time(), self.model_wrapped if self.is_fsdp_enabled else self.model
-        model.eval()
-        metrics, records = measure(self, model, chosen)
+        start = time.time()
+        metrics, records = measure(self, chosen)
         if self.answer_scores is not None and chosen is self.prepared_eval:
             sums = self.answer_scores(self.model, self.accelerator.process_index, self.accelerator.num_processes)
             means = dict(zip(sums, self.total(list(sums.values())), strict=True))
             count = means.pop(COUNT)
             metrics |= {f"answer_{name}": total / count for name, total in means.items()}
-        model.train()
+        self.model.train()
         self.meter.pause(time.time() - start)
         named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         named.update(speed_metrics(metric_key_prefix, start, num_samples=records))
@@ -411,114 +349,43 @@ class JepaTrainer(Trainer):
         return super()._get_output_dir(trial) if self._part is None else str(self._part)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """As in Trainer, into a folder that takes its name when all of it is there.
-
-        Private, since ``on_save`` comes after that, and since rotation must wait for it. Of a checkpoint that can't be
-        written nothing is left.
-        """
-        run = Path(self._get_output_dir(trial))
-        final = run / f"checkpoint-{self.state.global_step}"
-        part = run / PART / final.name
+        """As in Trainer, but atomically. Private, since ``on_save`` comes after rotation, which must wait for it."""
         self.state.num_input_tokens_seen = int(self.meter.pending_tokens())
-        if self.args.should_save:
-            shutil.rmtree(run / PART, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
-        self._part = part.parent
-        try:
-            with naming_disk_errors(final):
+        with atomic_checkpoint(self) as part:
+            self._part = part.parent
+            try:
                 super()._save_checkpoint(model, trial)
-                if self.state.best_model_checkpoint == str(part):
-                    self.state.best_model_checkpoint = str(final)
-                if self.args.should_save:
-                    self._save_beside(part)
-        except BaseException:
-            shutil.rmtree(part.parent, ignore_errors=True)
-            raise
-        finally:
-            self._part = None
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            move_into_place(part, final)
-            rotate_checkpoints(
-                output_dir=str(run),
-                save_total_limit=self.args.save_total_limit,
-                best_model_checkpoint=self.state.best_model_checkpoint,
-                use_mtime=True,
-            )
-        self.accelerator.wait_for_everyone()
-        if self.args.local_process_index == 0 and part.is_dir():
-            # Of a machine that shares no disk with the first: what its own processes resume from.
-            move_into_place(part, final)
-
-    def _save_beside(self, folder: Path) -> None:
-        """What only training needs, beside the model and the optimizer in a checkpoint."""
-        self.state.save_to_json(str(folder / "trainer_state.json"))
-        self.guard.save(folder)
-        if self.ema is not None and not self.args.save_only_model:
-            self.ema.save(folder)
-        if self.stream is not None:
-            self.stream_counts.save(folder)
+            finally:
+                self._part = None
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """As in Trainer, with the heads of terms in files of their own.
-
-        Private, since ``save_model`` collects the state of sharded weights, heads among them, and hands it over here.
-        """
-        rest, own = (None, {}) if state_dict is None else split_state(state_dict)
-        folder = Path(output_dir or str(self.args.output_dir))
-        had_card = (folder / CARD_FILE).is_file()
-        # Trainer pickles its arguments beside the model, and a token is nothing to be kept there.
-        token, self.args.hub_token = self.args.hub_token, None
-        try:
-            with without_heads(self.model) as heads:
-                super()._save(output_dir, rest)
-        finally:
-            self.args.hub_token = token
-        # Trainer calls this on every process, and saves on one.
-        if not self.args.should_save:
-            return
-        if heads is not None:
-            save_heads(own or heads.state_dict(), folder)
-        if not had_card:
-            # A draft that PEFT leaves beside an adapter.
-            (folder / CARD_FILE).unlink(missing_ok=True)
+        """Private, since ``save_model`` collects the state of sharded weights, heads among them, and hands it over."""
+        save_model(self, super()._save, output_dir, state_dict)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Private, since the heads are no part of the model that the Trainer loads."""
         refuse_pickled(resume_from_checkpoint)
-        refuse_other_adapter(self.model, Path(resume_from_checkpoint))
-        with without_heads(self.model) as heads:
+        failures.refuse_other_adapter(self.model, Path(resume_from_checkpoint))
+        with loading_heads(self.model, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-        if heads is not None:
-            load_heads(heads, resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
         """The same at the end of training."""
-        with without_heads(self.model) as heads:
-            super()._load_best_model()
         best = str(self.state.best_model_checkpoint)
-        if heads is not None:
-            load_heads(heads, best)
+        with loading_heads(self.model, best):
+            super()._load_best_model()
         if self.ema is not None:
             self.ema.load(best)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Private, since only here it is known which weights a checkpoint lacks."""
-        refuse_other_weights(self.model, load_result)
+        failures.refuse_other_weights(self.model, load_result)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Private, since averaged weights must be loaded before the first step and after the model."""
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
-        self.guard.load(Path(checkpoint))
-        if self.ema is not None:
-            self.ema.load(checkpoint)
-        if self.stream is not None:
-            self.stream_counts = StreamCounts.load(checkpoint, check=not self.args.ignore_data_skip)
-        elif (Path(checkpoint) / STREAM_FILE).is_file():
-            raise ValueError(f"expected a checkpoint of prepared records, got {checkpoint}, which was made on a stream")
-        self.meter.num_tokens = float(self.state.num_input_tokens_seen)
+        if checkpoint is not None:
+            load_beside(self, Path(checkpoint))
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """As in Trainer, with errors that name the remedy."""
@@ -529,13 +396,3 @@ class JepaTrainer(Trainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Nothing: ``UploadCallback`` does it when the checkpoint has its name, and with nothing else of the folder."""
-
-
-def _adjust(args: TrainingArguments, model: nn.Module) -> None:
-    """Settings of Trainer that follow from what it trains here."""
-    args.remove_unused_columns = False
-    # A process that only the CPU serves has nothing to pin.
-    args.dataloader_pin_memory = args.dataloader_pin_memory and torch.accelerator.is_available()
-    if args.ddp_find_unused_parameters is None and not has_experts(model):
-        # All weights take part in every step; looking for others costs a walk through the graph.
-        args.ddp_find_unused_parameters = False
