@@ -154,13 +154,20 @@ def test_labels_of_the_prompt() -> None:
     assert FlopModel.of(model).of_batch(given) == measure(lambda: run(model, given, objective))
 
 
-@pytest.mark.parametrize(("name", "adapter"), [("llama", "with token rows"), ("gpt2", "none"), ("qwen3_moe", "none")])
-def test_gradient_checkpointing(name: str, adapter: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "adapter", "reentrant"),
+    [
+        *(("llama", "with token rows", reentrant) for reentrant in (False, True)),
+        ("gpt2", "none", True),
+        ("qwen3_moe", "none", False),
+    ],
+)
+def test_gradient_checkpointing(name: str, adapter: str, reentrant: bool) -> None:
     model = prepared(name, "eager", adapter)
-    flops, once = FlopModel.of(model, gradient_checkpointing=True), FlopModel.of(model)
+    flops, once = FlopModel.of(model, gradient_checkpointing=True, reentrant=reentrant), FlopModel.of(model)
     # The older name warns in the newest version.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    enable({"use_reentrant": reentrant})
     given = batch()
     assert flops.of_batch(given) == measure(lambda: run(model, given))
     assert once.of_batch(given) < flops.of_batch(given)

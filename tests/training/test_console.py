@@ -102,7 +102,7 @@ def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -
     assert rows["each step"].startswith("6 records (2 a batch x 3 accumulated), ")
     assert re.fullmatch(r"1\.\d\d of the tokens and [1-9]\.\d\d of the FLOPs of regular training.*", rows["cost"])
     assert "epochs of 4; evaluated every epoch; saved at the end; learning rate" in rows["steps"]
-    assert rows["output"] == f"{tmp_path / 'run'}, going on from checkpoint-6"
+    assert rows["output"] == f"{tmp_path / 'run'}, resumed from checkpoint-6"
     regular = dict(first_screen(arguments(tmp_path), trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="regular")), {}))
     assert not {"encoding", "cost", "held out", "prompts"} & set(regular)
 

@@ -47,7 +47,7 @@ def test_a_training_is_saved_at_the_end_of_its_step(
     assert commands.run(train(material, run), log, folder=run, when=run / "checkpoint-2", number=number) == 128 + number
     said = log.read_text()
     assert f"{number.name}: saving a checkpoint at the end of this step, then stopping; once more to stop at on" in said
-    (step,) = re.findall(r"stopped; \S+/checkpoint-(\d+) is saved; go on with --resume_from_checkpoint last", said)
+    (step,) = re.findall(r"stopped; \S+/checkpoint-(\d+) is saved; resume with --resume_from_checkpoint last", said)
     assert step == "3"
     assert checkpoint_fault(run / "checkpoint-3") is None
     assert json.loads((run / "run.json").read_text())["status"] == "interrupted"

@@ -99,18 +99,21 @@ class FlopModel:
     ema_square: int = 0
 
     @classmethod
-    def of(cls, model: nn.Module, *, gradient_checkpointing: bool = False, ema: bool = False) -> FlopModel:
+    def of(
+        cls, model: nn.Module, *, gradient_checkpointing: bool = False, reentrant: bool = False, ema: bool = False
+    ) -> FlopModel:
         """Fit the cost to passes of three lengths; those of a large model are run on shapes alone where it allows that.
 
         Args:
             model: a causal language model or a PEFT wrapper of one, its attention implementation already chosen; not
                 wrapped by DDP or FSDP. It is left as it is.
             gradient_checkpointing: the blocks' forward is run again in the backward pass.
+            reentrant: by the older kind of checkpointing.
             ema: the target comes from a copy of the decoder: one more forward without head and backward.
         """
         parameters = list(model.parameters())
         small = parameters[0].device.type != "meta" and sum(p.numel() for p in parameters) < SMALL
-        with _as_trained(model, gradient_checkpointing):
+        with _as_trained(model, gradient_checkpointing, reentrant):
             try:
                 with nullcontext() if small else running(model):
                     forward, both = _fit(model)
@@ -178,7 +181,7 @@ def _count(model: nn.Module, length: int) -> tuple[int, int]:
 
 
 @contextmanager
-def _as_trained(model: Any, gradient_checkpointing: bool) -> Iterator[None]:
+def _as_trained(model: Any, gradient_checkpointing: bool, reentrant: bool) -> Iterator[None]:
     """Put a model into the state of training inside the block; nothing stays of what is run there."""
     base = model.get_base_model() if hasattr(model, "peft_config") else model
     modes = [(module, module.training) for module in model.modules()]
@@ -199,7 +202,7 @@ def _as_trained(model: Any, gradient_checkpointing: bool) -> Iterator[None]:
             layer.forward = partial(_unpacked, layer)
         for block in blocks:
             block.gradient_checkpointing = True
-            block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+            block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=reentrant)
         with torch.random.fork_rng(), torch.enable_grad():
             yield
     finally:

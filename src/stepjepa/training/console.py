@@ -94,7 +94,7 @@ def first_screen(
         ("answers", told.get("answers")),
         *_step(trainer),
         ("steps", _steps(trainer, equal)),
-        ("output", args.output_dir + ("" if checkpoint is None else f", going on from {Path(checkpoint).name}")),
+        ("output", args.output_dir + ("" if checkpoint is None else f", resumed from {Path(checkpoint).name}")),
     ]
     return [(name, text) for name, text in rows if text is not None]
 

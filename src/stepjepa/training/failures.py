@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from peft import get_peft_model_state_dict
 from safetensors import safe_open
 from transformers import Trainer, TrainingArguments
@@ -132,6 +133,19 @@ def refuse_other_adapter(model: Any, checkpoint: Path) -> None:
         lost = sorted(set(get_peft_model_state_dict(model, save_embedding_layers=False)) - set(weights.keys()))
     if lost:
         raise ValueError(f"its weights are those of another adapter: {lost[0]} is missing")
+
+
+def refuse_other_optimizer(optimizer: Any) -> None:
+    """Raise a ``ValueError`` for averages of other weights: a fused optimizer would write beyond their end."""
+    for group in getattr(optimizer, "param_groups", ()):
+        for weight in group["params"]:
+            for name in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
+                value = optimizer.state.get(weight, {}).get(name)
+                # Factored and quantized averages have other shapes; what these keep has that of the weight.
+                plain = type(value) is torch.Tensor and value.dtype.is_floating_point
+                if plain and value.shape != weight.shape:
+                    expected, got = tuple(weight.shape), tuple(value.shape)
+                    raise ValueError(f"expected '{name}' of shape {expected} in the optimizer, got {got}")
 
 
 @contextmanager

@@ -253,7 +253,7 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
         write_run(folder, {**record, "status": "interrupted"})
         leave_group()
         saved = folder / f"checkpoint-{trainer.state.global_step}"
-        raise Stopped(stop.number, f"stopped; {saved} is saved; go on with --resume_from_checkpoint last") from None
+        raise Stopped(stop.number, f"stopped; {saved} is saved; resume with --resume_from_checkpoint last") from None
     launched()
     return metrics
 

@@ -182,7 +182,6 @@ class JepaTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> StepSampler:
         """The one order in which records are trained on, for any accumulation and number of processes."""
-        del train_dataset  # the Trainer passes its own, which is ours
         assert self.prepared is not None
         return make_sampler(self.prepared, self.jepa, self.objective, self.args, self.args.world_size)
 
@@ -254,6 +253,7 @@ class JepaTrainer(Trainer):
         return FlopModel.of(
             self.model,
             gradient_checkpointing=bool(self.args.gradient_checkpointing),
+            reentrant=bool((self.args.gradient_checkpointing_kwargs or {}).get("use_reentrant", False)),
             ema=self.jepa.target_grad == "ema",
         )
 
@@ -321,7 +321,6 @@ class JepaTrainer(Trainer):
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """As in Trainer: losses and monitors on held-out records, see ``held_out``; scores of answers, if asked for."""
-        del ignore_keys  # nothing here has keys
         chosen = self.prepared_eval
         if eval_dataset is not None and eval_dataset is not self.eval_dataset:
             chosen = self._prepare(eval_dataset, self.processing_class, "evaluation data")
@@ -385,6 +384,7 @@ class JepaTrainer(Trainer):
         """Private, since averaged weights must be loaded before the first step and after the model."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
+            failures.refuse_other_optimizer(self.optimizer)
             load_beside(self, Path(checkpoint))
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
