@@ -157,8 +157,3 @@ def test_a_finite_gradient_of_an_infinite_loss_is_found(tiny_tokenizer: Any, tmp
         trainer.guard.watch(Losses(3 * value + added, {}, {}, none, none)).backward()
         assert value.grad is not None
         assert value.grad.item() == pytest.approx(wanted, nan_ok=True)
-
-
-def test_settings(tiny_tokenizer: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="on_nonfinite: expected stop or skip, got 'error'"):
-        trainer_of(tiny_tokenizer, tmp_path, made(4, []), "loss", on_nonfinite="error")

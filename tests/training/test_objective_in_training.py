@@ -140,13 +140,6 @@ def test_the_best_checkpoint_brings_its_head_and_its_average(trained_tokenizer: 
     assert run.evaluate()["eval_jepa_loss"] == pytest.approx(max(losses), rel=1e-5)
 
 
-def test_a_lonely_pair_is_compared_with_nothing(trained_tokenizer: Any, tmp_path: Path) -> None:
-    for options in ({"jepa_loss_type": "infonce"}, {"sigreg": 0.1}, {"variance": 1.0}, {"covariance": 1.0}):
-        with pytest.raises(ValueError, match="a batch size of 1 has one; raise --batch_size"):
-            trainer(tmp_path, trained_tokenizer, JepaConfig(**options), per_device_train_batch_size=1)  # type: ignore[arg-type]
-    trainer(tmp_path, trained_tokenizer, JepaConfig(), per_device_train_batch_size=1)
-
-
 def test_flops_of_the_run_are_logged_as_they_are_spent(trained_tokenizer: Any, tmp_path: Path) -> None:
     run = trainer(tmp_path, trained_tokenizer, JepaConfig(mode="step-jepa", target_grad="ema"))
     run.train()

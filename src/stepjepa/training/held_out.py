@@ -21,14 +21,14 @@ _SMALLER = "pass --per_device_eval_batch_size 1 or --bf16 true, or begin again w
 
 
 @torch.no_grad()
-def measure(trainer: JepaTrainer, prepared: Prepared) -> tuple[dict[str, float], int]:
+def measure(trainer: JepaTrainer, model: Any, prepared: Prepared) -> tuple[dict[str, float], int]:
     """Measure the trainer's objective on all records, with its weights, whatever their schedules.
+
+    The model is in evaluation mode.
 
     Returns:
         The metrics by name, the same on every process, and how many records they are of.
     """
-    model = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
-    model.eval()
     objective, size = trainer.objective, trainer.args.per_device_eval_batch_size
     rank, together = trainer.accelerator.process_index, size * trainer.accelerator.num_processes
     keys = list(StepSampler(prepared.dataset.lengths, together, strategy="sequential", multiple=together))

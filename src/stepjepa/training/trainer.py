@@ -326,14 +326,15 @@ class JepaTrainer(Trainer):
             chosen = self._prepare(eval_dataset, self.processing_class, "evaluation data")
         if chosen is None:
             raise ValueError("evaluate: expected an eval_dataset, got none; pass one here or to JepaTrainer")
-        start = time.time()
-        metrics, records = measure(self, chosen)
+        start, model = time.time(), self.model_wrapped if self.is_fsdp_enabled else self.model
+        model.eval()
+        metrics, records = measure(self, model, chosen)
         if self.answer_scores is not None and chosen is self.prepared_eval:
             sums = self.answer_scores(self.model, self.accelerator.process_index, self.accelerator.num_processes)
             means = dict(zip(sums, self.total(list(sums.values())), strict=True))
             count = means.pop(COUNT)
             metrics |= {f"answer_{name}": total / count for name, total in means.items()}
-        self.model.train()
+        model.train()
         self.meter.pause(time.time() - start)
         named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         named.update(speed_metrics(metric_key_prefix, start, num_samples=records))
