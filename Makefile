@@ -1,15 +1,19 @@
+.DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
 # A file's tests share what they set up, so they stay on one worker.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: setup quickstart test test-slow test-all test-oldest soak check format bench wheel-test audit docs pictures
+.PHONY: help setup quickstart test test-slow test-all test-oldest soak check format bench wheel-test audit docs pictures
 
 # A half-made environment is made again: the stamp is written last.
 .venv/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch .venv/.made
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' Makefile
 
 setup: .venv/.made  ## make .venv and install everything that the tests need
 

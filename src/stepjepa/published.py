@@ -22,9 +22,6 @@ from stepjepa.options import option
 ANSWERED = 50
 """Held-out records that the published ``--eval_accuracy`` answers where no number is named."""
 
-UNLIMITED, LONGEST = -1, 512
-"""The published ``--max_new_tokens -1``, and the length at which their default settings end an answer all the same."""
-
 IDLE = ("original_model_name", "nosplit_data", "device_map", "device", "use_lora", "no_lora")
 """Flags of the published evaluations that choose what is found out here, or never done."""
 
@@ -147,6 +144,3 @@ def follow_evaluation_flags(args: argparse.Namespace) -> None:
     idle = [f"--{name}" for name in IDLE if getattr(args, name, None)]
     if idle:
         print(f"note: nothing comes of {', '.join(idle)}; see docs/published.md", file=sys.stderr)
-    if args.max_new_tokens == UNLIMITED:
-        print(f"note: --max_new_tokens -1 is --max_new_tokens {LONGEST}", file=sys.stderr)
-        args.max_new_tokens = LONGEST

@@ -45,7 +45,8 @@ def test_it_says_what_a_dry_run_says(
     estimated = printed(capsys, "estimate", *flags_of(data, "--gpus", processes)).splitlines()
     monkeypatch.setenv("WORLD_SIZE", str(processes))
     dry = printed(capsys, "train", *flags_of(data, "--output_dir", tmp_path / "run", "--dry_run")).splitlines()
-    assert estimated[:-1] == dry
+    # What is free changes while the tests run.
+    assert [line for line in estimated[:-1] if "free" not in line] == [line for line in dry if "free" not in line]
     assert estimated[-1] == "time       not estimated: name a --device, or its --peak_tflops"
     assert not (tmp_path / "run").exists()
 

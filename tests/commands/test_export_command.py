@@ -160,7 +160,7 @@ def test_a_hub_that_refuses_costs_nothing(
     [
         ([], "--output_dir is missing"),
         (["--hub_revision", "dev", "--output_dir", "x"], "--hub_revision does nothing without --push_to_hub"),
-        (["--push_to_hub", "me/mine", "--strip_predictors"], "--strip_predictors needs --output_dir"),
+        (["--push_to_hub", "me/mine", "--strip_predictors"], "--strip_predictors does nothing without --output_dir"),
         (["--push_to_hub", "me/mine"], "the adapter's base model is a folder of this machine"),
         (["--push_to_hub", "me/mi ne", "--output_dir", "x"], "can't make the repository 'me/mi ne' on the hub"),
     ],

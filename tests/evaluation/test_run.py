@@ -238,7 +238,7 @@ def test_a_loss_that_overflows_is_refused_with_the_line(model, tokenizer, test_f
         ({"temperature": math.nan}, "--temperature: expected 0"),
         ({"temperature": 1e-45}, r"--temperature: expected 0 \(greedy\) or 1e-06 or more, got 1e-45"),
         ({"plain": True, "use_test_prompts": True}, "--use_test_prompts does nothing with --plain"),
-        ({"similarity": "jepa"}, "--similarity: expected one of None, llm-jepa, step-jepa, got 'jepa'"),
+        ({"similarity": "jepa"}, "--similarity: expected one of llm-jepa, step-jepa, got 'jepa'"),
         ({"dtype": "int8"}, "--dtype: expected one of auto"),
         ({"seed": -1}, "--seed: expected 0 or more"),
         ({"task": "maths"}, "--task: no task 'maths'; did you mean 'stepmath'\\?"),

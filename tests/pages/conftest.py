@@ -1,5 +1,6 @@
 """What the tests of pages share: runs to show, and a browser to show them in."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ def browser() -> Iterator[Any]:
     """Debian's Chromium without a window, whose console is kept: ``browser.get_log("browser")``."""
     webdriver = pytest.importorskip("selenium.webdriver")
     if CHROMIUM is None or DRIVER is None:
-        pytest.skip("needs chromium and chromedriver")
+        (pytest.fail if os.environ.get("STEPJEPA_BROWSER") else pytest.skip)("needs chromium and chromedriver")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for flag in (

@@ -155,7 +155,7 @@ def _fit(model: nn.Module) -> list[list[int]]:
     config: Any = find_decoder(model).config
     positions = getattr(config, "max_position_embeddings", None) or 10**6
     lengths = [times * min(_unit(config), positions // 5) for times in (1, 2, 5)]
-    counted = np.array([_count(model, length) for length in lengths], float)  # [3, 2]
+    counted = np.stack([_count(model, length) for length in lengths]).astype(float)  # [3, 2]
     terms = np.array([[length, length**2, 1] for length in lengths], float)
     fitted: list[list[int]] = np.linalg.solve(terms, counted).round().astype(int).T.tolist()
     return fitted
@@ -168,8 +168,37 @@ def _unit(config: Any) -> int:
     return next((int(chunk) for chunk in chunks if chunk), 64 if linear else 4)
 
 
-def _count(model: nn.Module, length: int) -> tuple[int, int]:
-    """FLOPs of the decoder on one row: forward, and forward and backward."""
+def _count(model: nn.Module, length: int) -> np.ndarray:
+    """FLOPs of the decoder on one row: of forward, and of forward and backward, ``[2]``."""
+    decoder = find_decoder(model)
+    name, layers = _equal_layers(decoder)
+    if name is None:
+        return _count_whole(model, length)
+    try:
+        # The first layer may need no gradient of what goes in, so it is counted alone and before another one.
+        setattr(decoder, name, layers[:1])
+        first = _count_whole(model, length)
+        setattr(decoder, name, layers[:2])
+        return first + (len(layers) - 1) * (_count_whole(model, length) - first)
+    finally:
+        setattr(decoder, name, layers)
+
+
+def _equal_layers(decoder: nn.Module) -> tuple[str | None, Any]:
+    """The list of a decoder's layers and its name; the name is None unless there are several, and all cost the same."""
+    config: Any = decoder.config
+    for name, layers in decoder.named_children():
+        if isinstance(layers, nn.ModuleList) and 2 < len(layers) == getattr(config, "num_hidden_layers", None):
+            kinds = {
+                (type(layer), *((key, each.shape, each.requires_grad) for key, each in layer.named_parameters()))
+                for layer in layers
+            }
+            if len(kinds) == 1 and len({*(getattr(config, "layer_types", None) or ())}) < 2:
+                return name, layers
+    return None, None
+
+
+def _count_whole(model: nn.Module, length: int) -> np.ndarray:
     decoder, device = find_decoder(model), next(model.parameters()).device
     ids = torch.zeros((1, length), dtype=torch.long, device="cpu" if device.type == "meta" else device)
     with counting() as counter:
@@ -177,7 +206,7 @@ def _count(model: nn.Module, length: int) -> tuple[int, int]:
         forward = counter.get_total_flops()
         if states.requires_grad:
             states.sum().backward()
-    return forward, counter.get_total_flops()
+    return np.array([forward, counter.get_total_flops()], dtype=np.int64)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -28,6 +29,18 @@ SCORING = "the rules; reference: those of the published evaluation, slips includ
 STARTSWITH = "count an answer by how it begins: prefix is the headline"
 
 
+LONGEST = 512
+"""The length at which the default settings of the published evaluation end an answer that ``-1`` leaves unlimited."""
+
+
+def _length(text: str) -> int:
+    """The value of ``--max_new_tokens``; the published -1 is followed as it was."""
+    if text != "-1":
+        return int(text)
+    print(f"note: --max_new_tokens -1 is --max_new_tokens {LONGEST}", file=sys.stderr)
+    return LONGEST
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are chosen, and how many.
@@ -36,7 +49,7 @@ class Sampling:
         UserError: a number is out of range, or has no effect on greedy answers.
     """
 
-    max_new_tokens: int = option(256, "cut answers off there", allowed=FROM_ONE)
+    max_new_tokens: int = option(256, "cut answers off there", allowed=FROM_ONE, parse=_length)
     # What lies between divides logits by next to nothing.
     temperature: float = option(
         0.0,
