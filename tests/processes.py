@@ -33,6 +33,7 @@ from stepjepa.models.heads import PredictorHead, attach_heads, load_heads, save_
 from stepjepa.models.lm_head import LMHead
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone, gather_rows
+from stepjepa.training.run import data_summary
 from stepjepa.training.trainer import JepaTrainer
 
 RECORDS = 19
@@ -138,7 +139,7 @@ def trained(
     trainer.train()
     trainer.evaluate()
     if streamed:
-        assert trainer.data_summary()["counts"]["records"] == 2 * RECORDS
+        assert data_summary(trainer)["counts"]["records"] == 2 * RECORDS
     lines = [
         {key: value for key, value in line.items() if key.removeprefix("eval_").endswith("loss")}
         for line in trainer.state.log_history

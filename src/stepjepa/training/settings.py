@@ -12,6 +12,7 @@ from transformers import TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 
 from stepjepa.errors import UserError
+from stepjepa.models.loading import LoraSettings
 from stepjepa.run_folder import is_main_process
 from stepjepa.training.checks import refuse_contradictions
 from stepjepa.training.hub import refuse_offline
@@ -73,3 +74,16 @@ def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArgu
     except (ValueError, ImportError, TypeError, RuntimeError) as error:
         raise UserError(" ".join(str(error).split())) from None
     return made
+
+
+def lora_settings(args: argparse.Namespace) -> LoraSettings | None:
+    """Of the adapter that ``--lora`` asks for; None without."""
+    try:
+        return LoraSettings(args.lora_rank, args.lora_alpha, args.lora_dropout) if args.lora else None
+    except ValueError as error:
+        raise UserError(f"--{error}") from None
+
+
+def quantized(args: argparse.Namespace) -> str | None:
+    """How the frozen weights are quantized: ``4bit``, ``8bit`` or None."""
+    return "4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None
