@@ -27,6 +27,7 @@ from stepjepa.data.trained_prompts import write_trained_prompts
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores
 from stepjepa.files import fingerprint
+from stepjepa.locks import locked
 from stepjepa.models.quantization import parameter_counts
 from stepjepa.run_folder import (
     earlier_launches,
@@ -78,13 +79,20 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
         UserError: something that the user can put right. Before the first step nothing stays written; later the message
             says what is saved.
     """
-    start = time.time()
     level = LOG_LEVELS[min(max(args.debug, 0), 2)]
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
     if level == logging.WARNING:
         transformers.logging.set_verbosity_error()
     # Before anything is drawn, an adapter's weights among it.
     transformers.set_seed(args.finetune_seed)
+    if args.dry_run or not is_main_process():
+        return _train(args, config)
+    with locked(Path(args.output_dir), "stepjepa train"):
+        return _train(args, config)
+
+
+def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None:
+    start = time.time()
     folder, checkpoint = open_run_folder(args.output_dir, args.resume_from_checkpoint, say)
     train_records, eval_records, files = read_data(args)
     if args.dry_run:
