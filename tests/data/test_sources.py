@@ -216,3 +216,12 @@ def test_whatever_the_hub_says_becomes_one_line(monkeypatch, error, message):
     monkeypatch.setattr(datasets, "load_dataset", fail)
     with pytest.raises(UserError, match=message):
         list(read_rows("a/b"))
+
+
+def test_records_come_from_a_file_a_folder_and_the_hub_by_one_door(tmp_path, monkeypatch):
+    line = {"messages": [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]}
+    json_lines(tmp_path / "set.jsonl", [line])
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_: {"train": [line]})
+    (tmp_path / "folder").mkdir()
+    for source in (tmp_path / "set.jsonl", tmp_path / "folder", "some/name"):
+        assert [record.answer for record in read_any(source)] == ["5"]

@@ -31,7 +31,8 @@ from stepjepa.batch.sampler import Key
 from stepjepa.batch.sequences import Ids, Pair, TokenizedRecord, View
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
 from stepjepa.config import JepaConfig, affecting
-from stepjepa.data.records import Data, Record, as_records, read_records
+from stepjepa.data.records import Data, Record, as_records
+from stepjepa.data.sources import read_any
 from stepjepa.errors import UserError
 from stepjepa.run_folder import is_main_process
 
@@ -212,7 +213,7 @@ def prepare(
     """
     records: list[Record] | _Rows
     if isinstance(data, str | os.PathLike):
-        records = read_records(data)
+        records = read_any(data)
     else:
         records = _Rows(data) if isinstance(data, datasets.Dataset) else list(as_records(data))
     paths = {record.path for record in records} if isinstance(records, list) else {"<memory>"}

@@ -234,7 +234,7 @@ def read_records(path: str | os.PathLike[str], *, bad: BadRecords | None = None)
 
 
 Data = str | os.PathLike[str] | Iterable[Record | dict[str, Any]]
-"""A file of records, a ``datasets.Dataset``, or records as dicts or ``Record``."""
+"""A file of records, a folder or hub name that ``datasets`` loads, a ``datasets.Dataset``, dicts or ``Record``."""
 
 
 def as_records(values: Iterable[Record | dict[str, Any]]) -> Iterator[Record]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stepjepa.data.records import BadRecords
+from stepjepa.data.records import BadRecords, Record, parse_record, read_records
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file, holds_half, read_jsonl, read_text
 
@@ -53,6 +53,18 @@ def read_rows(
         remedy = "unpack it first" if packed else "rename or convert it"
         raise UserError(f"a name that ends in {', '.join(FORMATS)} is expected; {remedy}", path=found)
     return FORMATS[suffix](found, _raise if bad is None else bad.note)
+
+
+def read_any(source: str | os.PathLike[str]) -> list[Record]:
+    """The records of a file, of a folder that ``datasets`` can load, or of a data set on the hub, by its name.
+
+    Raises:
+        UserError: the source is missing or can't be read, or a record is wrong.
+    """
+    path, name = Path(source).expanduser(), os.fspath(source)
+    if path.is_file() or not (path.is_dir() or not _looks_like_a_path(name)):
+        return read_records(path)
+    return [parse_record(row, name, number) for number, row in read_rows(source)]
 
 
 def _looks_like_a_path(name: str) -> bool:
