@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from stepjepa.data.sources import FORMATS, read_rows
+from stepjepa.data.sources import FORMATS, read_any, read_rows
 from stepjepa.errors import UserError
 
 ROWS = [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from accelerate.utils import gather_object
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
@@ -116,10 +116,13 @@ class NonfiniteGuard(TrainerCallback):
         lines = [line for members, values in found if values or not wrong for line in members]
         message = f"{what or 'the gradient is not finite (the losses are)'}, with {name_records(trainer.source, lines)}"
         self._in_a_row += 1
-        if self.on_nonfinite == "stop" or self._in_a_row > MOST_IN_A_ROW:
+        broken = self._broken_weights()
+        if self.on_nonfinite == "stop" or self._in_a_row > MOST_IN_A_ROW or broken:
             trainer.model_wrapped.zero_grad()
             remedy = "pass --on_nonfinite skip, or begin again without these records or with a lower --learning_rate"
-            if self.on_nonfinite == "skip":
+            if broken:
+                remedy = f"the weights are not finite, either ({broken[0]}); begin again with a lower --learning_rate"
+            elif self.on_nonfinite == "skip":
                 remedy = f"{MOST_IN_A_ROW} steps in a row were skipped before; begin again with a lower --learning_rate"
             raise UserError(f"step {state.global_step + 1}: {message}; {remedy}; {way_back(args.output_dir)}")
         self.skipped += 1
@@ -137,24 +140,22 @@ class NonfiniteGuard(TrainerCallback):
         Raises:
             UserError: on every process, if one has such a weight.
         """
-        trainer = self._trainer
-        broken = _broken_weights(trainer.model)
-        if trainer.accelerator.num_processes > 1:
-            broken = gather_object(broken)
-        if broken:
+        if broken := self._broken_weights():
             raise UserError(
                 f"step {step}: the weights are not finite any more ({broken[0]}), so they are not saved; begin again "
-                f"with a lower --learning_rate, or in another precision; {way_back(str(trainer.args.output_dir))}"
+                f"with a lower --learning_rate, or in another precision; {way_back(str(self._trainer.args.output_dir))}"
             )
 
-
-def _broken_weights(model: nn.Module) -> list[str]:
-    """The first parameter that is not finite, if there is one; of a weight that is sharded, the part that is here."""
-    for name, parameter in model.named_parameters():
-        here = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        if not bool(torch.isfinite(here).all()):
-            return [name]
-    return []
+    def _broken_weights(self) -> list[str]:
+        """Parameters that are not finite, the first one of each process that has one."""
+        broken: list[str] = []
+        for name, parameter in self._trainer.model.named_parameters():
+            # Of a weight that is sharded, the part that is here.
+            here = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            if not bool(torch.isfinite(here).all()):
+                broken.append(name)
+                break
+        return gather_object(broken) if self._trainer.accelerator.num_processes > 1 else broken
 
 
 def _gradient_norm(trainer: JepaTrainer) -> float:
