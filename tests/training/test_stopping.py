@@ -86,7 +86,9 @@ def test_a_disk_that_is_full_costs_no_checkpoint(
         error,
     )
     assert "Traceback" not in log.read_text()
-    assert sorted(path.name for path in run.iterdir()) == ["checkpoint-2", "metrics.jsonl", "run.json", "tensorboard"]
+    assert sorted(path.name for path in run.iterdir()) == [
+        *("checkpoint-2", "metrics.jsonl", "run.json", "tensorboard", "trained_prompts.json"),
+    ]
     assert json.loads((run / "run.json").read_text())["status"] == "failed"
     assert commands.run(train(material, run, "--resume_from_checkpoint", "last"), log, folder=run) == 0
     assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()

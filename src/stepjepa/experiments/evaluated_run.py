@@ -78,8 +78,8 @@ class EvaluatedRun:
         figures: for each of ``FIGURES`` a number; None if it is unknown or not finite.
         model: fingerprint of the model that was evaluated, if it is known.
         views: whose similarity was measured: ``llm-jepa`` or ``step-jepa``; None if it was not.
-        trained_on: which share of the test prompts was trained on, in words; None if none was, or it is not known.
         loaded: how the model was loaded for training: dtype, chat template, attention; empty if it is not known.
+        trained_on: which share of the test prompts was trained on, in words; None if none was, or it is not known.
     """
 
     folder: Path
@@ -94,8 +94,8 @@ class EvaluatedRun:
     figures: dict[str, float | None]
     model: str | None
     views: str | None
-    trained_on: str | None
     loaded: dict[str, Any]
+    trained_on: str | None = None
 
     @property
     def files(self) -> list[Path]:
@@ -165,8 +165,8 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         },
         None if evaluated is None else evaluated.text_or_none("model"),
         None if evaluated is None else evaluated.text_or_none("similarity"),
-        None if seen is None else describe_trained_on({form: seen.number(form) for form in FORMS}),
         {} if loaded is None else dict(loaded.values),
+        None if seen is None else describe_trained_on({form: seen.number(form) for form in FORMS}),
     )
 
 
