@@ -33,12 +33,10 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_garbage_collection() -> Iterator[None]:
+def quick_garbage_collection() -> None:
     """Accelerate collects garbage at the end of every training, which takes .3 s where all modules are gone through."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from stepjepa.config import DEFAULTS
 from stepjepa.models.heads import PredictorHead
 from stepjepa.objectives.term import Context, Term, term
 
@@ -103,7 +104,7 @@ class InfoNCE:
         temperature: divides the cosines.
     """
 
-    temperature: float = 0.07
+    temperature: float = DEFAULTS["infonce_temperature"]
 
     def __call__(self, source: Tensor, target: Tensor, first: int = 0) -> Tensor:
         """Sum over the sources.
@@ -120,7 +121,7 @@ class InfoNCE:
         return losses.masked_fill(~(here & there[wanted]), 0).sum()
 
 
-def make_distance(name: str, temperature: float = 0.07) -> Distance:
+def make_distance(name: str, temperature: float = DEFAULTS["infonce_temperature"]) -> Distance:
     """The distance of a ``jepa_loss_type``; only ``infonce`` has a temperature."""
     losses: dict[str, Distance] = {"cosine": Cosine(), "l2": L2(), "mse": MSE(), "infonce": InfoNCE(temperature)}
     return losses[name]
