@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # A file's tests share what they set up, so they stay on one worker.
-PARALLEL := -n auto --maxprocesses 4 --dist loadfile
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup quickstart test test-slow test-all test-oldest soak check format bench wheel-test audit docs pictures
 

@@ -94,7 +94,7 @@ def answer_plainly(model: Any, tokenizer: Any, test_file: Path, max_new_tokens: 
 
     template, said = ChatTemplate(tokenizer), []
     for record in read_records(test_file):
-        prompt = template.prompt(record.messages[:-1])
+        prompt = template.render_prompt(record.messages[:-1]).text
         inputs = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")
         with torch.no_grad():
             output = model.generate(

@@ -99,6 +99,9 @@ def _content(path: Path) -> Any:
     if path.name == "training_args.bin":
         # Holds the folder's name and the time.
         return "arguments"
+    if path.name == "checksums.json":
+        # Among them those of files that hold times.
+        return sorted(json.loads(path.read_text(encoding="utf-8")))
     if path.name == "metrics.jsonl":
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         # The end of a run sums up its last launch alone.

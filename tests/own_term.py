@@ -15,9 +15,9 @@ from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.term import Context, Term
 
 
-def objective_with(config: JepaConfig, seed: int, *more: Term) -> Objective:
+def objective_with(config: JepaConfig, *more: Term) -> Objective:
     """The objective of a configuration, and further terms."""
-    described = Objective.from_config(config, seed)
+    described = Objective.from_config(config)
     return Objective([*described.terms.values(), *more], described.layer)
 
 

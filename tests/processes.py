@@ -31,9 +31,9 @@ from stepjepa.errors import UserError
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.heads import PredictorHead, attach_heads, load_heads, save_heads
 from stepjepa.models.lm_head import LMHead
-from stepjepa.objectives.gathering import gather_rows
 from stepjepa.objectives.objective import Objective, jepa_loss
-from stepjepa.objectives.term import Context, alone
+from stepjepa.objectives.term import Context, alone, gather_rows
+from stepjepa.training.run import data_summary
 from stepjepa.training.trainer import JepaTrainer
 
 RECORDS = 19
@@ -98,7 +98,7 @@ def config_of(name: str) -> JepaConfig:
 
 def objective_of(name: str) -> Objective:
     """The terms, one of the tests' own among them where it is named."""
-    return objective_with(config_of(name), 3, *([NextLatent(0.6)] if name.startswith("a term") else []))
+    return objective_with(config_of(name), *([NextLatent(0.6)] if name.startswith("a term") else []))
 
 
 def trained(
@@ -139,7 +139,7 @@ def trained(
     trainer.train()
     trainer.evaluate()
     if streamed:
-        assert trainer.data_summary()["counts"]["records"] == 2 * RECORDS
+        assert data_summary(trainer)["counts"]["records"] == 2 * RECORDS
     lines = [
         {key: value for key, value in line.items() if key.removeprefix("eval_").endswith("loss")}
         for line in trainer.state.log_history

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from checkpoint_damage import Damage, cut, drawn_damage, drop, folder_for, put
-from stepjepa.checkpoints import checkpoint_fault, checkpoints
+from stepjepa.checkpoints import checkpoint_fault, checkpoints, checksum_fault, write_checksums
 from stepjepa.errors import UserError
 from stepjepa.run_folder import open_run_folder
 
@@ -62,6 +62,21 @@ def test_the_newest_whole_checkpoint_is_found_and_what_is_passed_over_is_said(
     assert told in line
     with pytest.raises(UserError, match="is no whole checkpoint folder"):
         open_run_folder(str(tmp_path), str(tmp_path / "checkpoint-101"))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "config.json"])
+def test_a_flipped_bit_is_seen_when_a_run_is_resumed(name: str, tmp_path: Path) -> None:
+    for step in (7, 13):
+        write_checksums(make(tmp_path / f"checkpoint-{step}"))
+    assert checksum_fault(tmp_path / "checkpoint-13") is None
+    content = bytearray((tmp_path / "checkpoint-13" / name).read_bytes())
+    content[-5] ^= 1
+    (tmp_path / "checkpoint-13" / name).write_bytes(content)
+    said: list[str] = []
+    assert open_run_folder(str(tmp_path), "last", said.append)[1] == str(tmp_path / "checkpoint-7")
+    assert f"{name} is" in said[0]
+    with pytest.raises(UserError, match=f"{name} is"):
+        open_run_folder(str(tmp_path), str(tmp_path / "checkpoint-13"))
 
 
 def test_of_a_hundred_damaged_checkpoints_none_is_resumed(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_the_way_from_the_command_line_to_the_loss_is_ten_files() -> None:
 
 # Each may import from those before it.
 ORDER = ["errors", "own_code", "terminal", "offline", "signals", "memory", "disk", "files", "fields", "checkpoints"]
-ORDER += ["run_folder", "options", "flag_files", "config"]
+ORDER += ["run_folder", "options", "flag_files", "locks", "config"]
 ORDER += ["arguments", "published", "parser", "drawing"]
 ORDER += ["data", "chat", "batch", "models", "objectives", "compute", "answers", "tasks", "preparing"]
 ORDER += ["inspection", "analysis", "evaluation", "training", "experiments", "pages", "commands", "cli"]
@@ -117,7 +117,7 @@ def test_the_table_of_tasks_is_that_of_the_code() -> None:
 
 
 # Longer than they should be, and not to grow: name -> most lines.
-LONG = {"stream.py": 475, "record.py": 460, "trainer.py": 540}
+LONG = {"record.py": 460, "trainer.py": 540}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "src").rglob("*.py")), ids=lambda path: path.name)

@@ -54,7 +54,7 @@ def inspections() -> dict[str, Inspection]:
         records.append(parse_record({"messages": messages}, "two.jsonl", line))
     found = {}
     for name, config in LAYOUTS.items():
-        _, tokenizer = preset_tokenizer("preset:tiny", [*texts, SYSTEM, QUESTION, *ANSWERS])
+        tokenizer = preset_tokenizer("preset:tiny", [*texts, SYSTEM, QUESTION, *ANSWERS])
         add_predictor_tokens(tokenizer, config.predictors or 0)
         found[name] = inspect_records(records, 0, tokenizer, config, count=2 if name == "tree" else 1)
     return found

@@ -9,6 +9,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from stepjepa.files import fingerprint, write_json
+
+CHECKSUMS_FILE = "checksums.json"
+"""In a checkpoint and in a run folder: SHA-256 of each file that was saved with it."""
+
 _PREFIX = "checkpoint-"
 _STATE_FILE = "trainer_state.json"
 
@@ -62,6 +67,27 @@ def checkpoint_fault(path: Path, needed: Collection[str] = (), *, weights_only: 
     except OSError as error:
         # A disk that fails under the newest one is no reason not to resume the one before it.
         return f"can't be read ({error.strerror or error})"
+    return None
+
+
+def write_checksums(folder: Path) -> None:
+    """Write down what each file of a folder holds, before the folder gets its name."""
+    # The model card is written anew with every evaluation.
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != "README.md")
+    write_json(folder / CHECKSUMS_FILE, {file.relative_to(folder).as_posix(): fingerprint(file) for file in files})
+
+
+def checksum_fault(folder: Path) -> str | None:
+    """Which file is no longer what was saved; None if all are, or nothing was written down. Reads every byte."""
+    try:
+        written = json.loads((folder / CHECKSUMS_FILE).read_text(encoding="utf-8"))
+        for name, digest in written.items():
+            if (folder / name).is_file() and fingerprint(folder / name) != digest:
+                return f"{name} is not what was saved (its SHA-256 differs)"
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError) as error:
+        return f"{CHECKSUMS_FILE} can't be read ({error})"
     return None
 
 

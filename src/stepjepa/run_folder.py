@@ -17,13 +17,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepjepa.checkpoints import checkpoint_fault, checkpoints
+from stepjepa.checkpoints import checkpoint_fault, checkpoints, checksum_fault, write_checksums
 from stepjepa.disk import naming_disk_errors
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, read_json_object, write_json
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
+PROMPTS_FILE = "trained_prompts.json"
+"""Sorted hashes of the prompts that were trained on, see ``data.trained_prompts``."""
 
 PART = ".saving"
 """Folder in a run folder for what has not been written to its end."""
@@ -71,7 +73,7 @@ def open_run_folder(
             raise UserError(f"is not empty; name another --output_dir, or {way}", path=folder)
         return folder, None
     if wanted in ("last", "true", "auto"):
-        last = last_checkpoint(folder, say)
+        last = last_checkpoint(folder, say, read_all=True)
         if last is None and wanted != "auto":
             raise UserError(
                 "holds no whole checkpoint to resume from; name another --output_dir, or empty this one and leave "
@@ -85,7 +87,7 @@ def open_run_folder(
     ours = (folder / RUN_FILE).is_file() or checkpoint.resolve().parent == folder.resolve()
     if is_main_process() and not ours and folder.exists() and _holds_something(folder):
         raise UserError("is not empty and holds no run to go on with; name another --output_dir", path=folder)
-    fault = _fault(checkpoint)
+    fault = _fault(checkpoint) or checksum_fault(checkpoint)
     if fault is not None:
         raise UserError(
             f"is no whole checkpoint folder ({fault}); name another one, or 'last' for the newest whole one",
@@ -96,15 +98,18 @@ def open_run_folder(
     return folder, resume
 
 
-def last_checkpoint(folder: Path, say: Callable[[str], None] = lambda line: None) -> Path | None:
+def last_checkpoint(
+    folder: Path, say: Callable[[str], None] = lambda line: None, *, read_all: bool = False
+) -> Path | None:
     """The newest checkpoint of a run that is whole.
 
     Args:
         folder: of the run.
         say: is told which are passed over, and why.
+        read_all: also compare what the files hold with what was saved.
     """
     for path in checkpoints(folder):
-        fault = _fault(path)
+        fault = _fault(path) or (checksum_fault(path) if read_all else None)
         if fault is None:
             return path
         say(f"passed over: {path} ({fault})")
@@ -168,6 +173,7 @@ def put_back(folder: Path, before: str | None) -> None:
             stream.write(before)
         return
     (folder / RUN_FILE).unlink(missing_ok=True)
+    (folder / PROMPTS_FILE).unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()
 
@@ -219,13 +225,29 @@ def trained_objective(model_path: str | os.PathLike[str]) -> dict[str, Any] | No
     return None if run is None or "jepa" not in run else dict(run["jepa"])
 
 
-def earlier_launches(folder: Path, now: dict[str, Any], training: dict[str, Any]) -> list[dict[str, Any]]:
+RESUMED_WITH = (
+    *("learning_rate", "weight_decay", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps"),
+    *("num_train_epochs", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "bf16", "fp16"),
+)
+"""Training arguments that a resumed run may change; all of them take effect."""
+
+
+def earlier_launches(
+    folder: Path,
+    now: dict[str, Any],
+    training: dict[str, Any],
+    *,
+    allow_changes: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[dict[str, Any]]:
     """What a resumed run has behind it; refuses to go on with it as another run.
 
     Args:
         folder: the run folder.
         now: parts of ``run.json`` that must not change, as this call would write them.
         training: the training arguments of this call.
+        allow_changes: tell such a change instead of refusing it.
+        say: is told what has changed, old and new.
 
     Returns:
         The ``launches`` of ``run.json``: seconds, and the step reached. One that was killed left none.
@@ -243,10 +265,17 @@ def earlier_launches(folder: Path, now: dict[str, Any], training: dict[str, Any]
         both = isinstance(value, dict) and isinstance(before.get(part), dict)
         inner = [key for key in value if before[part].get(key) != value[key]] if both else []
         words = ", ".join([part, *inner[:1]])
-        raise UserError(
-            f"the run was begun with other settings ({words}); pass the flags of run.json, or another --output_dir",
-            path=folder,
-        )
+        if not allow_changes:
+            raise UserError(
+                f"the run was begun with other settings ({words}); pass the flags of run.json, or another --output_dir "
+                "(--allow_changes resumes it all the same)",
+                path=folder,
+            )
+        say(f"resumed with other settings: {words}")
+    for name in RESUMED_WITH:
+        old = (before.get("training") or {}).get(name, training[name])
+        if old != json.loads(json.dumps(training[name], default=str)):
+            say(f"resumed with another --{name}: {old} before, {training[name]} from now on")
     length, was = ("num_train_epochs", "max_steps"), before.get("training") or {}
     if before.get("status") == "finished" and all(was.get(name) == training[name] for name in length):
         raise FinishedError("the run is finished; there is nothing to resume", path=folder)
@@ -271,6 +300,8 @@ def save_whole(folder: Path, save: Callable[[str], None]) -> None:
     try:
         with naming_disk_errors(folder):
             save(str(part))
+            if is_main_process():
+                write_checksums(part)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise

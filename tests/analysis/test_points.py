@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 
 import tiny
-from stepjepa.analysis.points import (
-    MOST_CLASSES,
-    Points,
-    choose_classes,
-    choose_points,
-    read_verdicts,
-    view_names,
-)
+from stepjepa.analysis.points import Points, choose_classes, choose_points, read_verdicts, view_names
 from stepjepa.analysis.representations import ViewEmbeddings
 from stepjepa.errors import UserError
 from stepjepa.files import write_json, write_jsonl
@@ -49,12 +42,10 @@ def test_views_are_both_drawn() -> None:
 
 
 def test_labels_of_the_record_colour_the_text_alone() -> None:
-    # Whole: answers that only begin alike are different ones.
-    long = "x" * 50
-    answers = [(1, "Good"), (11, "Bad film"), (12, "Bad film"), (13, "Bad film"), (21, long)]
+    bad = [(value, "Bad film") for value in (11, 12, 13)]
+    answers = [(1, "Good"), *bad, (21, "x" * 50)]
     assert drawn(points("rotten_tomatoes")) == answers
-    groups = [(1, "group 3"), (11, "group b"), (12, "group b"), (13, "group b"), (21, "group 3")]
-    assert drawn(points("paraphrase")) == groups
+    assert [label for _, label in drawn(points("paraphrase"))] == ["group 3", *["group b"] * 3, "group 3"]
     right = {0: True, 1: False, 2: True}
     assert [label for _, label in drawn(points("answers", right=right))] == ["right", *["wrong"] * 3, "right"]
     # Where the code predicts the text, the text is the target.
@@ -65,15 +56,9 @@ def test_labels_of_the_record_colour_the_text_alone() -> None:
 
 def test_a_target_is_the_step_after_its_source() -> None:
     steps = dict(drawn(points("steps", view_names("step-jepa", False))))
-    assert (steps[11], steps[12], steps[-11], steps[-12], steps[-13]) == (
-        "step 1",
-        "step 2",
-        "step 2",
-        "step 3",
-        "step 4",
-    )
+    assert [steps[place] for place in (11, 12, -11, -12, -13)] == [f"step {n}" for n in (1, 2, 2, 3, 4)]
     steps = dict(drawn(points("steps", view_names("step-jepa", True))))
-    assert (steps[11], steps[12], steps[-11], steps[-12]) == ("step 2", "step 3", "step 1", "step 2")
+    assert [steps[place] for place in (11, 12, -11, -12)] == [f"step {n}" for n in (2, 3, 1, 2)]
 
 
 def test_a_sample_of_pairs_keeps_them_together() -> None:
@@ -81,15 +66,12 @@ def test_a_sample_of_pairs_keeps_them_together() -> None:
     assert len(found.labels) == 4
     assert (found.vectors[:2] == -found.vectors[2:]).all()
     assert drawn(points("in_n_out", most=2, seed=1)) == drawn(found)
-    assert {tuple(drawn(points("in_n_out", most=2, seed=seed))) != tuple(drawn(found)) for seed in range(9)} == {
-        True,
-        False,
-    }
+    assert any(drawn(points("in_n_out", most=2, seed=seed)) != drawn(found) for seed in range(9))
 
 
-@pytest.mark.parametrize("group", [None, True, [1], {"a": 1}])
+@pytest.mark.parametrize("group", [{}, {"group": True}, {"group": [1]}])
 def test_a_record_without_a_group_is_named(group: Any) -> None:
-    records = [*RECORDS[:2], tiny.make_record("", "q", "a", line=7, **({} if group is None else {"group": group}))]
+    records = [*RECORDS[:2], tiny.make_record("", "q", "a", line=7, **group)]
     with pytest.raises(UserError, match=r"memory.jsonl:7: no field 'group'.*prepare paraphrase"):
         choose_points(EMBEDDINGS, "paraphrase", records, views=("text", "code"))
 
@@ -97,7 +79,6 @@ def test_a_record_without_a_group_is_named(group: Any) -> None:
 def test_the_largest_classes_have_a_colour() -> None:
     labels = [f"group {letter}" for number, letter in enumerate("ihgfedcba") for _ in range(9 - number)]
     assert choose_classes(labels, "paraphrase") == [f"group {letter}" for letter in "cdefghi"]
-    assert len(choose_classes(labels, "paraphrase")) == MOST_CLASSES
     numbered = [f"group {number}" for number in (10, 2, 1, 11)]
     assert choose_classes(numbered, "paraphrase") == [f"group {number}" for number in (1, 2, 10, 11)]
     assert choose_classes(["Good", "Bad", "Good"], "rotten_tomatoes") == ["Bad", "Good"]
@@ -106,12 +87,6 @@ def test_the_largest_classes_have_a_colour() -> None:
     assert choose_classes(["wrong"], "answers") == ["right", "wrong"]
     steps = [f"step {number}" for number in (10, 9, 2, 1, 3, 4, 5, 6, 7) for _ in range(number)]
     assert choose_classes(steps, "steps") == [f"step {number}" for number in range(1, 8)]
-
-
-def test_view_names() -> None:
-    assert view_names("llm-jepa", False) == ("text", "code")
-    assert view_names("llm-jepa", True) == ("code", "text")
-    assert view_names("step-jepa", False) == ("step", "next step")
 
 
 @pytest.fixture
@@ -131,17 +106,15 @@ def test_verdicts_by_name_or_headline(predictions: Path) -> None:
     assert read_verdicts(predictions, None, "x", [0, 1]) == {0: True, 1: False}
     with pytest.raises(UserError, match="answers to another test file"):
         read_verdicts(predictions, None, "y", [0])
-    for broken, message in (("{", "not valid JSON"), ("[]", "no summary of 'stepjepa evaluate'")):
-        predictions.with_suffix(".summary.json").write_text(broken)
-        with pytest.raises(UserError, match=rf"answers.summary.json: {message}"):
-            read_verdicts(predictions, "exact", "x", [0])
+    predictions.with_suffix(".summary.json").write_text("{")
+    with pytest.raises(UserError, match=r"answers.summary.json:1: .*not valid JSON.*; evaluate or score again"):
+        read_verdicts(predictions, "exact", "x", [0])
 
 
 @pytest.mark.parametrize(
     ("line", "needed", "message"),
     [
         ({"index": 4, "scores": {"share": 1.0}}, [0], r"answers.jsonl:5: no score 'exact'; .* one of share"),
-        ({"scores": {"exact": 1.0}}, [0], r"answers.jsonl:5: expected 'index' and 'scores'"),
         ({"index": 4, "scores": 1.0}, [0], r"answers.jsonl:5: expected 'index' and 'scores'"),
         ({"index": 4, "scores": {"exact": None}}, [0], r"answers.jsonl:5: the score 'exact' is NoneType"),
         ({"index": 7, "scores": {"exact": True}}, [0, 4, 5], r"no line with index 4, nor for 1 other records"),

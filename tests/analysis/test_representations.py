@@ -1,6 +1,6 @@
 """Embeddings of views: where training reads them, and at any layer what separate plain passes give."""
 
-from itertools import pairwise
+from itertools import combinations, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,13 @@ def embed(model: Any, tokenizer: Any, config: JepaConfig, *reading: Any, batch_s
     return embed_views(model, tokenizer, tiny.records(), config, Reading(*reading), batch_size=batch_size)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3_window", "mistral_window"])
 @pytest.mark.parametrize(
-    "settings",
+    ("architecture", "settings"),
     [
-        {"mode": "llm-jepa", "predictors": 2},
-        {"mode": "llm-jepa", "layout": "branched", "predictors": 1},
-        {**STEPS, "predictors": 3},
-        {**STEPS, "predictors": 0},
+        ("llama", {"mode": "llm-jepa", "predictors": 2}),
+        ("gpt2", {"mode": "llm-jepa", "layout": "branched", "predictors": 1}),
+        ("gemma3_window", {**STEPS, "predictors": 3}),
+        ("mistral_window", {**STEPS, "predictors": 0}),
     ],
 )
 def test_the_default_reading_is_that_of_training(
@@ -48,19 +47,11 @@ def test_the_default_reading_is_that_of_training(
 
 
 @pytest.mark.parametrize("architecture", tiny.RECURRENT)
-@pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_models_that_need_rows_of_their_own_give_what_separate_passes_give(
-    architecture: str, pooling: str, tiny_model: Any, trained_tokenizer: Any
+    architecture: str, tiny_model: Any, trained_tokenizer: Any
 ) -> None:
-    compare_with_separate_passes(
-        tiny_model(architecture), trained_tokenizer, JepaConfig(**STEPS, predictors=2), (-1, pooling), 5e-5
-    )
-
-
-def character_tokens(offsets: list[tuple[int, int]], start: int, end: int) -> tuple[int, int]:
-    """First and one past the last of the tokens that begin inside a range of characters."""
-    inside = [index for index, (first, _) in enumerate(offsets) if start <= first < end]
-    return inside[0], inside[-1] + 1
+    config = JepaConfig(**STEPS, predictors=2)
+    compare_with_separate_passes(tiny_model(architecture), trained_tokenizer, config, (-1, "mean"), 5e-5)
 
 
 class Slow:
@@ -72,34 +63,24 @@ class Slow:
         assert config.predictors is not None
         self.predictors = predictor_ids(tokenizer, config.predictors)
 
-    def tokens(self, chat: list[dict[str, str]]) -> tuple[str, list[int], list[tuple[int, int]]]:
+    def read(
+        self, chat: Any, content: str, source: bool, span: tuple[int, int] | None = None, alone: bool = False
+    ) -> np.ndarray:
+        """A message or a span of its characters: after all that precedes it in the chat, or alone."""
         text = self.tokenizer.apply_chat_template(chat, tokenize=False)
         both = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return text, both["input_ids"], both["offset_mapping"]
-
-    def in_chat(self, record: Record, message: int, start: int, end: int, source: bool) -> np.ndarray:
-        """A part of a message, after all that precedes it in the chat."""
-        text, ids, offsets = self.tokens(list(record.messages))
-        content = text.rindex(record.messages[message]["content"])
-        first, last = character_tokens(offsets, content + start, content + end)
-        if not source:
-            return self.pool(ids[:last], first)
-        if self.config.front_pred:
-            return self.pool([*ids[:first], *self.predictors, *ids[first:last]], first)
-        return self.pool([*ids[:last], *self.predictors], first)
-
-    def alone(self, record: Record, message: int, start: int, end: int, source: bool) -> np.ndarray:
-        """A part of a message, the tokens it has in the chat, by itself."""
-        text, ids, offsets = self.tokens(list(record.messages))
-        content = text.rindex(record.messages[message]["content"])
-        first, last = character_tokens(offsets, content + start, content + end)
-        return self.pool([*ids[first:last], *(self.predictors if source else [])], 0)
-
-    def message(self, role: str, content: str, source: bool) -> np.ndarray:
-        """A message by itself in the template."""
-        text, ids, offsets = self.tokens([{"role": role, "content": content}])
-        _, last = character_tokens(offsets, text.index(content), text.index(content) + len(content))
-        return self.pool([*ids[:last], *(self.predictors if source else [])], 0)
+        start, end = span or (0, len(content))
+        place = text.rindex(content)
+        offsets = enumerate(both["offset_mapping"])
+        inside = [index for index, (begin, _) in offsets if place + start <= begin < place + end]
+        ids, first, last = both["input_ids"], inside[0], inside[-1] + 1
+        predictors = self.predictors if source else []
+        if alone:
+            return self.pool([*ids[first:last], *predictors], 0)
+        if source and self.config.front_pred:
+            return self.pool([*ids[:first], *predictors, *ids[first:last]], first)
+        # The template around a single message is a part of the view.
+        return self.pool([*ids[:last], *predictors], 0 if len(chat) == 1 else first)
 
     def pool(self, ids: list[int], first: int) -> np.ndarray:
         with torch.no_grad():
@@ -108,28 +89,21 @@ class Slow:
         return rows[-1] if self.pooling == "last" else rows[first:].mean(0)
 
     def pairs(self, record: Record) -> list[tuple[np.ndarray, np.ndarray]]:
-        last, config = len(record.messages) - 1, self.config
-        if config.mode == "llm-jepa":
-            user, assistant = record.messages[-2]["content"], record.messages[-1]["content"]
-            if config.layout == "branched":
-                source = self.in_chat(record, last - 1, 0, len(user), source=True)
-            else:
-                source = self.message("user", user, source=True)
-            return [(source, self.message("assistant", assistant, source=False))]
-        places, beginning = [], 0
-        for step in record.answer.split("\n\n"):
-            end = min(beginning + len(step) + 2, len(record.answer))
-            places.append((beginning, end))
-            beginning = end
-        if config.reverse_pred:
-            return [
-                (self.alone(record, last, *later, source=True), self.in_chat(record, last, *earlier, source=False))
-                for earlier, later in pairwise(places)
-            ]
-        return [
-            (self.in_chat(record, last, *earlier, source=True), self.alone(record, last, *later, source=False))
-            for earlier, later in pairwise(places)
-        ]
+        chat, answer, reverse = list(record.messages), record.answer, self.config.reverse_pred
+        if self.config.mode == "llm-jepa":
+            user, assistant = chat[-2:]
+            source = self.read(chat if self.config.layout == "branched" else [user], user["content"], True)
+            return [(source, self.read([assistant], answer, False))]
+        spans, beginning = [], 0
+        for step in answer.split("\n\n"):
+            spans.append((beginning, min(beginning + len(step) + 2, len(answer))))
+            beginning = spans[-1][1]
+        found = []
+        for earlier, later in pairwise(spans):
+            first = self.read(chat, answer, not reverse, earlier)
+            second = self.read(chat, answer, reverse, later, alone=True)
+            found.append((second, first) if reverse else (first, second))
+        return found
 
 
 def compare_with_separate_passes(
@@ -139,54 +113,41 @@ def compare_with_separate_passes(
     expected = [pair for record in tiny.records() for pair in slow.pairs(record)]
     found = embed(model, tokenizer, config, *reading)
     assert len(found) == len(expected) > 2
-    for number, (source, target) in enumerate(expected):
-        tiny.assert_same(
-            torch.from_numpy(found.source[number]), torch.from_numpy(source), tolerance, f"source {number}"
-        )
-        tiny.assert_same(
-            torch.from_numpy(found.target[number]), torch.from_numpy(target), tolerance, f"target {number}"
-        )
+    for fast, each in zip((found.source, found.target), zip(*expected, strict=True), strict=True):
+        tiny.assert_same(torch.from_numpy(fast), torch.from_numpy(np.stack(each)), tolerance)
 
 
-@pytest.mark.parametrize("reading", [(0, "last"), (1, "last"), (-2, "mean"), (-1, "mean"), (2, "last"), (-3, "mean")])
 @pytest.mark.parametrize(
-    "settings",
+    ("architecture", "settings", "readings"),
     [
-        {"mode": "llm-jepa", "predictors": 2},
-        {"mode": "llm-jepa", "layout": "branched", "predictors": 1},
-        {"mode": "llm-jepa", "layout": "branched", "predictors": 2, "front_pred": True},
-        {**STEPS, "predictors": 2},
-        {**STEPS, "predictors": 0},
-        {**STEPS, "predictors": 1, "front_pred": True},
-        {**STEPS, "predictors": 1, "reverse_pred": True},
+        ("llama", {"mode": "llm-jepa", "predictors": 2}, ((0, "last"), (-3, "mean"))),
+        ("llama", {"mode": "llm-jepa", "layout": "branched", "predictors": 1}, ((1, "last"), (-2, "mean"))),
+        ("llama", {"mode": "llm-jepa", "layout": "branched", "predictors": 2, "front_pred": True}, ((-1, "mean"),)),
+        ("llama", {**STEPS, "predictors": 2}, ((2, "last"), (-1, "mean"))),
+        ("llama", {**STEPS, "predictors": 0}, ((1, "last"), (0, "mean"))),
+        ("llama", {**STEPS, "predictors": 1, "front_pred": True}, ((1, "mean"),)),
+        ("llama", {**STEPS, "predictors": 1, "reverse_pred": True}, ((1, "last"), (-1, "mean"))),
+        ("gpt2", {"mode": "llm-jepa", "predictors": 2}, ((0, "mean"), (-1, "mean"))),
+        ("qwen3", {"mode": "llm-jepa", "predictors": 2}, ((1, "mean"),)),
+        ("gemma3_window", {"mode": "llm-jepa", "predictors": 2}, ((1, "mean"), (-1, "mean"))),
     ],
-    ids=lambda settings: "-".join(map(str, settings.values())),
+    ids=str,
 )
 def test_any_layer_and_pooling_is_that_of_separate_passes(
-    settings: dict[str, Any], reading: tuple[int, str], tiny_model: Any, trained_tokenizer: Any
+    architecture: str, settings: dict[str, Any], readings: Any, tiny_model: Any, trained_tokenizer: Any
 ) -> None:
-    compare_with_separate_passes(tiny_model("llama"), trained_tokenizer, JepaConfig(**settings), reading)
-
-
-@pytest.mark.parametrize("architecture", ["gpt2", "qwen3", "gemma3_window"])
-def test_layers_of_other_architectures(architecture: str, tiny_model: Any, trained_tokenizer: Any) -> None:
-    config = JepaConfig(mode="llm-jepa", predictors=2)
-    for reading in ((0, "mean"), (1, "mean"), (-1, "mean")):
-        compare_with_separate_passes(tiny_model(architecture), trained_tokenizer, config, reading)
+    for reading in readings:
+        compare_with_separate_passes(tiny_model(architecture), trained_tokenizer, JepaConfig(**settings), reading)
 
 
 def test_layers_and_poolings_are_told_apart(tiny_model: Any, trained_tokenizer: Any) -> None:
     model, config = tiny_model("llama"), JepaConfig(mode="llm-jepa", predictors=2)
     found = {
-        (layer, pooling): embed(model, trained_tokenizer, config, layer, pooling).source
-        for layer in (0, 1, 2)
-        for pooling in ("last", "mean")
+        reading: embed(model, trained_tokenizer, config, *reading).source
+        for reading in product((0, 1, 2), ("last", "mean"))
     }
     assert np.array_equal(found[2, "last"], embed(model, trained_tokenizer, config).source)
-    values = list(found.values())
-    assert all(np.abs(a - b).max() > 1e-2 for i, a in enumerate(values) for b in values[:i])
-    # At the embedding layer the last predictor token is the same for every source.
-    assert np.ptp(found[0, "last"], axis=0).max() == 0
+    assert all(np.abs(a - b).max() > 1e-2 for a, b in combinations(found.values(), 2))
 
 
 def test_batches_make_no_difference(tiny_model: Any, trained_tokenizer: Any) -> None:
@@ -209,15 +170,6 @@ def test_records_without_embeddings_leave_the_others_where_they_are(tiny_model: 
     tiny.assert_same(torch.from_numpy(found.source[:1]), torch.from_numpy(alone.source))
 
 
-def test_several_turns_are_several_pairs(tiny_model: Any, trained_tokenizer: Any) -> None:
-    record = tiny.make_record("Add.", "1+1", "It is 2", "And 2+2?", "It is 4")
-    for layout in ("separate", "branched"):
-        config = JepaConfig(mode="llm-jepa", layout=layout, pairs="all", predictors=1)  # type: ignore[arg-type]
-        found = embed_views(tiny_model("llama"), trained_tokenizer, [record], config, Reading(-1, "mean"))
-        assert found.pair.tolist() == [1, 2]
-        assert np.abs(found.source[0] - found.source[1]).max() > 1e-2
-
-
 def test_what_can_not_be_embedded(tiny_model: Any, trained_tokenizer: Any) -> None:
     model, records = tiny_model("llama"), tiny.records()
     config = JepaConfig(mode="llm-jepa", predictors=1)
@@ -228,8 +180,6 @@ def test_what_can_not_be_embedded(tiny_model: Any, trained_tokenizer: Any) -> No
         UserError, match=r"memory.jsonl: none of the 1 records has a pair of step-jepa views; check step"
     ):
         embed_views(model, trained_tokenizer, records[2:], JepaConfig(**STEPS))
-    with pytest.raises(ValueError, match="pooling: expected last, mean or trained, got 'cls'"):
-        Reading(-1, "cls")
     for mode, layout in (("regular", None), ("step-jepa", "inplace")):
         with pytest.raises(ValueError, match="expected views in branched or separate layout"):
             embed_views(model, trained_tokenizer, records, JepaConfig(mode=mode, layout=layout))  # type: ignore[arg-type]

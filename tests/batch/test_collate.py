@@ -10,9 +10,7 @@ import pytest
 import torch
 
 import tiny
-from slow_trees import random_records
-from stepjepa.batch.collate import Batch, Collator, Item
-from stepjepa.batch.layouts import Reading
+from stepjepa.batch.collate import Batch, Item
 from stepjepa.batch.sequences import Sequence
 from stepjepa.config import JepaConfig
 
@@ -131,52 +129,6 @@ def test_isolated_places_are_named(trained_tokenizer: Any) -> None:
     assert tiny.batch_of(trained_tokenizer, CONFIGURATIONS["steps"])["isolates"] is False
 
 
-def test_shared_positions_carry_the_labels_of_each_record() -> None:
-    records = random_records(1)
-    shared = Collator("separate", np.empty(0, np.int32), row_length=500, prompt_labels=True)(map(Item, records))
-    alone = [Collator("separate", np.empty(0, np.int32))([Item(record)]) for record in records]
-    assert len(shared["label_ids"]) == sum(len(batch["label_ids"]) for batch in alone)
-    assert len(shared["prompt_ids"]) == sum(len(record.prompt) for record in records)
-    # Records 1 and 4 are equal, 5 is a beginning of both, 2 is equal up to the middle: 13 + 5 + 6 + 3 states.
-    assert len(shared["label_row"].unique()) == 13 + 5 + 6 + 3
-    # Behind the sixth token of the answer two tokens are predicted at once.
-    assert len(set(shared["label_row"].tolist())) < len(
-        set(zip(shared["label_row"].tolist(), shared["label_ids"].tolist(), strict=True))
-    )
-
-
-def test_views_are_left_out_where_the_step_has_none(trained_tokenizer: Any) -> None:
-    for name, config in CONFIGURATIONS.items():
-        records = tiny.tokenized(trained_tokenizer, config)
-        regular = tiny.tokenized(trained_tokenizer, CONFIGURATIONS["regular"])
-        found = tiny.collator(trained_tokenizer, config)(Item(record, with_views=False) for record in records)
-        wanted = tiny.collator(trained_tokenizer, CONFIGURATIONS["regular"])(Item(record) for record in regular)
-        assert found.pairs == 0, name
-        for key in ("input_ids", "head_index", "label_row", "label_ids"):
-            assert torch.equal(found[key], wanted[key]), (name, key)
-
-
-def test_plain_rows_carry_no_mask(trained_tokenizer: Any) -> None:
-    """Attention takes its fast path where there is nothing to mask."""
-    one = tiny.records()[:1]
-    regular = CONFIGURATIONS["regular"]
-    assert tiny.batch_of(trained_tokenizer, CONFIGURATIONS["separate"]).trees is not None
-    assert tiny.batch_of(trained_tokenizer, regular, one).trees is None
-    rows = tiny.batch_of(trained_tokenizer, CONFIGURATIONS["steps"], encoding="rows")
-    assert rows.trees is None
-    assert "position_ids" not in rows
-    assert (rows["attention_mask"] == 1).all()
-
-
-def test_places_that_are_all_empty() -> None:
-    batch = Collator("separate", np.empty(0, np.int32), prompt_labels=True)([None, None])
-    assert batch["input_ids"].shape == (1, 1)
-    assert batch["num_tokens"].tolist() == [0]
-    assert batch["num_records"].tolist() == [0, 0]
-    assert batch.pairs == len(batch["label_ids"]) == len(batch["prompt_ids"]) == len(batch["head_index"]) == 0
-    assert batch["members"].paths == ()
-
-
 def test_sequences_beyond_the_models_positions_are_refused(trained_tokenizer: Any) -> None:
     config = CONFIGURATIONS["separate"]
     record = tiny.tokenized(trained_tokenizer, config)[0]
@@ -189,13 +141,3 @@ def test_sequences_beyond_the_models_positions_are_refused(trained_tokenizer: An
     )
     with pytest.raises(ValueError, match=message):
         tiny.collator(trained_tokenizer, config, positions=limit - 1)([Item(record)])
-
-
-def test_the_collator_of_a_configuration() -> None:
-    config = JepaConfig(mode="step-jepa", front_pred=True, reverse_pred=True, pooling="mean")
-    found = Collator.of(config, [7, 9], row_length=41)
-    assert found.reading == Reading(front=True, reverse=True, last_token=None, mean=True)
-    assert found.layout == "branched"
-    assert found.predictors.tolist() == [7, 9]
-    assert found.row_length == 41
-    assert Collator.of(JepaConfig(last_token=-2), []).reading == Reading(last_token=-2)

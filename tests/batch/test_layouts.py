@@ -58,100 +58,49 @@ def read(sequences: list[Sequence], pair: int, kind: str) -> Read:
 
 
 MAIN = list(range(16))
-TEMPLATED, END = [60, *range(8, 15)], [61]
-CASES: dict[str, tuple[tuple[View, View], Any, Reading, Read, Read]] = {
-    "messages": (
-        (ASKED_BEHIND, ANSWER),
-        PREDICTORS,
-        Reading(),
-        ([50, 51, 3, 4, 5, 6, 90, 91, 92], 8, 9),
-        (TEMPLATED, 7, 8),
+ALONE, TEMPLATED = [50, 51, 3, 4, 5, 6], [60, *range(8, 15)]
+BEHIND, FRONT = [*ALONE, 90, 91, 92], [50, 51, 90, 91, 92, 3, 4, 5, 6]
+IN_TEXT, REVERSED = [*MAIN[:11], 90, 91, 92], [*TEMPLATED, 90, 91, 92]
+
+# What it is, the two views, predictors, how they are read; what becomes of source and target.
+CASES: list[tuple[str, View, View, Any, Reading, Read, Read]] = [
+    ("messages", ASKED_BEHIND, ANSWER, PREDICTORS, Reading(), (BEHIND, 8, 9), (TEMPLATED, 7, 8)),
+    ("in front", ASKED_FRONT, ANSWER, PREDICTORS, Reading(front=True), (FRONT, 8, 9), (TEMPLATED, 7, 8)),
+    ("reversed", ASKED, ANSWER_BEHIND, PREDICTORS, Reading(reverse=True), (REVERSED, 10, 11), (ALONE, 5, 6)),
+    (
+        *("last token", ASKED_BEHIND, ANSWER, PREDICTORS, Reading(last_token=-1)),
+        *(([*BEHIND, 52, 53], 10, 11), ([*TEMPLATED, 61], 8, 9)),
     ),
-    "predictors in front": (
-        (ASKED_FRONT, ANSWER),
-        PREDICTORS,
-        Reading(front=True),
-        ([50, 51, 90, 91, 92, 3, 4, 5, 6], 8, 9),
-        (TEMPLATED, 7, 8),
+    ("means", ASKED_BEHIND, ANSWER, PREDICTORS, Reading(mean=True), (BEHIND, 6, 9), (TEMPLATED, 1, 8)),
+    ("means, K 0", ASKED, ANSWER, NONE, Reading(mean=True), (ALONE, 2, 6), (TEMPLATED, 1, 8)),
+    ("in the chat", QUESTION, ANSWER, PREDICTORS, Reading(), ([*MAIN[:7], 90, 91, 92], 9, 10), (TEMPLATED, 7, 8)),
+    (
+        *("in the chat, reversed", QUESTION, ANSWER_BEHIND, PREDICTORS, Reading(reverse=True)),
+        *((REVERSED, 10, 11), (MAIN[:7], 6, 7)),
     ),
-    "the answer predicts": (
-        (ASKED, ANSWER_BEHIND),
-        PREDICTORS,
-        Reading(reverse=True),
-        ([*TEMPLATED, 90, 91, 92], 10, 11),
-        ([50, 51, 3, 4, 5, 6], 5, 6),
+    ("steps", STEPS[0], STEPS[1], PREDICTORS, Reading(), (IN_TEXT, 13, 14), ([11, 12], 1, 2)),
+    (
+        *("steps, in front", STEPS[0], STEPS[1], PREDICTORS, Reading(front=True)),
+        *(([*MAIN[:8], 90, 91, 92, 8, 9, 10], 13, 14), ([11, 12], 1, 2)),
     ),
-    "last token of the template": (
-        (ASKED_BEHIND, ANSWER),
-        PREDICTORS,
-        Reading(last_token=-1),
-        ([50, 51, 3, 4, 5, 6, 90, 91, 92, 52, 53], 10, 11),
-        ([*TEMPLATED, 61], 8, 9),
+    (
+        *("steps, reversed", STEPS[0], STEPS[1], PREDICTORS, Reading(reverse=True)),
+        *(([11, 12, 90, 91, 92], 4, 5), (MAIN[:11], 10, 11)),
     ),
-    "means": (
-        (ASKED_BEHIND, ANSWER),
-        PREDICTORS,
-        Reading(mean=True),
-        ([50, 51, 3, 4, 5, 6, 90, 91, 92], 6, 9),
-        (TEMPLATED, 1, 8),
-    ),
-    "means without predictors": (
-        (ASKED, ANSWER),
-        NONE,
-        Reading(mean=True),
-        ([50, 51, 3, 4, 5, 6], 2, 6),
-        (TEMPLATED, 1, 8),
-    ),
-    "a question in the chat": (
-        (QUESTION, ANSWER),
-        PREDICTORS,
-        Reading(),
-        ([*MAIN[:7], 90, 91, 92], 9, 10),
-        (TEMPLATED, 7, 8),
-    ),
-    "the answer predicts a question in the chat": (
-        (QUESTION, ANSWER_BEHIND),
-        PREDICTORS,
-        Reading(reverse=True),
-        ([*TEMPLATED, 90, 91, 92], 10, 11),
-        (MAIN[:7], 6, 7),
-    ),
-    "steps": (
-        (STEPS[0], STEPS[1]),
-        PREDICTORS,
-        Reading(),
-        ([*MAIN[:11], 90, 91, 92], 13, 14),
-        ([11, 12], 1, 2),
-    ),
-    "steps, predictors in front": (
-        (STEPS[0], STEPS[1]),
-        PREDICTORS,
-        Reading(front=True),
-        ([*MAIN[:8], 90, 91, 92, 8, 9, 10], 13, 14),
-        ([11, 12], 1, 2),
-    ),
-    "step 2 predicts step 1": (
-        (STEPS[0], STEPS[1]),
-        PREDICTORS,
-        Reading(reverse=True),
-        ([11, 12, 90, 91, 92], 4, 5),
-        (MAIN[:11], 10, 11),
-    ),
-    "steps without predictors": ((STEPS[1], STEPS[2]), NONE, Reading(), (MAIN[:13], 12, 13), ([13, 14], 1, 2)),
-    "steps, last but one": (
-        (STEPS[0], STEPS[1]),
-        PREDICTORS,
-        Reading(last_token=-2),
-        ([*MAIN[:11], 90, 91], 12, 13),
-        ([11], 0, 1),
-    ),
-}
+    ("steps, K 0", STEPS[1], STEPS[2], NONE, Reading(), (MAIN[:13], 12, 13), ([13, 14], 1, 2)),
+    ("steps, last", STEPS[0], STEPS[1], PREDICTORS, Reading(last_token=-2), (IN_TEXT[:-1], 12, 13), ([11], 0, 1)),
+]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_views_beside_the_text(name: str) -> None:
-    pair, predictors, reading, source, target = CASES[name]
-    sequences = LAYOUTS["separate"].place(record(pair), predictors, reading)
+@pytest.mark.parametrize(
+    ("first", "second", "predictors", "reading", "source", "target"),
+    [each[1:] for each in CASES],
+    ids=[each[0] for each in CASES],
+)
+def test_views_beside_the_text(
+    first: View, second: View, predictors: Any, reading: Reading, source: Read, target: Read
+) -> None:
+    sequences = LAYOUTS["separate"].place(record((first, second)), predictors, reading)
     assert len(sequences) == 3
     assert read(sequences, 0, "source") == source
     assert read(sequences, 0, "target") == target

@@ -10,7 +10,18 @@ import torch
 from transformers.masking_utils import chunked_causal_mask_function, sliding_window_causal_mask_function
 
 from slow_trees import random_sequences, row_mask
-from stepjepa.batch.mask import BLOCK, Trees, blocks, dense, evaluated_blocks, padded, sees, static_length, under
+from stepjepa.batch.mask import (
+    BLOCK,
+    Blocks,
+    Trees,
+    blocks,
+    dense,
+    evaluated_blocks,
+    padded,
+    sees,
+    static_length,
+    under,
+)
 from stepjepa.batch.pack import Rows, pack
 
 NEVER = 10**4
@@ -85,32 +96,29 @@ def long_rows(seed: int, *, isolated: bool = False) -> Rows:
     return rows
 
 
-@pytest.mark.parametrize("seed", range(7))
-def test_blocks_from_the_integers_are_those_of_the_dense_mask(seed: int) -> None:
-    rows = long_rows(seed)
-    trees = padded(trees_of(rows), static_length(rows.ids.shape[1]))
-    tiles = dense(trees)[:, 0].unflatten(2, (-1, BLOCK)).unflatten(1, (-1, BLOCK))  # [R, N, BLOCK, N, BLOCK]
+def slow_blocks(allowed: torch.Tensor) -> Blocks:
+    """From the dense mask ``[R, T, T]``."""
+    tiles = allowed.unflatten(2, (-1, BLOCK)).unflatten(1, (-1, BLOCK))  # [R, N, BLOCK, N, BLOCK]
     some, every = tiles.any(4).any(2), tiles.all(4).all(2)
-    found = blocks(trees)
-    assert torch.equal(found.full, every)
-    assert torch.equal(found.partial, some & ~every)
+    return Blocks(some & ~every, every)
 
 
 @pytest.mark.parametrize("isolated", [False, True])
-@pytest.mark.parametrize("seed", range(3))
-def test_blocks_of_any_rule_are_those_of_the_dense_mask(seed: int, isolated: bool) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_blocks_are_those_of_the_dense_mask(seed: int, isolated: bool) -> None:
+    """Those from the integers alone, where nothing is isolated, and those of any rule."""
     rows = long_rows(seed, isolated=isolated)
     trees = padded(trees_of(rows), static_length(rows.ids.shape[1]))
     window = sliding_window_causal_mask_function(41)
-    for rule in (sees(trees), under(window, trees)):
-        found = evaluated_blocks(rule, *trees.start.shape, torch.device("cpu"))
-        place = torch.arange(trees.start.shape[1])
-        batch = torch.arange(len(trees.start))[:, None, None, None]
-        allowed = rule(batch, torch.zeros((), dtype=torch.long), place[:, None], place)[:, 0]
-        tiles = allowed.unflatten(2, (-1, BLOCK)).unflatten(1, (-1, BLOCK))
-        some, every = tiles.any(4).any(2), tiles.all(4).all(2)
-        assert torch.equal(found.full, every)
-        assert torch.equal(found.partial, some & ~every)
+    shape, cpu = trees.start.shape, torch.device("cpu")
+    plain, windowed = slow_blocks(dense(trees)[:, 0]), slow_blocks(dense(trees, window)[:, 0])
+    found = [(evaluated_blocks(sees(trees), *shape, cpu), plain)]
+    found.append((evaluated_blocks(under(window, trees), *shape, cpu), windowed))
+    if not isolated:
+        found.append((blocks(trees), plain))
+    for ours, slow in found:
+        assert torch.equal(ours.full, slow.full)
+        assert torch.equal(ours.partial, slow.partial)
 
 
 def test_lengths_are_few_and_grow_by_little() -> None:

@@ -113,11 +113,6 @@ def test_sorting_saves_padding() -> None:
     assert random < 0.8 * padding(unsorted, lengths, size)
 
 
-def test_unknown_strategy() -> None:
-    with pytest.raises(ValueError, match="expected one of random, group_by_length, sequential, got 'sorted'"):
-        StepSampler([1], 1, strategy="sorted")
-
-
 def test_the_order_is_the_one_of_published_runs() -> None:
     """Runs can be repeated with later versions: permutation and draws are fixed."""
     keys = epoch(1, lengths=[7] * 12, records_per_step=4, seed=5, jepa_ratio=0.5, tight=False)

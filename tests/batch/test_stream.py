@@ -7,23 +7,17 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import datasets
 import pytest
-from accelerate import skip_first_batches
-from datasets.distributed import split_dataset_by_node
 from torch.utils.data import IterableDataset
 
 import tiny
-from stepjepa.batch import stream as module
 from stepjepa.batch.dataset import prepare
 from stepjepa.batch.sampler import draw
 from stepjepa.batch.stream import (
     RecordStream,
-    StreamCallback,
-    StreamCounts,
     StreamDataset,
     StreamedBatch,
     StreamSampler,
@@ -34,7 +28,8 @@ from stepjepa.batch.stream import (
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.files import write_jsonl
+from stepjepa.training import stream_counts
+from stepjepa.training.stream_counts import StreamCounts
 
 STEPS = JepaConfig(mode="step-jepa", jepa_ratio=0.5)
 
@@ -102,17 +97,6 @@ def test_a_stream_without_end_is_read_as_far_as_it_is_trained_on(buffer: int) ->
 # -- sources -----------------------------------------------------------------------------------------------------------
 
 
-def test_files_name_their_lines_when_they_are_reached(tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl"
-    write_jsonl(path, [{"messages": list(record.messages)} for record in records(5)])
-    with path.open("a") as file:
-        file.write('{"messages": 1}\n')
-    batches = iter(StreamSampler(RecordStream(path), 2, 5))
-    assert len(lines(list(islice(batches, 2)))) == 4
-    with pytest.raises(UserError, match=r"data\.jsonl:6: 'messages'"):
-        next(batches)
-
-
 def test_what_is_streamed_and_what_is_prepared(trained_tokenizer: Any) -> None:
     class Torch(IterableDataset[Any]):
         def __iter__(self) -> Iterator[Any]:
@@ -144,9 +128,6 @@ def test_wrong_sources_are_refused(tmp_path: Path) -> None:
         RecordStream(iter(records(1)))
     with pytest.raises(ValueError, match="expected 0 or more, got -1"):
         RecordStream(records(1), -1)
-    rows = datasets.Dataset.from_list([{"a": 1}, {"a": 2}]).to_iterable_dataset(num_shards=2)
-    with pytest.raises(ValueError, match="split by node"):
-        RecordStream(split_dataset_by_node(rows, 0, 2))
     with pytest.raises(UserError, match="holds no records"):
         list(StreamSampler(RecordStream([]), 1, 1))
 
@@ -172,12 +153,12 @@ def collate(items: list[Any]) -> dict[str, Any]:
     return {"items": [(i.record.line, i.record.ids.tolist(), len(i.record.pairs), i.with_views, i.draw) for i in items]}
 
 
-def batches(tokenizer: Any, folder: Path, skip: int = 0, workers: int = 0, **options: Any) -> Any:
+def batches(tokenizer: Any, folder: Path, workers: int = 0, **options: Any) -> Any:
     changes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 5, "seed": 3}
     args = tiny.arguments(folder, dataloader_num_workers=workers, dataloader_pin_memory=False, **changes)
     loader = stream_loader(RecordStream(records(11), 6), tokenizer, JepaConfig(**options), args, collate)
     counts = StreamCounts()
-    found = [counts.meet(batch)["items"] for batch in (skip_first_batches(loader, skip) if skip else loader)]
+    found = [counts.meet(batch)["items"] for batch in loader]
     counts.sum_over_processes()
     return found, counts
 
@@ -210,18 +191,6 @@ def test_workers_change_nothing(trained_tokenizer: Any, tmp_path: Path) -> None:
     pickle.dumps(dataset)
 
 
-def test_a_resumed_run_goes_on_with_the_next_batch(trained_tokenizer: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    whole, _ = batches(trained_tokenizer, tmp_path)
-    tokenised: list[int] = []
-    plain = module.RecordTokenizer.tokenize_each
-    monkeypatch.setattr(
-        module.RecordTokenizer, "tokenize_each", lambda self, some: tokenised.append(len(some)) or plain(self, some)
-    )
-    rest, _ = batches(trained_tokenizer, tmp_path, skip=6)
-    assert rest == whole[6:]
-    assert sum(tokenised) == sum(map(len, rest))
-
-
 def test_counts_are_saved_and_loaded(tmp_path: Path) -> None:
     counts = StreamCounts()
     counts.meet({"streamed": StreamedBatch(epoch=2, ends_epoch=True, counts=Counter(records=2, pairs=1, main=9))})
@@ -237,10 +206,10 @@ def test_errors_of_one_process_are_raised_by_all(trained_tokenizer: Any, monkeyp
     dataset = StreamDataset(trained_tokenizer, JepaConfig(mode="step-jepa", max_length=5))
     items, batch = dataset.__getitems__(StreamedBatch(tuple(records(2))))
     assert items == [] and batch.error is not None
-    monkeypatch.setattr(module, "gather_object", lambda own: [*own, (Counter(), (0, 0), batch.error)])
+    monkeypatch.setattr(stream_counts, "gather_object", lambda own: [*own, (Counter(), (0, 0), batch.error)])
     with pytest.raises(UserError, match=r"memory\.jsonl:1: the record has"):
         StreamCounts().sum_over_processes()
-    monkeypatch.setattr(module, "gather_object", lambda own: [*own, (Counter(), (0, 77), None)])
+    monkeypatch.setattr(stream_counts, "gather_object", lambda own: [*own, (Counter(), (0, 77), None)])
     with pytest.raises(UserError, match="the processes read different records"):
         StreamCounts().sum_over_processes()
 
@@ -260,27 +229,3 @@ def test_a_checkpoint_tells_another_stream_apart(tmp_path: Path) -> None:
                 again.sum_over_processes()
         else:
             again.sum_over_processes()
-
-
-def test_skipped_records_leave_their_places_empty(trained_tokenizer: Any) -> None:
-    config = JepaConfig(mode="step-jepa", max_length=60, over_length="skip")
-    some = (records(1)[0], tiny.make_record("S", "q" * 99, "a\n\nb", line=9), records(3)[2])
-    items, batch = StreamDataset(trained_tokenizer, config).__getitems__(StreamedBatch(some, first=4, epoch=2))
-    assert [(item.record.line, item.draw) for item in items] == [(1, (2, 4)), (3, (2, 6))]
-    assert (batch.counts["skipped"], batch.counts["records"], batch.records) == (1, 2, ())
-
-
-def test_the_end_of_an_epoch_is_an_end_of_an_epoch() -> None:
-    counts = StreamCounts()
-    counts.totals.update(records=3, pairs=2)
-    callback = StreamCallback(lambda: counts, STEPS, RecordStream([]))
-    args = SimpleNamespace(logging_strategy="epoch", save_strategy="epoch", eval_strategy="epoch", eval_delay=0)
-    state = SimpleNamespace(global_step=1, max_steps=3, is_world_process_zero=False)
-    for ends in (False, True):
-        counts.last = StreamedBatch(ends_epoch=ends)
-        control = SimpleNamespace(should_log=False, should_save=False, should_evaluate=False)
-        callback.on_step_end(args, state, control)
-        assert vars(control) == dict.fromkeys(vars(control), ends)
-    counts.totals["pairs"] = 0
-    with pytest.raises(UserError, match=r"none of the 3 records has a pair"):
-        callback.on_step_end(args, state, control)

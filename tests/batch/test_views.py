@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import tiny
-from stepjepa.batch.views import MessageView, Pair, SpanView, find_pairs, step_views
+from stepjepa.batch.views import MessageView, SpanView, find_pairs, step_views
 from stepjepa.config import JepaConfig
 
 STEPS = tiny.make_record("S", "q", "one\n\ntwo\n\nthree")
@@ -19,8 +19,8 @@ def test_steps_are_spans_of_the_last_answer() -> None:
 
 def test_step_pairs_are_consecutive() -> None:
     first, second, third = step_views(STEPS, "blank")
-    assert find_pairs(STEPS, JepaConfig(mode="step-jepa")) == [Pair(first, second)]
-    assert find_pairs(STEPS, JepaConfig(mode="step-jepa", pairs="all")) == [Pair(first, second), Pair(second, third)]
+    assert find_pairs(STEPS, JepaConfig(mode="step-jepa")) == [(first, second)]
+    assert find_pairs(STEPS, JepaConfig(mode="step-jepa", pairs="all")) == [(first, second), (second, third)]
 
 
 def test_one_step_has_no_pair() -> None:
@@ -37,7 +37,7 @@ def test_llm_pairs_join_question_and_answer(layout: str) -> None:
         else [SpanView(1, 0, 2), SpanView(3, 0, 3)]
     )
     answers = [MessageView("assistant", "a1"), MessageView("assistant", "a22\n\nmore")]
-    pairs = [Pair(question, answer) for question, answer in zip(questions, answers, strict=True)]
+    pairs = list(zip(questions, answers, strict=True))
     assert find_pairs(CHAT, config) == pairs
     assert find_pairs(CHAT, JepaConfig(mode="llm-jepa", layout=layout)) == pairs[:1]  # type: ignore[arg-type]
 
@@ -46,7 +46,7 @@ def test_llm_pairs_join_question_and_answer(layout: str) -> None:
 def test_explicit_views_take_the_place_of_the_messages(layout: str) -> None:
     record = tiny.make_record("S", "q", "a", text="T", code="C")
     config = JepaConfig(mode="llm-jepa", layout=layout, pairs="all")  # type: ignore[arg-type]
-    assert find_pairs(record, config) == [Pair(MessageView("user", "T"), MessageView("assistant", "C"))]
+    assert find_pairs(record, config) == [(MessageView("user", "T"), MessageView("assistant", "C"))]
     for text, code in [("", "C"), ("T", " \n")]:
         assert find_pairs(tiny.make_record("S", "q", "a", text=text, code=code), config) == []
 

@@ -14,7 +14,6 @@ from stepjepa.chat.plain_template import END_OF_TURN, PERCEPTION, PlainTemplate,
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.inspection.verification import Subject, verify
 
 CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -84,13 +83,6 @@ def test_question_and_answer_by_hand(plain: Any) -> None:
     assert rendered.turn_ends == (0, 4, 31)
 
 
-def test_the_question_alone_by_hand(plain: Any) -> None:
-    rendered = PlainTemplate(plain, answers=False).render(CHAT)
-    assert rendered.text == "Why?<|eot_id|>"
-    assert rendered.spans == ((0, 0), (0, 4), (0, 0))
-    assert rendered.turn_ends == (0, 14, 0)
-
-
 @pytest.mark.parametrize("answers", [True, False])
 def test_of_a_longer_chat_the_last_exchange_is_kept_as_it_is(answers: bool, plain: Any) -> None:
     rendered = PlainTemplate(plain, answers=answers).render(LONGER)
@@ -105,20 +97,13 @@ def test_a_text_begins_as_the_tokenizer_begins_texts(beginning: Any) -> None:
     assert rendered.text == "<|begin|>Why?<|perception|>So.<|eot_id|>"
     assert [rendered.text[a:b] for a, b in rendered.spans] == ["", "Why?", "So."]
     assert rendered.turn_ends == (0, 13, len(rendered.text))
-    assert template.prompt(CHAT[:-1]) == "<|begin|>Why?<|perception|>"
-    assert ids_of(beginning, template.prompt(CHAT[:-1])) == beginning("Why?<|perception|>")["input_ids"]
+    assert template.render_prompt(CHAT[:-1]).text == "<|begin|>Why?<|perception|>"
+    assert ids_of(beginning, template.render_prompt(CHAT[:-1]).text) == beginning("Why?<|perception|>")["input_ids"]
     alone = template.render_alone("assistant", "So.")
     assert alone.text == "<|begin|>So."
     assert alone.text[slice(*alone.spans[0])] == "So."
     assert PlainTemplate(beginning, answers=False).render(CHAT).text == "<|begin|>Why?<|eot_id|>"
     assert template.describe()["begin of text"] == "'<|begin|>'"
-
-
-def test_the_prompt_is_what_precedes_the_answer(plain: Any) -> None:
-    template = PlainTemplate(plain)
-    for chat in (CHAT, LONGER):
-        rendered = template.render(chat)
-        assert template.prompt(chat[:-1]) == rendered.text[: rendered.spans[-1][0]]
 
 
 def test_it_says_the_same_things_of_itself_as_a_chat_template(plain: Any) -> None:
@@ -165,10 +150,3 @@ def test_steps_of_the_answer(plain: Any) -> None:
     before = ids_of(plain, "And 1+1 then?", PERCEPTION, "It is two\n\n")
     assert found["source"].ids.tolist() == before + ids_of(plain, "<|predictor_1|>")
     assert found["target"].ids.tolist() == ids_of(plain, "2.")
-
-
-@pytest.mark.parametrize(("mode", "labels"), [("regular", "all"), ("llm-jepa", "assistant")])
-def test_verification_passes(mode: str, labels: str, plain: Any) -> None:
-    config = JepaConfig(mode=mode, plain=True, labels=labels)  # type: ignore[arg-type]
-    found = list(verify(Subject(tiny.make_model("llama"), plain, config, tiny.records())))
-    assert all(result.passed for result in found), found

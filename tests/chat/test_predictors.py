@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from stepjepa.chat.predictors import add_predictor_tokens, all_predictor_ids, predictor_ids
 from stepjepa.models.presets import train_tokenizer
@@ -48,13 +46,3 @@ def test_missing_tokens_are_named() -> None:
     add_predictor_tokens(tokenizer, 2)
     with pytest.raises(ValueError, match=r"<\|predictor_3\|>; call add_predictor_tokens\(tokenizer, 4\)"):
         predictor_ids(tokenizer, 4)
-
-
-def test_they_survive_saving(tmp_path: Path) -> None:
-    tokenizer = fresh()
-    ids = add_predictor_tokens(tokenizer, 3)
-    tokenizer.save_pretrained(str(tmp_path))
-    again = AutoTokenizer.from_pretrained(str(tmp_path))
-    assert predictor_ids(again, 3) == ids
-    assert again.chat_template == tokenizer.chat_template
-    assert again("x<|predictor_1|>")["input_ids"] == tokenizer("x<|predictor_1|>")["input_ids"]

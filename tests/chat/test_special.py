@@ -122,18 +122,6 @@ def test_stand_ins_give_the_tokens_of_every_stretch_by_itself(real_tokenizer: Ca
     assert tokenizer(special[0])["input_ids"] == [tokenizer.convert_tokens_to_ids(special[0])], "left as it was"
 
 
-def test_stand_ins_make_way_for_a_text_that_holds_them(trained_tokenizer: Any) -> None:
-    special = SpecialTokens(trained_tokenizer)
-    text = "<|im_start|>a<|im_end|><|im_end|>"
-    contents = [(12, 23)]
-    wanted = special.encode([text], [contents])
-    character = special._copy.stands_for["<|im_end|>"]
-    spoilt = f"<|im_start|>{character * 10}<|im_end|><|im_end|>"
-    ids, _ = special.encode([spoilt], [[(12, 32)]])
-    assert ids[0].count(trained_tokenizer.convert_tokens_to_ids("<|im_end|>")) == 1
-    assert special.encode([text], [contents]) == wanted
-
-
 def test_a_token_that_reaches_over_an_end_of_a_content_is_none(trained_tokenizer: Any) -> None:
     special = SpecialTokens(trained_tokenizer)
     text = "a<|im_end|>"

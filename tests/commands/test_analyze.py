@@ -4,6 +4,8 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,14 @@ import numpy as np
 import pytest
 
 import tiny
-from stepjepa.analysis.files import FIGURES, FORMATS, load, output_files
+from stepjepa.analysis import run as analysis_run
+from stepjepa.analysis.files import Analysis, load, output_files
+from stepjepa.analysis.run import choose_configs, model_names
+from stepjepa.analysis.settings import AnalysisSettings
 from stepjepa.analysis.similarity import compare_views, similarity_config
 from stepjepa.cli import main
 from stepjepa.data.records import read_records
+from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import load_for_inference
 
@@ -23,15 +29,9 @@ from stepjepa.models.loading import load_for_inference
 def data(tmp_path_factory: Any) -> Path:
     """Twelve records of two to four steps, in three groups, with system prompts of their own."""
     path = tmp_path_factory.mktemp("data") / "test.jsonl"
-    records = [
-        tiny.make_record(
-            "Add.", f"What is {n}+{n}?", "\n\n".join([f"{n}+{n}={2 * n}", *["So"] * (n % 3), f"#### {2 * n}"])
-        )
-        for n in range(12)
-    ]
-    write_jsonl(
-        path, ({"messages": list(record.messages), "group": number // 4} for number, record in enumerate(records))
-    )
+    answers = ["\n\n".join([f"{n}+{n}={2 * n}", *["So"] * (n % 3), f"#### {2 * n}"]) for n in range(12)]
+    records = [tiny.make_record("Add.", f"What is {n}+{n}?", answer) for n, answer in enumerate(answers)]
+    write_jsonl(path, ({"messages": list(record.messages), "group": n // 4} for n, record in enumerate(records)))
     return path
 
 
@@ -57,24 +57,32 @@ def analyze(*flags: object) -> int:
     return main(["analyze", *map(str, flags)])
 
 
-def described(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "analysis.json").read_text(encoding="utf-8"))
-    return found
+def analysed(path: Path, data: Path, out: Path, *flags: object) -> Analysis:
+    """An analysis of one model, as it was written."""
+    assert analyze("--model_path", path, "--test_file", data, "--output_dir", out, *PCA, *flags) == 0
+    return load(out)
+
+
+PCA = ("--projections", "pca")
+
+
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(analysis_run, "write_figures", lambda analysis, folder: [])
 
 
 @pytest.mark.parametrize(("name", "views"), [("llm", "llm-jepa"), ("step", "step-jepa"), ("regular", "llm-jepa")])
 def test_the_numbers_are_those_of_evaluate(
     name: str, views: str, runs: dict[str, Path], data: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    assert analyze("--model_path", runs[name], "--test_file", data, "--output_dir", tmp_path / "out") == 0
+    assert analyze("--model_path", runs[name], "--test_file", data, "--output_dir", tmp_path / "out", *PCA) == 0
     model, tokenizer = load_for_inference(runs[name])
     slow = compare_views(model, tokenizer, read_records(data), similarity_config(runs[name], views)).totals
-    numbers = described(tmp_path / "out")["models"][0]["numbers"]
-    assert numbers["matched"]["mean"] == pytest.approx(slow.pop("matched_similarity"), abs=1e-6)
-    assert numbers["shuffled"]["mean"] == pytest.approx(slow.pop("shuffled_similarity"), abs=1e-6)
+    numbers = load(tmp_path / "out").models[0].numbers
+    for kind in ("matched", "shuffled"):
+        assert numbers[kind]["mean"] == pytest.approx(slow.pop(f"{kind}_similarity"), abs=1e-6)
     assert len(slow) > 4
-    for key, value in slow.items():
-        assert numbers[key] == pytest.approx(value, rel=1e-5), key
+    assert {key: numbers[key] for key in slow} == pytest.approx(slow, rel=1e-5)
     said = capsys.readouterr().out
     assert f"{name}: {views} views, source " in said
     assert f"| {numbers['matched']['mean']:.3f} " in said
@@ -84,10 +92,11 @@ def test_the_numbers_are_those_of_evaluate(
         assert str(file) in said
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_models_stand_side_by_side_on_the_same_pairs(
     runs: dict[str, Path], data: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    flags = ["--test_file", data, "--output_dir", tmp_path, "--projections", "pca", "--labels", "before, after"]
+    flags = ["--test_file", data, "--output_dir", tmp_path, *PCA, "--labels", "before, after"]
     assert analyze("--model_path", runs["regular"], runs["step"], *flags) == 0
     found = load(tmp_path)
     assert [model.name for model in found.models] == ["before", "after"]
@@ -104,10 +113,9 @@ def test_models_stand_side_by_side_on_the_same_pairs(
     assert found.classes == ("step", "next step")
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_steps_are_coloured_by_number(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:
-    flags = ["--test_file", data, "--output_dir", tmp_path, "--t_sne_type", "steps", "--views", "step-jepa"]
-    assert analyze("--model_path", runs["llm"], *flags) == 0
-    found = load(tmp_path)
+    found = analysed(runs["llm"], data, tmp_path, "--t_sne_type", "steps", "--views", "step-jepa")
     assert found.classes == ("step 1", "step 2", "step 3", "step 4")
     (model,) = found.models
     # 12 records, 8 of them with a third step, 4 with a fourth; the last is never a source, the first never a target.
@@ -118,88 +126,78 @@ def test_steps_are_coloured_by_number(runs: dict[str, Path], data: Path, tmp_pat
     assert counts == [[12, 8, 4, 0], [0, 12, 8, 4]]
 
 
-def test_answers_are_right_or_wrong(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("without_pictures")
+def test_answers_of_a_sample_are_right_or_wrong(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:
     predictions = tmp_path / "p.jsonl"
-    write_jsonl(predictions, ({"index": n, "scores": {"exact": n in (1, 2)}} for n in range(12)))
-    flags = ["--test_file", data, "--t_sne_type", "answers", "--predictions", predictions, "--score", "exact"]
-    assert analyze("--model_path", runs["llm"], "--output_dir", tmp_path / "out", *flags) == 0
-    found = load(tmp_path / "out")
+    # In another order than the records.
+    write_jsonl(predictions, ({"index": n, "scores": {"exact": n % 2 == 0}} for n in reversed(range(12))))
+    flags = ["--t_sne_type", "answers", "--predictions", predictions, "--score", "exact", "--max_examples", 7]
+    found = analysed(runs["llm"], data, tmp_path / "out", *flags)
+    arrays = found.models[0].arrays
     assert found.classes == ("right", "wrong")
-    assert found.models[0].arrays["classes"].tolist() == [0 if n in (1, 2) else 1 for n in range(12)]
-    # The same answers in another order of lines, of a sample of the records.
-    write_jsonl(predictions, ({"index": n, "scores": {"exact": n in (1, 2)}} for n in reversed(range(12))))
-    flags += ["--max_examples", 7, "--seed", 5]
-    assert analyze("--model_path", runs["llm"], "--output_dir", tmp_path / "some", *flags) == 0
-    arrays = load(tmp_path / "some").models[0].arrays
     assert len(arrays["record"]) == 7
     assert arrays["record"].tolist() == sorted(set(arrays["record"].tolist())) != list(range(7))
-    assert arrays["classes"].tolist() == [0 if n in (1, 2) else 1 for n in arrays["record"]]
+    assert arrays["classes"].tolist() == [n % 2 for n in arrays["record"]]
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_groups_of_paraphrases_are_coloured_and_measured(
     runs: dict[str, Path], data: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    flags = ["--test_file", data, "--output_dir", tmp_path, "--t_sne_type", "paraphrase"]
-    assert analyze("--model_path", runs["llm"], *flags) == 0
-    found = load(tmp_path)
+    found = analysed(runs["llm"], data, tmp_path, "--t_sne_type", "paraphrase")
     assert found.classes == ("group 0", "group 1", "group 2")
     model = found.models[0]
     assert model.arrays["classes"].tolist() == [n // 4 for n in range(12)]
     unit = model.arrays["source"] / np.linalg.norm(model.arrays["source"], axis=1, keepdims=True)
-    cosines = unit @ unit.T
-    within = [cosines[i, j] for i in range(12) for j in range(i) if i // 4 == j // 4]
-    between = [cosines[i, j] for i in range(12) for j in range(i) if i // 4 != j // 4]
+    within = [unit[i] @ unit[j] for i, j in combinations(range(12), 2) if i // 4 == j // 4]
+    between = [unit[i] @ unit[j] for i, j in combinations(range(12), 2) if i // 4 != j // 4]
     assert model.numbers["groups"]["within"] == pytest.approx(np.mean(within), abs=1e-5)
     assert model.numbers["groups"]["between"] == pytest.approx(np.mean(between), abs=1e-5)
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "cosine within groups (3 groups)" in line]
     assert row.split("|")[2].strip() == f"{np.mean(within):.3f}"
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_any_layer_without_predictors_of_a_model_without_a_run(
-    runs: dict[str, Path], data: Path, tmp_path: Path, trained_tokenizer: Any
+    runs: dict[str, Path], data: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "out"
-    flags = ["--test_file", data, "--output_dir", folder, "--layer", 1, "--pooling", "mean", "--projections", "pca"]
-    assert analyze("--model_path", runs["base"], *flags) == 0
-    base = described(folder)["models"][0]
-    assert (base["config"]["mode"], base["config"]["predictors"]) == ("llm-jepa", 0)
-    assert analyze("--model_path", runs["llm"], "--no_predictors", "--overwrite", *flags) == 0
-    bare = load(folder).models[0]
+    flags = ["--layer", 1, "--pooling", "mean"]
+    base = analysed(runs["base"], data, tmp_path / "base", *flags).models[0].config
+    assert (base["mode"], base["predictors"]) == ("llm-jepa", 0)
+    bare = analysed(runs["llm"], data, tmp_path / "bare", *flags, "--no_predictors").models[0]
     assert (bare.config["predictors"], bare.config["layout"]) == (0, "branched")
-    assert analyze("--model_path", runs["llm"], "--overwrite", *flags) == 0
-    trained = load(folder).models[0]
+    trained = analysed(runs["llm"], data, tmp_path / "trained", *flags).models[0]
     assert trained.config["predictors"] == 2
     assert np.allclose(trained.arrays["target"], bare.arrays["target"], atol=1e-5)
     assert not np.allclose(trained.arrays["source"], bare.arrays["source"], atol=1e-2)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_system_prompt_is_that_of_training(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     lines = [json.loads(line) for line in data.read_text().splitlines()]
     for line in lines:
         line["messages"][0]["content"] = "Never mind"
     write_jsonl(other, lines)
-    sources = []
-    for number, flags in enumerate(([data], [other], [other, "--use_test_prompts"])):
-        out = tmp_path / str(number)
-        assert (
-            analyze("--model_path", runs["llm"], "--output_dir", out, "--projections", "pca", "--test_file", *flags)
-            == 0
-        )
-        sources.append(load(out).models[0].arrays["source"])
+    sources = [
+        analysed(runs["llm"], file, tmp_path / str(number), *flags).models[0].arrays["source"]
+        for number, (file, *flags) in enumerate(([data], [other], [other, "--use_test_prompts"]))
+    ]
     assert np.array_equal(sources[0], sources[1])
     assert not np.allclose(sources[0], sources[2], atol=1e-2)
 
 
-def test_pictures_are_drawn_again_without_a_model(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:
+def test_pictures_are_drawn_again_without_a_model(
+    runs: dict[str, Path], data: Path, tmp_path: Path, capsys: Any
+) -> None:
     out = tmp_path / "out"
     copy = tmp_path / "model"
     shutil.copytree(runs["llm"], copy)
     assert analyze("--model_path", copy, "--test_file", data, "--output_dir", out) == 0
     shutil.rmtree(copy)
-    pictures = [out / f"{figure}.{kind}" for figure in FIGURES for kind in FORMATS]
-    before = [file.read_bytes() for file in pictures]
-    kept = [(out / name).read_bytes() for name in ("analysis.json", "embeddings.npz")]
+    *kept, png, svg, other_png, other_svg = output_files(out)
+    pictures = [png, svg, other_png, other_svg]
+    before, data_before = ([file.read_bytes() for file in files] for files in (pictures, kept))
     for file in pictures:
         file.unlink()
     code = (
@@ -210,25 +208,31 @@ def test_pictures_are_drawn_again_without_a_model(runs: dict[str, Path], data: P
     assert (done.returncode, done.stderr) == (0, "")
     assert [file.read_bytes() for file in pictures] == before
     assert analyze("--redraw", out, "--labels", "another") == 0
-    assert pictures[0].read_bytes() != before[0]
-    assert [(out / name).read_bytes() for name in ("analysis.json", "embeddings.npz")] == kept
+    assert png.read_bytes() != before[0]
+    assert [file.read_bytes() for file in kept] == data_before
+    for flags, message in (
+        (["--labels", "a,b"], "--labels: expected 1 names, got 2"),
+        (["--layer", 0], "--redraw needs no --layer; leave it out"),
+        (["--no_predictors"], "--redraw needs no --no_predictors; leave it out"),
+    ):
+        assert analyze("--redraw", out, *flags) == 2
+        assert message in capsys.readouterr().err
+    assert analyze("--redraw", tmp_path) == 2
+    assert "holds no analysis" in capsys.readouterr().err
 
 
 def test_an_earlier_analysis_is_kept(runs: dict[str, Path], data: Path, tmp_path: Path, capsys: Any) -> None:
-    flags = ["--model_path", runs["llm"], "--test_file", data, "--output_dir", tmp_path, "--projections", "pca"]
+    flags = ["--model_path", runs["llm"], "--test_file", data, "--output_dir", tmp_path, *PCA]
     assert analyze(*flags) == 0
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
     assert len(before) == 6
     assert analyze(*flags, "--layer", 0) == 2
     assert "is there already; name another --output_dir or pass --overwrite" in capsys.readouterr().err
-    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
-    assert analyze(*flags) == 2
-    assert analyze(*flags, "--layer", 0, "--overwrite") == 0
-    assert (tmp_path / "embeddings.npz").read_bytes() != before[tmp_path / "embeddings.npz"]
-    # What fails leaves everything as it was.
-    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    # An analysis that fails leaves everything as it was.
     assert analyze(*flags, "--layer", 9, "--overwrite") == 2
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+    assert analyze(*flags, "--layer", 0, "--overwrite") == 0
+    assert (tmp_path / "embeddings.npz").read_bytes() != before[tmp_path / "embeddings.npz"]
 
 
 ERRORS: list[tuple[list[str], str]] = [
@@ -244,12 +248,8 @@ ERRORS: list[tuple[list[str], str]] = [
     (["--model_path", "{llm}", "--score", "exact"], "--score does nothing without --t_sne_type answers"),
     (["--model_path", "{llm}", "--labels", "a,b"], "--labels: expected 1 names, got 2"),
     (["--model_path", "{llm}", "{base}", "--labels", "a,a"], "--labels: two names are equal"),
-    (["--model_path", "{llm}", "{llm}"], "--model_path names a model twice"),
-    (["--model_path", "{llm}", "--max_examples", "0"], "--max_examples: expected 1 or more, got 0"),
-    (["--model_path", "{llm}/nowhere"], "no such model folder"),
     ([], "--model_path is missing; name it, or pass --redraw DIR"),
     (["--redraw", "{llm}"], "--redraw needs no --test_file"),
-    (["--model_path", "nosuch/model/at/all", "--labels", "a,b"], "--labels: expected 1 names"),
 ]
 
 
@@ -265,50 +265,17 @@ def test_errors_are_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_can_not_be_drawn_again(tmp_path: Path, capsys: Any) -> None:
-    assert analyze("--redraw", tmp_path) == 2
-    assert "holds no analysis" in capsys.readouterr().err
-    for flags in (
-        ["--t_sne_type", "steps"],
-        ["--max_points", 3],
-        ["--projections", "pca"],
-        ["--layer", 0],
-        ["--predictions", "a"],
-        ["--no_predictors"],
-    ):
-        assert analyze("--redraw", tmp_path, *flags) == 2
-        assert f"--redraw needs no {flags[0]}; leave it out" in capsys.readouterr().err
+def test_folders_of_one_name_are_told_apart() -> None:
+    settings = AnalysisSettings(["runs/a/run", "runs/b/run"], "t.jsonl", "out")
+    assert model_names(settings) == ["a/run", "b/run"]
+    with pytest.raises(UserError, match="--model_path names a model twice"):
+        model_names(replace(settings, model_path=["run", "run"]))
 
 
-def test_names_of_models_drawn_again_are_different(
-    runs: dict[str, Path], data: Path, tmp_path: Path, capsys: Any
-) -> None:
-    flags = ["--test_file", data, "--output_dir", tmp_path, "--projections", "pca", "--views", "llm-jepa"]
-    assert analyze("--model_path", runs["regular"], runs["llm"], *flags) == 0
-    assert analyze("--redraw", tmp_path, "--labels", "a,a") == 2
-    assert "--labels: two names are equal" in capsys.readouterr().err
-    assert analyze("--redraw", tmp_path, "--labels", "a,b", "--overwrite") == 0
-
-
-def test_folders_of_one_name_are_told_apart(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:
-    paths = []
-    for parent in ("a", "b"):
-        shutil.copytree(runs["llm"], tmp_path / parent / "run")
-        paths.append(tmp_path / parent / "run")
-    out = tmp_path / "out"
-    assert analyze("--model_path", *paths, "--test_file", data, "--output_dir", out, "--projections", "pca") == 0
-    assert [model["name"] for model in described(out)["models"]] == ["a/run", "b/run"]
-
-
-def test_runs_that_paired_differently_need_a_word(
-    runs: dict[str, Path], data: Path, tmp_path: Path, capsys: Any
-) -> None:
-    other = tmp_path / "first"
-    shutil.copytree(runs["step"], other)
-    run = json.loads((other / "run.json").read_text())
-    (other / "run.json").write_text(json.dumps({**run, "jepa": {**run["jepa"], "pairs": "first"}}))
-    flags = ["--model_path", runs["step"], other, "--test_file", data, "--output_dir", tmp_path / "out"]
-    assert analyze(*flags) == 2
-    assert "trained with different pairs (all, first); pass --pairs" in capsys.readouterr().err
-    assert analyze(*flags, "--pairs", "first", "--projections", "pca") == 0
-    assert [model.numbers["pairs"] for model in load(tmp_path / "out").models] == [12, 12]
+def test_runs_that_paired_differently_need_a_word(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = json.loads((runs["step"] / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps({**run, "jepa": {**run["jepa"], "pairs": "first"}}))
+    settings = AnalysisSettings([str(runs["step"]), str(tmp_path)], "t.jsonl", "out")
+    with pytest.raises(UserError, match=r"trained with different pairs \(all, first\); pass --pairs"):
+        choose_configs(settings)
+    assert [config.pairs for config in choose_configs(replace(settings, pairs="first"))] == ["first", "first"]

@@ -53,7 +53,7 @@ def test_stopped_on_one_line_and_resumed(
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("stepjepa train: error: step 3: LM loss is nan, with ")
     assert f"{data}:" in error
-    assert "checkpoint-2 is as it was, and --resume_from_checkpoint last goes on with it" in error
+    assert "checkpoint-2 is complete: resume with --resume_from_checkpoint last" in error
     run = read_run(folder)
     assert run["status"] == "failed"
     assert run["error"].startswith("step 3: LM loss is nan")

@@ -238,7 +238,7 @@ def test_pair_distance_by_hand() -> None:
 
     def pairs(**options: Any) -> list[tuple[str, str]]:
         found = find_pairs(record, JepaConfig(mode="step-jepa", **options))
-        return [(text[p.first.start : p.first.end], text[p.second.start : p.second.end]) for p in found]  # type: ignore[union-attr]
+        return [(text[a.start : a.end], text[b.start : b.end]) for a, b in found]  # type: ignore[union-attr]
 
     first, second, third, fourth = "3+4=7.\n\n", "7+5=12\n\n", "So it is\n\n", "12"
     assert pairs() == [(first, second)]

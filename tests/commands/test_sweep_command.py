@@ -74,7 +74,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"evaluate": {"test_file": "nowhere.jsonl"}}, "evaluate.test_file: nowhere.jsonl: no such --test_file"),
     (
         {"evaluate": {"max_new_tokens": "x"}},
-        "evaluate.max_new_tokens: argument --max_new_tokens: expected a whole number",
+        "evaluate.max_new_tokens: argument --max_new_tokens: expected 1 or more",
     ),
     ({"seeds": ["x"]}, "seeds: expected different whole numbers"),
 ]

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import TrainingArguments
 
 import tiny
 from stepjepa.batch.collate import Collator, Item
@@ -19,12 +18,12 @@ from stepjepa.batch.sampler import Key, StepSampler
 from stepjepa.batch.sequences import Pair, TokenizedRecord, View
 from stepjepa.compute.equal_compute import EqualCompute, Plan, equal_compute, equal_steps
 from stepjepa.compute.flop_callback import FlopTracker
-from stepjepa.compute.flops import Cost, FlopModel, Shape
+from stepjepa.compute.flops import FlopModel, Shape
 from stepjepa.config import JepaConfig
 from stepjepa.training.trainer import JepaTrainer
 
 # Attention and head weigh about as much as the rest.
-FLOPS = FlopModel(Cost(token=1009, square=31, label=4001), Cost(token=2003, square=61, label=8009))
+FLOPS = FlopModel(token=3012, square=92, label=12010)
 
 
 def records(count: int) -> list[Any]:
@@ -57,19 +56,15 @@ def trainer(
     count: int,
     **arguments: Any,
 ) -> Watched:
-    defaults: dict[str, Any] = {
+    defaults = {
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 2,
         "num_train_epochs": 2,
-        "learning_rate": 1e-3,
-        "save_strategy": "no",
-        "report_to": "none",
-        "use_cpu": True,
-        "disable_tqdm": True,
+        "max_steps": -1,
     }
     return Watched(
         tiny.make_model("llama", seed=3),
-        TrainingArguments(str(folder), **defaults | arguments),
+        tiny.arguments(folder, **defaults | arguments),
         JepaConfig(**config),
         train_dataset=records(count),
         processing_class=copy.deepcopy(tokenizer),
@@ -114,8 +109,7 @@ def test_steps_are_those_of_a_real_run(name: str, trained_tokenizer: Any, tmp_pa
     assert costs == [sum(map(plan.flops.of_shape, shapes)) for shapes in expected]
 
 
-@pytest.mark.parametrize("loss", ["cosine", "infonce"])
-@pytest.mark.parametrize("mode", ["llm-jepa", "step-jepa"])
+@pytest.mark.parametrize(("mode", "loss"), [("llm-jepa", "infonce"), ("step-jepa", "cosine")])
 def test_regular_plan_is_that_of_a_regular_run(mode: str, loss: str, trained_tokenizer: Any, tmp_path: Path) -> None:
     config = {"mode": mode, "jepa_ratio": 0.5, "jepa_loss_type": loss}
     regular = trainer(trained_tokenizer, tmp_path, {"mode": "regular"}, 19).plan
@@ -127,7 +121,7 @@ def test_regular_plan_is_that_of_a_regular_run(mode: str, loss: str, trained_tok
     assert own.regular.budgets(1.5) == regular.budgets(1.5)
 
 
-class Records(list[TokenizedRecord]):
+class Records(list[Any]):
     """Records in memory, as a plan takes them."""
 
     @property
@@ -143,7 +137,7 @@ class Records(list[TokenizedRecord]):
 def made_up(count: int, *, jepa_ratio: float = 1.0, strategy: str = "random", **options: Any) -> Plan:
     """A plan of records as long as short documents; their views are parts of the text."""
     generator = np.random.default_rng(7)
-    records = Records()
+    records: Any = Records()
     for _ in range(count):
         length = int(generator.integers(31, 127))
         ids, middle = generator.integers(5, 389, length).astype(np.int32), length * 2 // 3
@@ -161,7 +155,7 @@ def made_up(count: int, *, jepa_ratio: float = 1.0, strategy: str = "random", **
     return replace(plan, sampler=sampler)
 
 
-@pytest.mark.parametrize("seed", range(7))
+@pytest.mark.parametrize("seed", range(3))
 def test_equal_steps_against_trying_every_number(seed: int) -> None:
     generator = np.random.default_rng(seed)
     costs = generator.integers(50, 150, 400).astype(float).tolist()
@@ -180,8 +174,6 @@ def test_equal_steps_at_the_edges() -> None:
     # Two epochs cheaper than one step, and a step dearer than the whole.
     assert equal_steps([10.0, 10.0], [1.0, 2.0, 17.0]).checkpoints == [1, 2]
     assert equal_steps([100.0], [1.0]) == EqualCompute(1, [1], 100.0, 1.0)
-    with pytest.raises(ValueError, match="costs of steps worth 31 FLOPs, got 20"):
-        equal_steps([10.0, 10.0], [31.0])
 
 
 def test_regular_training_spends_its_own_compute() -> None:
@@ -194,45 +186,29 @@ def test_regular_training_spends_its_own_compute() -> None:
     assert equal_compute(plan, 0.3).checkpoints == [math.ceil(0.3 * per_epoch)]
 
 
-@pytest.mark.parametrize("ratio", [1.0, 0.5, 0.25])
-def test_equal_compute_is_met_within_half_a_step(ratio: float) -> None:
-    plan = made_up(1009, jepa_ratio=ratio)
+def test_equal_compute_is_met_within_half_a_step() -> None:
+    plan = made_up(1009, jepa_ratio=0.25)
     equal = equal_compute(plan, 3)
     assert len(equal.checkpoints) == 3
     assert equal.flops == pytest.approx(equal.regular_flops, rel=0.005)
     assert equal.steps < 3 * plan.steps_per_epoch
 
 
-@pytest.mark.parametrize("options", [{}, {"batch_size": 2, "batches_per_step": 4}])
-@pytest.mark.parametrize("strategy", ["random", "group_by_length"])
-def test_loss_dropout_costs_what_is_expected_of_it(strategy: str, options: dict[str, Any]) -> None:
-    def spent(plan: Plan) -> float:
-        return sum(itertools.islice(plan.costs(), 2 * plan.steps_per_epoch))
-
-    whole = made_up(2003, strategy=strategy, **options)
-    expected = 0.25 * spent(whole) + 0.75 * spent(whole.regular)
-    quarter = made_up(2003, jepa_ratio=0.25, strategy=strategy, **options)
-    # LD 0.75, that is a quarter of the steps with views; steps are drawn, so it may also be a little less.
-    assert 0.95 < spent(quarter) / expected <= 1.05
-
-
-@pytest.mark.parametrize("config", [{"mode": "llm-jepa", "jepa_ratio": 0.5}, {"mode": "step-jepa", "pairs": "all"}])
-def test_same_compute_as_the_regular_run_measured(
-    config: dict[str, Any], trained_tokenizer: Any, tmp_path: Path
-) -> None:
+def test_same_compute_as_the_regular_run_measured(trained_tokenizer: Any, tmp_path: Path) -> None:
+    config = {"mode": "step-jepa", "pairs": "all", "jepa_ratio": 0.5}
     arguments = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
     measured = []
-    equal = equal_compute(trainer(trained_tokenizer, tmp_path, config, 80, **arguments).plan, 1)
+    equal = equal_compute(trainer(trained_tokenizer, tmp_path, config, 40, **arguments).plan, 1)
     for chosen, steps in (({"mode": "regular"}, -1), (config, equal.steps)):
-        run = trainer(trained_tokenizer, tmp_path, chosen, 80, max_steps=steps, num_train_epochs=1, **arguments)
-        run.tracker = FlopTracker(run.flops, run.plan, steps=1000, say=None)
+        run = trainer(trained_tokenizer, tmp_path, chosen, 40, max_steps=steps, num_train_epochs=1, **arguments)
+        run.tracker = FlopTracker(run.plan, run.total, steps=1000, say=None)
         run.train()
         run.tracker.close()
         measured.append(run.tracker.measured)
         predicted = list(itertools.islice(run.plan.costs(), len(measured[-1])))
         # The loss and the monitors are counted, but not derived.
         assert measured[-1] == pytest.approx(predicted, rel=0.01)
-    assert len(measured[0]) == 40
+    assert len(measured[0]) == 20
     assert len(measured[1]) == equal.steps
     assert sum(measured[1]) == pytest.approx(sum(measured[0]), rel=0.02)
     assert equal.regular_flops == pytest.approx(sum(measured[0]), rel=0.01)

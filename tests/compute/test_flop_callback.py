@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import TrainingArguments
 
 import tiny
 from stepjepa.batch.collate import Batch
 from stepjepa.compute.equal_compute import EqualCompute
 from stepjepa.compute.flop_callback import EqualComputeCallback, FlopTracker
-from stepjepa.compute.flops import Cost, FlopModel
+from stepjepa.compute.flops import FlopModel
 from stepjepa.config import JepaConfig
 from stepjepa.training.trainer import JepaTrainer
 
 # A layer of 5 x 7: 70 FLOPs a token, and only the weight's gradient.
-FLOPS = FlopModel(Cost(token=70), Cost(token=70))
+FLOPS = FlopModel(token=140)
 
 
 class Regular:
     """Stands in for a plan of three steps an epoch, whose regular training pays for 4 tokens a step."""
 
     steps_per_epoch = 3
+    flops = FLOPS
 
     @property
     def regular(self) -> Regular:
@@ -54,7 +54,7 @@ def work(tracker: FlopTracker, number: int, length: int) -> None:
 
 def test_the_first_steps_are_measured_and_printed() -> None:
     lines: list[str] = []
-    tracker = FlopTracker(FLOPS, PLAN, steps=2, say=lines.append)
+    tracker = FlopTracker(PLAN, list, steps=2, say=lines.append)
     # Two micro-batches make the first step; it is known to be over when the next begins.
     work(tracker, 0, 4)
     work(tracker, 0, 6)
@@ -72,71 +72,39 @@ def test_the_first_steps_are_measured_and_printed() -> None:
     assert tracker.measured == [1400, 2800]
 
 
-def test_a_short_run_is_printed_at_its_end() -> None:
+def test_a_short_run_is_printed_at_its_end_and_processes_are_added_up() -> None:
     lines: list[str] = []
-    tracker = FlopTracker(FLOPS, PLAN, say=lines.append)
+    tracker = FlopTracker(PLAN, lambda values: [2 * value for value in values], say=lines.append)
     # Resumed in its second epoch.
     work(tracker, 4, 10)
     work(tracker, 5, 10)
     tracker.close()
     tracker.close()
-    assert [line.split(":")[0] for line in lines] == [
-        "FLOPs of step 5",
-        "FLOPs of step 6",
-        "FLOPs per step, mean of 2",
-    ]
+    assert [line.split(":")[0] for line in lines] == ["FLOPs of step 5", "FLOPs of step 6", "FLOPs per step, mean of 2"]
+    assert tracker.measured == [2800, 2800]
 
 
-def test_processes_are_added_up_and_one_of_them_speaks(capsys: pytest.CaptureFixture[str]) -> None:
-    calls = []
-
-    def total(values: list[float]) -> list[float]:
-        calls.append(values)
-        return [2 * value for value in values]
-
-    tracker = FlopTracker(FLOPS, PLAN, steps=1, say=None, total=total)
-    work(tracker, 0, 10)
-    work(tracker, 1, 10)
-    work(tracker, 2, 10)
-    assert calls == [[1400, 1400]]
-    assert tracker.measured == [2800]
-    assert not capsys.readouterr().out
-
-
-def run(tokenizer: Any, folder: Path, equal: EqualCompute, **arguments: Any) -> tuple[list[int], list[int]]:
-    """Steps of the checkpoints and of the evaluations of a run of two steps an epoch."""
+@pytest.mark.parametrize(
+    ("strategies", "saved", "evaluated"),
+    [
+        ({"save_strategy": "epoch", "eval_strategy": "epoch"}, [1, 3, 5], [1, 3, 5]),
+        ({"save_strategy": "steps", "save_steps": 2, "eval_strategy": "no"}, [1, 2, 3, 4, 5], []),
+        ({"save_strategy": "no", "eval_strategy": "epoch"}, [], [1, 3, 5]),
+    ],
+)
+def test_checkpoints_stand_in_the_place_of_epochs(
+    strategies: dict[str, Any], saved: list[int], evaluated: list[int], trained_tokenizer: Any, tmp_path: Path
+) -> None:
+    equal = EqualCompute(5, [1, 3, 5], 1.0, 1.0)
     trainer = JepaTrainer(
         tiny.make_model("llama", seed=3),
-        TrainingArguments(
-            str(folder),
-            per_device_train_batch_size=4,
-            max_steps=equal.steps,
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-            **arguments,
-        ),
+        tiny.arguments(tmp_path, per_device_train_batch_size=4, max_steps=5, **strategies),
         JepaConfig(),
         train_dataset=(tiny.records() * 3)[:7],
         eval_dataset=tiny.records(),
-        processing_class=copy.deepcopy(tokenizer),
+        processing_class=copy.deepcopy(trained_tokenizer),
         callbacks=[EqualComputeCallback(equal)],
     )
     trainer.train()
-    saved = sorted(int(path.name.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*"))
-    return saved, [line["step"] for line in trainer.state.log_history if "eval_lm_loss" in line]
-
-
-def test_checkpoints_stand_in_the_place_of_epochs(trained_tokenizer: Any, tmp_path: Path) -> None:
-    equal = EqualCompute(5, [1, 3, 5], 1.0, 1.0)
-    assert run(trained_tokenizer, tmp_path / "a", equal, save_strategy="epoch", eval_strategy="epoch") == (
-        [1, 3, 5],
-        [1, 3, 5],
-    )
-
-
-def test_steps_go_on_beside_them_and_no_is_no(trained_tokenizer: Any, tmp_path: Path) -> None:
-    equal = EqualCompute(5, [1, 5], 1.0, 1.0)
-    both = run(trained_tokenizer, tmp_path / "a", equal, save_steps=2, eval_strategy="no")
-    assert both == ([1, 2, 4, 5], [])
-    assert run(trained_tokenizer, tmp_path / "b", equal, save_strategy="no", eval_strategy="epoch") == ([], [1, 5])
+    assert sorted(int(path.name.removeprefix("checkpoint-")) for path in tmp_path.glob("checkpoint-*")) == saved
+    assert [line["step"] for line in trainer.state.log_history if "eval_lm_loss" in line] == evaluated

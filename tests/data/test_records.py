@@ -23,20 +23,6 @@ def test_a_record_by_hand() -> None:
     assert record.answer == "a"
 
 
-def test_explicit_views_as_text_or_as_one_message() -> None:
-    """The published HellaSwag files give each view as a list of one message."""
-    plain = parse_record({"messages": [USER, ASSISTANT], "text": "t", "code": "c"})
-    listed = parse_record(
-        {
-            "messages": [USER, ASSISTANT],
-            "text": [{"role": "user", "content": "t"}],
-            "code": [{"role": "assistant", "content": "c"}],
-        }
-    )
-    assert plain == listed
-    assert (plain.text, plain.code) == ("t", "c")
-
-
 @pytest.mark.parametrize(
     ("value", "message"),
     [

@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from stepjepa.data.sources import FORMATS, read_rows
+from stepjepa.data.sources import FORMATS, read_any, read_rows
 from stepjepa.errors import UserError
 
 ROWS = [
@@ -180,11 +180,6 @@ def test_a_subset_must_exist(folder):
         list(read_rows(folder, split="train", subset="main"))
 
 
-def test_a_folder_without_data(tmp_path):
-    with pytest.raises(UserError, match=r"doesn't contain any data files; check --dataset"):
-        list(read_rows(tmp_path))
-
-
 def test_the_hub_is_asked_for_name_and_subset(monkeypatch):
     asked = []
 
@@ -221,3 +216,12 @@ def test_whatever_the_hub_says_becomes_one_line(monkeypatch, error, message):
     monkeypatch.setattr(datasets, "load_dataset", fail)
     with pytest.raises(UserError, match=message):
         list(read_rows("a/b"))
+
+
+def test_records_come_from_a_file_a_folder_and_the_hub_by_one_door(tmp_path, monkeypatch):
+    line = {"messages": [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]}
+    json_lines(tmp_path / "set.jsonl", [line])
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_: {"train": [line]})
+    (tmp_path / "folder").mkdir()
+    for source in (tmp_path / "set.jsonl", tmp_path / "folder", "some/name"):
+        assert [record.answer for record in read_any(source)] == ["5"]

@@ -62,7 +62,7 @@ def test_greedy_answers_are_those_of_a_plain_loop(model, tokenizer):
     own = model.generation_config
     template = ChatTemplate(tokenizer)
     record = question_records()[1]
-    ids = tokenizer(template.prompt(record.messages[:-1]), add_special_tokens=False)["input_ids"]
+    ids = tokenizer(template.render_prompt(record.messages[:-1]).text, add_special_tokens=False)["input_ids"]
     allowed = torch.full((model.config.vocab_size,), -math.inf)
     allowed[: len(tokenizer) - 2] = 0
     uttered = []
@@ -192,7 +192,7 @@ def test_likelihoods_are_those_of_a_plain_loop_over_tokens(model, tokenizer):
         Continuation("other", " it rained.", context="Because"),
     ]
     spans = continuation_spans(record, wanted, tokenizer, ChatTemplate(tokenizer))
-    prompt = ChatTemplate(tokenizer).prompt(record.messages[:-1])
+    prompt = ChatTemplate(tokenizer).render_prompt(record.messages[:-1]).text
     beginnings = [prompt, prompt, (tokenizer.bos_token or "") + "Because"]
     values = make_generator(model, tokenizer).log_probabilities(spans)
     for continuation, span, beginning, value in zip(wanted, spans, beginnings, values, strict=True):

@@ -31,7 +31,7 @@ def test_the_form_without_a_chat_is_question_mark_answer_end(plain):
     assert rendered.text == "2+2?<|perception|>4<|im_end|>"
     assert [rendered.text[start:end] for start, end in rendered.spans] == ["", "2+2?", "4"]
     assert rendered.turn_ends == (0, 4, len(rendered.text))
-    assert template.prompt(messages[:-1]) == "2+2?<|perception|>"
+    assert template.render_prompt(messages[:-1]).text == "2+2?<|perception|>"
     (example,) = make_examples(question_records()[:1], plain, template)
     assert plain.decode(example.prompt_ids) == "2+2?<|perception|>"
     assert plain.convert_tokens_to_ids("<|perception|>") == example.prompt_ids[-1]

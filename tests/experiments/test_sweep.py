@@ -227,7 +227,7 @@ def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     code, out, err = ending(driver(tmp_path, trials))
     assert (code, out) == (1, "")
-    assert err.startswith(f"{tmp_path}: another sweep is at work there; wait for it or stop it")
+    assert err.startswith(f"{tmp_path}: is in use by stepjepa sweep, process {first.pid} on ")
     assert len(err.strip().splitlines()) == 1
     assert {path: path.stat().st_mtime_ns for path in before} == before
     first.send_signal(signal.SIGTERM)

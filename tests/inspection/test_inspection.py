@@ -16,10 +16,9 @@ from rich.style import Style
 
 import tiny
 from stepjepa.batch.collate import Item
-from stepjepa.batch.sequences import Sequence
 from stepjepa.chat.predictors import add_predictor_tokens
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import Record, parse_record, read_records
+from stepjepa.data.records import Record, parse_record
 from stepjepa.errors import UserError
 from stepjepa.inspection.palette import COLOURS, EDGE, READ, token_style, visible_text
 from stepjepa.inspection.picture import write_png
@@ -62,34 +61,28 @@ def _config(mode: Any, layout: Any, **options: Any) -> JepaConfig:
     return JepaConfig(mode=mode, layout=layout, **options)
 
 
-def _sequences(records: list[Record], tokenizer: Any, config: JepaConfig) -> list[list[Sequence]]:
-    """What training runs for each record."""
-    collate = tiny.collator(tokenizer, config)
-    return [collate.sequences(Item(record)) for record in tiny.tokenized(tokenizer, config, records)]
-
-
 def _paths(found: Inspection) -> list[list[int]]:
     return [[place for start, end in each.places for place in range(start, end)] for each in found.sequences]
 
 
-PACKED = [{}, {"row_length": 71}, {"share_prefixes": False}, {"encoding": "rows"}]
-
-
 @pytest.mark.parametrize(("mode", "layout"), MODES)
-@pytest.mark.parametrize("options", PACKED, ids=str)
-def test_the_tree_holds_every_sequence_and_shows_each_token_its_own(
+@pytest.mark.parametrize("options", [{}, {"row_length": 71}, {"share_prefixes": False}, {"encoding": "rows"}], ids=str)
+def test_the_tree_holds_what_training_runs_and_shows_each_token_its_own(
     records: list[Record], tokenizer: Any, mode: str, layout: str, options: dict[str, Any]
 ) -> None:
     if layout == "inplace" and "encoding" in options:
         pytest.skip("inplace is a tree by itself")
-    config = _config(mode, layout, pairs="all", **options)
+    config = _config(mode, layout, pairs="all", pooling="mean", predictors=3, **options)
     found = inspect_records(records, 0, tokenizer, config, count=3)
+    collate = tiny.collator(tokenizer, config)
+    made = [(record.line, collate.sequences(Item(record))) for record in tiny.tokenized(tokenizer, config, records)]
+    sequences = [(line, sequence) for line, each in made for sequence in each]
     value = json.loads(json.dumps(found.to_dict()))["tokens"]
-    sequences = [each for part in _sequences(records, tokenizer, config) for each in part]
     paths = _paths(found)
     expected = np.zeros((len(value), len(value)), bool)
     labels: list[list[int]] = [[] for _ in value]
-    for sequence, path, info in zip(sequences, paths, found.sequences, strict=True):
+    reads: dict[str, dict[str, tuple[int, int]]] = {}
+    for (line, sequence), path, info in zip(sequences, paths, found.sequences, strict=True):
         assert [found.tokens[place].id for place in path] == sequence.ids.tolist()
         assert [found.tokens[place].position for place in path] == list(range(len(sequence)))
         assert info.shared == sum(sum(place in other for other in paths) > 1 for place in path)
@@ -98,11 +91,22 @@ def test_the_tree_holds_every_sequence_and_shows_each_token_its_own(
             expected[place, path[start[query] : query + 1]] = True
         for position, token in sequence.labels:
             labels[path[position]].append(int(token))
+        for pair, kind, first, last in sequence.readouts:
+            reads.setdefault(f"{pair + 1} of line {line}", {})[kind] = path[last - 1], last - first
+            assert f"{kind} {pair + 1} of line {line}" in found.tokens[path[last - 1]].readouts
     assert (visible_matrix(found) == expected).all()
     ruled = [[q["start"] <= k["place"] <= q["place"] < k["end"] for k in value] for q in value]
     assert (np.array(ruled) == expected).all()
     assert [list(token.labels) for token in found.tokens] == labels
     assert sum(map(len, paths)) >= len(found.tokens) == len(set().union(*paths))
+    shown = {
+        pair.name: {"source": (pair.source, pair.averaged[0]), "target": (pair.target, pair.averaged[1])}
+        for pair in found.pairs
+    }
+    assert shown == reads
+    assert [pair.name for pair in found.pairs] == sorted(reads, key=lambda name: name.split()[::-1])
+    assert sum(len(token.readouts) for token in found.tokens) == 2 * len(reads)
+    assert bool(reads) == (mode != "regular")
 
 
 @pytest.mark.parametrize(("mode", "layout"), MODES)
@@ -141,74 +145,27 @@ def test_predictors_and_isolated_steps_in_place_have_branches_of_their_own(
         assert (branch.start, branch.end) == (step.start, step.end)
 
 
-@pytest.mark.parametrize(("mode", "layout"), MODES)
-def test_pairs_are_read_where_training_reads_them(
-    records: list[Record], tokenizer: Any, mode: str, layout: str
-) -> None:
-    config = _config(mode, layout, pairs="all", pooling="mean", predictors=3)
-    found = inspect_records(records, 0, tokenizer, config, count=2)
-    parts, paths = _sequences(records[:2], tokenizer, config), _paths(found)
-    reads = []
-    for record, part in zip(records, parts, strict=False):
-        for sequence in part:
-            path = paths.pop(0)
-            for pair, kind, start, end in sequence.readouts:
-                reads.append((f"{pair + 1} of line {record.line}", kind, path[end - 1], end - start))
-                name = f"{kind} {pair + 1} of line {record.line}"
-                assert name in found.tokens[path[end - 1]].readouts
-    shown = [
-        read
-        for pair in found.pairs
-        for read in (
-            (pair.name, "source", pair.source, pair.averaged[0]),
-            (pair.name, "target", pair.target, pair.averaged[1]),
-        )
-    ]
-    assert sorted(reads) == sorted(shown)
-    assert sum(len(token.readouts) for token in found.tokens) == 2 * len(found.pairs)
-    assert bool(found.pairs) == (mode != "regular")
-
-
-def test_main_text_reads_as_the_chat(records: list[Record], tokenizer: Any) -> None:
-    found = inspect_records(records, 0, tokenizer, _config("step-jepa", "branched"))
-    main = [found.tokens[place] for place in _paths(found)[0]]
-    assert "".join(token.text for token in main) == (
-        "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\nWhat is $3+4+5$?<|im_end|>\n"
-        "<|im_start|>assistant\n3+4=7.\n\n7+5=12\n\nSo it is\n\n12<|im_end|>"
-    )
-    labelled = "".join(text for token in main for text in token.label_texts)
-    assert labelled == "3+4=7.\n\n7+5=12\n\nSo it is\n\n12<|im_end|>"
-
-
 @pytest.mark.parametrize("layout", ["branched", "inplace"])
 def test_messages_and_steps_stand_at_the_positions_named(records: list[Record], tokenizer: Any, layout: str) -> None:
     found = inspect_records(records, 0, tokenizer, _config("step-jepa", layout, pairs="all", predictors=2))
-    main = [found.tokens[place].text for place in _paths(found)[0]]
+    main = [found.tokens[place] for place in _paths(found)[0]]
     (record,) = found.records
     assert [part.text for part in record.steps] == ["3+4=7.\n\n", "7+5=12\n\n", "So it is\n\n", "12"]
     system, user, assistant = record.messages
     for part in (*record.steps, system, user):
-        assert "".join(main[part.start : part.end]) == part.text
+        assert "".join(token.text for token in main[part.start : part.end]) == part.text
     assert [part.name for part in record.messages] == ["system", "user", "assistant"]
     assert (assistant.start, assistant.end) == (record.steps[0].start, record.steps[-1].end)
-
-
-@pytest.mark.parametrize(("mode", "layout"), MODES[1:])
-def test_every_predictor_is_one_token_more(records: list[Record], tokenizer: Any, mode: str, layout: str) -> None:
-    shown = [inspect_records(records, 0, tokenizer, _config(mode, layout, predictors=count)) for count in (0, 1, 2, 3)]
-    assert [len(each.tokens) - len(shown[0].tokens) for each in shown] == [0, 1, 2, 3]
-    texts = [token.text for token in shown[3].tokens if token.text.startswith("<|predictor_")]
-    assert texts == ["<|predictor_1|>", "<|predictor_2|>", "<|predictor_3|>"]
+    labelled = "".join(text for token in main for text in token.label_texts)
+    assert labelled == "3+4=7.\n\n7+5=12\n\nSo it is\n\n12<|im_end|>"
 
 
 def test_counts_are_of_the_whole_file(records: list[Record], tokenizer: Any) -> None:
     config = _config("step-jepa", "branched")
     found = inspect_records(records, 1, tokenizer, config)
     made = tiny.tokenized(tokenizer, config, records)
-    assert (found.path, found.index, found.records[0].line) == ("sums.jsonl", 1, 2)
-    assert found.file.lines == 3
-    assert (found.file.counts["records"], found.file.counts["pairs"]) == (3, 2)
-    assert found.file.counts["without a pair"] == 1
+    assert (found.path, found.index, found.records[0].line, found.file.lines) == ("sums.jsonl", 1, 2, 3)
+    assert [found.file.counts[name] for name in ("records", "pairs", "without a pair")] == [3, 2, 1]
     assert found.file.tokens["main"] == sum(len(record.ids) for record in made)
     views = sum(len(pair.second.content) + 2 for record in made for pair in record.pairs)
     assert found.file.tokens["all"] == found.file.tokens["main"] + views
@@ -239,17 +196,7 @@ def test_records_that_training_leaves_out_are_errors_with_a_remedy(records: list
 
 def test_files_that_stop_training_are_noted(records: list[Record], tokenizer: Any) -> None:
     lone = inspect_records(records[2:], 0, tokenizer, _config("step-jepa", "branched", require_pairs=True))
-    assert [note.split(":")[0] for note in lone.file.notes] == [
-        "require_pairs is on",
-        "no record has a pair of views",
-    ]
-    assert lone.records[0].pairs == 0
-
-
-@pytest.mark.parametrize("index", [-1, 3])
-def test_an_index_out_of_range_names_the_number_of_records(records: list[Record], tokenizer: Any, index: int) -> None:
-    with pytest.raises(UserError, match=rf"sums.jsonl: --index {index}: the file has 3 records; choose 0 to 2"):
-        inspect_records(records, index, tokenizer, JepaConfig())
+    assert [note.split(":")[0] for note in lone.file.notes] == ["require_pairs is on", "no record has a pair of views"]
 
 
 def test_white_space_is_made_visible_and_control_characters_are_escaped() -> None:
@@ -333,24 +280,3 @@ def test_the_picture_is_a_png(records: list[Record], tokenizer: Any, tmp_path: P
     content = (tmp_path / "record.png").read_bytes()
     assert content.startswith(PNG_SIGNATURE)
     assert len(content) > 10_000
-
-
-def test_every_way_of_reading_is_shown(records: list[Record], tokenizer: Any) -> None:
-    front = inspect_records(records, 0, tokenizer, _config("llm-jepa", "branched", front_pred=True))
-    source = next(branch for branch in front.branches if branch.kind == "source")
-    assert front.tokens[source.start].text == "<|predictor_1|>"
-    back = inspect_records(records, 0, tokenizer, _config("step-jepa", "branched", reverse_pred=True))
-    assert 0 in back.branches[back.tokens[back.pairs[0].target].branch].sequences
-
-
-def test_real_records(shared_data: Path) -> None:
-    from stepjepa.models.loading import load_tokenizer
-
-    tokenizer = load_tokenizer(str(shared_data / "tokenizers" / "qwen2.5"))
-    add_predictor_tokens(tokenizer, 2)
-    records = read_records(shared_data / "llm_jepa" / "gsm8k_test.jsonl")[:40]
-    found = inspect_records(records, 7, tokenizer, _config("step-jepa", "branched", step_separator="line"))
-    target = next(branch for branch in found.branches if branch.kind == "target")
-    text = "".join(token.text for token in found.tokens[target.start : target.end])
-    assert text == found.records[0].steps[1].text
-    assert found.file.counts["pairs"] + found.file.counts["without a pair"] == 40

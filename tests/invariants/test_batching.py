@@ -5,7 +5,6 @@ In double precision, where nothing but a real difference is left; the losses the
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -79,26 +78,14 @@ def test_rows_of_any_kind(name: str, architecture: str, tiny_model: ModelFactory
     assert len(shapes) >= 3
 
 
-@pytest.mark.parametrize("options", [{}, {"share_prefixes": False}, {"encoding": "rows"}])
+@pytest.mark.parametrize("options", [{}, {"encoding": "rows"}])
 @pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if name != "step inplace"])
 def test_any_order(name: str, options: dict[str, Any], tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
     model, config = ready(tiny_model), CONFIGURATIONS[name]
     expected = collated(trained_tokenizer, config)
-    for order in list(itertools.permutations(range(3)))[1:]:
+    for order in ((2, 1, 0), (1, 2, 0)):
         found = jepa_loss(model, collated(trained_tokenizer, config, order, **options), TERMS)
         same(model, found, jepa_loss(model, expected, TERMS))
-
-
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_sums_add_up(name: str, tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
-    """Each record by itself, divided by the counts of all, against all at once."""
-    model, config = ready(tiny_model, "qwen3"), CONFIGURATIONS[name]
-    single = [collated(trained_tokenizer, config, [index]) for index in range(3)]
-    counts = TERMS.counts(single)
-    apart = torch.stack([jepa_loss(model, batch, TERMS, counts).loss for batch in single]).sum()
-    together = jepa_loss(model, collated(trained_tokenizer, config), TERMS).loss
-    tiny.assert_same(together, apart, EXACT)
-    tiny.assert_same_gradients(tiny.gradients(model, together), tiny.gradients(model, apart), EXACT)
 
 
 @pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)

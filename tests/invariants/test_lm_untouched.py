@@ -88,18 +88,6 @@ def test_without_weight_views_change_nothing(
     tiny.assert_same_gradients(tiny.gradients(first, with_views.loss), tiny.gradients(second, without.loss))
 
 
-def test_weights_of_the_parts(tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
-    """The gradient of the whole is ``gamma`` times the one's plus ``lbd`` times the other's."""
-
-    def run(gamma: float, lbd: float) -> dict[str, Tensor]:
-        model = tiny_model("llama")
-        enable_trees(model)
-        return tiny.gradients(model, losses(model, trained_tokenizer, VIEWS[0], gamma=gamma, lbd=lbd).loss)
-
-    lm, jepa, both = run(1.0, 0.0), run(0.0, 1.0), run(0.7, 3.0)
-    tiny.assert_same_gradients(both, {name: 0.7 * lm[name] + 3.0 * jepa[name] for name in lm})
-
-
 def test_predictor_rows_take_no_gradient_from_the_lm_loss(tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
     """With untied embeddings nothing but the alignment loss moves the predictor tokens."""
     rows = trained_tokenizer.convert_tokens_to_ids(["<|predictor_1|>", "<|predictor_2|>"])

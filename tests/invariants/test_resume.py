@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, TrainingArguments
+from transformers import AutoModelForCausalLM, TrainerCallback, TrainingArguments
 
 import tiny
 from forked import Commands
@@ -101,7 +101,7 @@ def test_what_belongs_to_a_run_is_resumed_too(name: str, lora: bool, trained_tok
             str(folder), max_steps=6, save_steps=3, logging_steps=1, per_device_train_batch_size=4, **fixed
         )
         config = JepaConfig(mode="step-jepa", lbd=0.7, **EXTRAS[name])
-        objective = objective_with(config, 42, *([NextLatent(0.6)] if name.startswith("a term") else []))
+        objective = objective_with(config, *([NextLatent(0.6)] if name.startswith("a term") else []))
         return JepaTrainer(
             model,
             arguments,
@@ -134,24 +134,6 @@ def test_what_belongs_to_a_run_is_resumed_too(name: str, lora: bool, trained_tok
         assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
 
-def test_a_head_or_an_average_that_was_not_saved_is_missed(trained_tokenizer: Any, tmp_path: Path) -> None:
-    def trainer(folder: Path, **extra: Any) -> JepaTrainer:
-        fixed = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}
-        arguments = TrainingArguments(str(folder), max_steps=2, save_steps=1, **fixed)
-        return JepaTrainer(
-            tiny.make_model("llama", seed=3),
-            arguments,
-            JepaConfig(mode="step-jepa", **extra),
-            train_dataset=tiny.records(),
-            processing_class=copy.deepcopy(trained_tokenizer),
-        )
-
-    trainer(tmp_path / "without").train()
-    for extra, file in (({"predictor_head": "linear"}, "predictor_head"), ({"target_grad": "ema"}, "ema")):
-        with pytest.raises(ValueError, match=rf"expected {file}\.safetensors in .*checkpoint-1, got none"):
-            trainer(tmp_path / "with", **extra).train(resume_from_checkpoint=str(tmp_path / "without" / "checkpoint-1"))
-
-
 def test_a_finished_checkpoint_trains_no_further(trained_tokenizer: Any, tmp_path: Path) -> None:
     def trainer(steps: int) -> JepaTrainer:
         return JepaTrainer(
@@ -175,3 +157,34 @@ def test_a_finished_checkpoint_trains_no_further(trained_tokenizer: Any, tmp_pat
     longer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert longer.state.global_step == 5
     assert any(not torch.equal(*both) for both in zip(longer.model.parameters(), again.model.parameters(), strict=True))
+
+
+def test_a_changed_rate_and_decay_take_effect_when_resumed(trained_tokenizer: Any, tmp_path: Path) -> None:
+    """The checkpoint's own values stand in the states of optimizer and schedule."""
+
+    class Seen(TrainerCallback):
+        groups: list[tuple[float, float]]
+
+        def on_step_begin(self, *args: Any, optimizer: Any = None, **kwargs: Any) -> None:
+            self.groups.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]))
+
+    def train(resume: str | None, **changed: Any) -> list[tuple[float, float]]:
+        fixed = {"use_cpu": True, "disable_tqdm": True, "report_to": "none", "lr_scheduler_type": "linear"}
+        arguments = TrainingArguments(str(tmp_path), per_device_train_batch_size=3, save_steps=2, **fixed, **changed)
+        trainer = JepaTrainer(
+            tiny.make_model("llama", seed=3),
+            arguments,
+            JepaConfig(mode="step-jepa"),
+            train_dataset=(tiny.records() * 9)[:9],
+            processing_class=copy.deepcopy(trained_tokenizer),
+        )
+        seen = Seen()
+        seen.groups = []
+        trainer.add_callback(seen)
+        trainer.train(resume_from_checkpoint=resume)
+        return seen.groups
+
+    # A linear schedule over 5 steps: 1, 4/5, 3/5 ... of the rate.
+    assert train(None, max_steps=5, learning_rate=1e-3, weight_decay=0.1)[:2] == [(1e-3, 0.1), (8e-4, 0.1)]
+    resumed = train(str(tmp_path / "checkpoint-2"), max_steps=5, learning_rate=2e-3, weight_decay=0.2)
+    assert resumed == [(pytest.approx(rate), 0.2) for rate in (1.2e-3, 8e-4, 4e-4)]

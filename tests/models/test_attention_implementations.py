@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AttentionMaskInterface
 from transformers.masking_utils import sliding_window_causal_mask_function
 
 import tiny
@@ -38,18 +39,22 @@ def test_the_kind_that_suits_a_model(architecture: str, given: str, wanted: str,
         assert model.config._attn_implementation == wanted
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3_window", "gpt2"])
-@pytest.mark.parametrize("given", ["eager", "sdpa"])
+PLAIN = [("llama", "eager"), ("gemma3_window", "sdpa"), ("gpt2", "sdpa")]
+PLAIN += [("llama", "flex_attention"), ("gemma2_window", "flex_attention")]
+
+
+@pytest.mark.parametrize(("architecture", "given"), PLAIN)
 def test_outside_the_block_the_model_is_plain(architecture: str, given: str, tiny_model: ModelFactory) -> None:
-    """Generation and evaluation run the same model without trees, padding on the left included."""
-    plain, model = tiny_model(architecture, given), tiny_model(architecture, given)
+    """Generation and evaluation run the same model without trees, padding on the left included; gradients, too."""
+    plain, model = tiny_model(architecture, "eager"), tiny_model(architecture, given)
     enable_trees(model)
     ids = torch.randint(0, tiny.VOCABULARY, (2, 13), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     mask[1, :4] = 0
-    with torch.no_grad(), tree_mask(None):
-        first, second = model(ids, attention_mask=mask).logits, plain(ids, attention_mask=mask).logits
-    tiny.assert_same(first[mask.bool()], second[mask.bool()])
+    first, second = (each(ids, attention_mask=mask).logits[mask.bool()] for each in (model, plain))
+    tiny.assert_same(first, second)
+    gradients = [tiny.gradients(each, logits.square().sum()) for each, logits in ((model, first), (plain, second))]
+    tiny.assert_same_gradients(*gradients)
     answers = [each.generate(ids[:1], max_new_tokens=5, do_sample=False) for each in (model, plain)]
     assert torch.equal(*answers)
 
@@ -72,7 +77,7 @@ def test_masks_are_numbers_and_show_what_the_sequences_see(kind: str, window: in
     sequences = random_sequences(2, isolated=True)
     rows = pack(sequences, row_length=17)
     trees = Trees(*map(torch.from_numpy, (rows.start, rows.end, rows.positions)), isolates=True)
-    make = attention._tree_sdpa_mask if kind == "sdpa" else attention._tree_eager_mask
+    make = AttentionMaskInterface()[SDPA if kind == "sdpa" else EAGER]
     rule = {} if window is None else {"mask_function": sliding_window_causal_mask_function(window)}
     with tree_mask(trees):
         mask = make(dtype=torch.bfloat16, **rule)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import os
 import subprocess
 import sys
@@ -23,7 +21,6 @@ from stepjepa.models.attention import enable_trees
 from stepjepa.models.checkpointing import enable_selective, refuse_full
 from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.objectives.objective import Objective, jepa_loss
-from stepjepa.training.trainer import JepaTrainer
 
 CONFIG = JepaConfig(mode="step-jepa", lbd=0.7)
 
@@ -60,7 +57,7 @@ def loss_of(model: Any, tokenizer: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3_window", "phi3_window", "gpt_neox"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_window", "gpt_neox"])
 def test_gradients_are_those_without_checkpointing(architecture: str, lora: bool, tiny_tokenizer: Any) -> None:
     found = []
     for way in ("none", "selective"):
@@ -87,44 +84,6 @@ def test_it_keeps_less_than_no_checkpointing_and_more_than_full(tiny_tokenizer: 
             kept[way] = live.total
             loss.backward()
     assert kept["full"] < kept["selective"] < 0.8 * kept["none"]
-
-
-def test_saved_tensors_are_those_of_the_blocks_inputs(tiny_tokenizer: Any) -> None:
-    """What autograd itself keeps: selective keeps its products elsewhere, so this alone would flatter it."""
-    kept = {}
-    for way in WAYS:
-        model = make("llama", way, **WIDE)
-        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        sizes: dict[int, int] = {}
-
-        def pack(tensor: torch.Tensor, sizes: dict[int, int] = sizes, own: set[int] = own) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                sizes[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            loss_of(model, tiny_tokenizer).backward()
-        kept[way] = sum(sizes.values())
-    assert kept["full"] <= kept["selective"] < kept["none"] / 2
-
-
-def test_a_whole_run_is_the_same(trained_tokenizer: Any, tmp_path: Path) -> None:
-    weights = []
-    for way in ("none", "selective"):
-        model: Any = tiny.make_model("llama", seed=3)
-        WAYS[way](model)
-        args = {"report_to": "none", "use_cpu": True, "disable_tqdm": True}
-        options = TrainingArguments(
-            str(tmp_path), save_strategy="no", max_steps=3, learning_rate=0.05, optim="sgd", **args
-        )
-        tokenizer = copy.deepcopy(trained_tokenizer)
-        trainer = JepaTrainer(model, options, CONFIG, train_dataset=tiny.records() * 3, processing_class=tokenizer)
-        trainer.train()
-        weights.append({name: p.detach().clone() for name, p in model.named_parameters()})
-        json.dumps(options.to_dict())
-    for name, value in weights[0].items():
-        assert (value - weights[1][name]).abs().max() <= 1e-6, name
 
 
 def test_another_checkpointing_beside_it_is_refused(tmp_path: Path) -> None:
@@ -173,7 +132,7 @@ def test_gradients_under_ddp_and_fsdp(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command = [*launcher, __file__, str(tmp_path)]
     # What the tests share lies one folder up.
-    shared = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    shared = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=shared)
     assert done.returncode == 0, done.stderr[-5000:]
     found = {path.stem: torch.load(path) for path in tmp_path.glob("*.pt")}

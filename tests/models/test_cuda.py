@@ -19,9 +19,7 @@ from slow_trees import batch_of, random_sequences
 from stepjepa.batch.mask import BLOCK
 from stepjepa.batch.pack import Rows, pack
 from stepjepa.batch.sequences import Sequence
-from stepjepa.config import JepaConfig
 from stepjepa.models.attention import enable_trees, tree_mask
-from stepjepa.training.trainer import JepaTrainer
 
 ModelFactory = Callable[..., Any]
 
@@ -111,20 +109,3 @@ def test_half_precision(architecture: str, attention: str, tiny_model: ModelFact
 
     errors, allowed = error(*run(together, model)), error(*run(apart, plain.bfloat16()))
     assert all(0 < mine < 1.5 * other for mine, other in zip(errors, allowed, strict=True)), (errors, allowed)
-
-
-def test_a_run_is_that_of_sdpa(tiny_model: ModelFactory, trained_tokenizer: Any, tmp_path: Any) -> None:
-    """The same losses step by step, whichever attention."""
-    losses = []
-    for attention in ("sdpa", "flex_attention"):
-        trainer = JepaTrainer(
-            tiny_model("llama", attention, **SHAPES["llama"]),
-            tiny.arguments(tmp_path / attention, use_cpu=DEVICE == "cpu", learning_rate=1e-2),
-            JepaConfig(mode="step-jepa", pairs="all"),
-            train_dataset=tiny.records(),
-            processing_class=trained_tokenizer,
-        )
-        trainer.train()
-        losses.append([line["loss"] for line in trainer.state.log_history if "loss" in line])
-    assert len(losses[0]) == 3
-    assert losses[1] == pytest.approx(losses[0], rel=1e-3)

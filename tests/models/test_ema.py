@@ -13,7 +13,7 @@ import tiny
 from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.models.attention import enable_trees
-from stepjepa.models.ema import EmaCallback, EmaEncoder
+from stepjepa.models.ema import EmaEncoder
 from stepjepa.models.encode import read
 from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.objectives.objective import Objective, jepa_loss
@@ -64,20 +64,6 @@ def test_half_precision_keeps_its_average_in_single() -> None:
         encoder.update(model)
     assert encoder._average["weight"].item() == pytest.approx(2 - 0.999**3, abs=1e-6)
     assert next(encoder._model.parameters()).dtype == torch.bfloat16
-
-
-def test_a_step_that_was_not_taken_is_not_followed() -> None:
-    model, taken = torch.nn.Linear(1, 1), [False]
-    encoder = EmaEncoder(model, 0.0)
-    callback = EmaCallback(encoder, model, lambda: taken[0])
-    before = encoder._average["weight"].clone()
-    with torch.no_grad():
-        model.weight.add_(1)
-    callback.on_step_end(None, None, None)
-    assert torch.equal(encoder._average["weight"], before)
-    taken[0] = True
-    callback.on_step_end(None, None, None)
-    assert torch.equal(encoder._average["weight"], model.weight)
 
 
 def test_what_an_adapter_leaves_frozen_is_shared(tiny_tokenizer: Any) -> None:

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tiny
-from slow_trees import logits_of
-from stepjepa.batch.collate import Batch
+from slow_trees import logits_of, separately
+from stepjepa.batch.collate import Batch, Item
 from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.models.architecture import find_decoder
 from stepjepa.models.attention import enable_trees
-from stepjepa.models.encode import Encoded, encode
+from stepjepa.models.encode import Encoded, encode, read
 from stepjepa.models.heads import PredictorHead, attach_heads
 from stepjepa.models.loading import LoraSettings, add_lora
 
@@ -60,7 +60,7 @@ def run(model: nn.Module, batch: Batch, **options: Any) -> dict[str, Tensor]:
     return encode(model, batch, evaluate, **options)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma2_window", "gpt2", "qwen3_moe", "granite", "cohere"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2_window", "gpt2", "qwen3_moe", "granite"])
 def test_against_the_whole_output(architecture: str, tiny_model: ModelFactory, batch: Batch) -> None:
     """The head sees the positions that it is asked for, and still scales and caps them as the model does."""
     model = ready(tiny_model, architecture)
@@ -112,6 +112,8 @@ def test_other_layers(tiny_model: ModelFactory, batch: Batch) -> None:
         for layer in (0, 2, -2, -1):
             assert torch.equal(found[str(layer)], tiny.hidden_states(model, batch, layer)[index])
     assert torch.equal(found["source"], found["2"])
+    # The last one is the same by both its numbers, after the final norm.
+    assert torch.equal(tiny.hidden_states(model, batch, 5), tiny.hidden_states(model, batch, -1))
     assert not torch.allclose(found["2"], found["-1"], atol=1e-3)
     for wrong in ({"layer": 6}, {"layers": (-7,)}):
         with pytest.raises(ValueError, match="jepa_layer: expected -6 to 5 for a model of 5 layers"):
@@ -171,3 +173,53 @@ def test_a_model_without_a_decoder_is_refused() -> None:
 
     with pytest.raises(ValueError, match="expected a causal language model with a decoder, got Bare"):
         find_decoder(Bare())
+
+
+# -- readouts ----------------------------------------------------------------------------------------------------------
+
+
+def test_read_averages_some_tokens() -> None:
+    states = torch.arange(22.0).reshape(11, 2)
+    index = torch.tensor([4, 9, 0])
+    batch = Batch(
+        source_index=index,
+        source_tokens=torch.tensor([2, 3, 4, 9, 0]),
+        source_pair=torch.tensor([0, 0, 0, 1, 2]),
+        target_index=index,
+    )
+    assert read(states, batch, "source").tolist() == [[6.0, 7.0], [18.0, 19.0], [0.0, 1.0]]
+    assert torch.equal(read(states, batch, "target"), states[index])
+    half = read(states.bfloat16(), batch, "source")
+    assert half.dtype == torch.bfloat16
+    assert half.tolist() == [[6.0, 7.0], [18.0, 19.0], [0.0, 1.0]]
+    assert read(states, Batch(source_index=index[:0]), "source").shape == (0, 2)
+
+
+CASES = {
+    "separate": JepaConfig(mode="llm-jepa", predictors=3, pooling="mean"),
+    "branched": JepaConfig(mode="llm-jepa", layout="branched", predictors=2, reverse_pred=True, pooling="mean"),
+    "steps": JepaConfig(mode="step-jepa", pairs="all", predictors=3, pooling="mean"),
+}
+
+
+@pytest.mark.parametrize("encoding", ["tree", "rows"])
+@pytest.mark.parametrize("layer", [-1, 0])
+@pytest.mark.parametrize("name", CASES)
+def test_means_of_any_layer_are_those_of_separate_passes(
+    name: str, layer: int, encoding: str, trained_tokenizer: Any
+) -> None:
+    config = CASES[name]
+    records = tiny.tokenized(trained_tokenizer, config)
+    collator = tiny.collator(trained_tokenizer, config, encoding=encoding)
+    items = [Item(record) for record in records]
+    model = tiny.make_model("llama")
+    with torch.no_grad():
+        slow = separately(model, [collator.sequences(item) for item in items], layer)
+        enable_trees(model)
+
+        def evaluate(encoded: Encoded) -> dict[str, torch.Tensor]:
+            return dict(zip(("source", "target"), encoded.pairs, strict=True))
+
+        found = encode(model, collator(items), evaluate, layer=layer)
+    tiny.assert_same(found["source"], slow.source)
+    tiny.assert_same(found["target"], slow.target)

@@ -21,13 +21,13 @@ from transformers.masking_utils import (
 
 import tiny
 from slow_trees import batch_of, random_sequences, separate_states
-from stepjepa.batch.mask import BLOCK, Trees, dense, padded, static_length, under
+from stepjepa.batch.mask import BLOCK, Trees, dense, padded, static_length
 from stepjepa.batch.pack import Rows, pack
 from stepjepa.batch.sequences import Sequence
 from stepjepa.compute.shapes import empty_batch, running
 from stepjepa.config import JepaConfig
 from stepjepa.models import flex
-from stepjepa.models.attention import FLEX, FLEX_UNFUSED, enable_trees, tree_mask
+from stepjepa.models.attention import FLEX, FLEX_UNFUSED, enable_trees
 from stepjepa.models.flex import block_mask, flex_forward, refuse_flex_training
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.training.trainer import JepaTrainer
@@ -73,7 +73,7 @@ def drawn(shape: tuple[int, ...], *, heads: tuple[int, int] = (3, 1), width: int
     ],
     ids=["trees", "causal", "window", "chunks"],
 )
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_block_mask_is_the_dense_mask(seed: int, rule: Callable[..., Tensor] | None, isolated: bool) -> None:
     """Entry by entry by its rule, and block by block as torch finds them by evaluating it."""
     _, rows = packed(seed, isolated=isolated)
@@ -84,18 +84,15 @@ def test_a_block_mask_is_the_dense_mask(seed: int, rule: Callable[..., Tensor] |
     place = torch.arange(length)
     places = torch.arange(count)[:, None, None, None], torch.tensor(0), place[:, None], place
     assert torch.equal(found.mask_mod(*places), dense(trees, rule))
-    if rule is not None:
-        assert torch.equal(found.mask_mod(*places), under(rule, trees)(*places))
     evaluated = torch_flex.create_block_mask(found.mask_mod, count, None, length, length, device="cpu")
     assert found.shape == evaluated.shape
-    for kind in ("", "full_"):
-        for side in ("kv", "q"):
-            number, wanted = getattr(found, f"{kind}{side}_num_blocks"), getattr(evaluated, f"{kind}{side}_num_blocks")
-            assert torch.equal(number, wanted)
-            assert number.dtype == torch.int32
-            indices = getattr(found, f"{kind}{side}_indices"), getattr(evaluated, f"{kind}{side}_indices")
-            used = torch.arange(indices[0].shape[-1]) < number[..., None]
-            assert torch.equal(indices[0][used], indices[1][used])
+    for kind in ("kv", "q", "full_kv", "full_q"):
+        numbers, indices = (
+            [getattr(mask, f"{kind}_{part}") for mask in (found, evaluated)] for part in ("num_blocks", "indices")
+        )
+        assert torch.equal(*numbers)
+        used = torch.arange(indices[0].shape[-1]) < numbers[0][..., None]
+        assert torch.equal(indices[0][used], indices[1][used])
 
 
 def test_blocks_are_skipped() -> None:
@@ -110,51 +107,22 @@ def test_blocks_are_skipped() -> None:
 # -- hidden states of models -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_flex_equals_separate_passes(architecture: str, tiny_model: ModelFactory) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "isolated"), [("qwen3", True), *((architecture, False) for architecture in ARCHITECTURES)]
+)
+def test_flex_equals_separate_passes(architecture: str, isolated: bool, tiny_model: ModelFactory) -> None:
     """Windows, soft caps, grouped keys, scales of their own; over several blocks."""
     plain, model = tiny_model(architecture, "eager"), tiny_model(architecture, "flex_attention")
     enable_trees(model)
     assert model.config._attn_implementation in (FLEX, FLEX_UNFUSED)
-    sequences, rows = packed(1)
+    sequences, rows = packed(2, isolated=isolated)
     with torch.no_grad():
         states = tiny.hidden_states(model, batch_of(rows))
         for sequence, path in zip(sequences, rows.paths, strict=True):
             tiny.assert_same(states[path], separate_states(plain, sequence), 3e-5)
-
-
-def test_in_place_equals_separate_passes(tiny_model: ModelFactory) -> None:
-    plain, model = tiny_model("qwen3", "eager"), tiny_model("qwen3", "flex_attention")
-    enable_trees(model)
-    sequences, rows = packed(2, isolated=True)
-    assert rows.start.any()
-    with torch.no_grad():
-        states = tiny.hidden_states(model, batch_of(rows))
-        for sequence, path in zip(sequences, rows.paths, strict=True):
-            tiny.assert_same(states[path], separate_states(plain, sequence), 3e-5)
-
-
-def test_half_precision(tiny_model: ModelFactory) -> None:
-    """As far from single precision as sdpa is."""
-    sequences, rows = packed(1)
-    errors = []
-    with torch.no_grad():
-        plain = tiny_model("llama")
-        wanted = torch.cat([separate_states(plain, sequence) for sequence in sequences])
-        for attention in ("sdpa", "flex_attention"):
-            model = tiny_model("llama", attention)
-            enable_trees(model)
-            states = tiny.hidden_states(model.bfloat16(), batch_of(rows)).float()
-            found = torch.cat([states[path] for path in rows.paths])
-            errors.append(float((found - wanted).norm() / wanted.norm()))
-    assert 0 < errors[1] < 1.5 * errors[0] < 0.1
 
 
 # -- the kernel --------------------------------------------------------------------------------------------------------
-
-
-def by_sdpa(states: list[Tensor], trees: Trees, scale: float) -> Tensor:
-    return F.scaled_dot_product_attention(*states, attn_mask=dense(trees), scale=scale, enable_gqa=True)
 
 
 def by_operator(states: list[Tensor], mask: BlockMask, scale: float) -> Tensor:
@@ -223,20 +191,9 @@ def test_the_compiled_kernel_reads_the_blocks_and_equals_sdpa() -> None:
     assert int(mask.full_kv_num_blocks.sum()) > 0, "no block is seen whole"
     with torch.no_grad():
         states = [each.detach() for each in drawn(tuple(trees.start.shape))]
-        wanted = by_sdpa(states, trees, 0.3).transpose(1, 2)
-        module = torch.nn.Identity()
-        tiny.assert_same(flex_forward(module, *states, mask, scaling=0.3)[0], wanted)
-        # Guards the line above: with a block left out it must not be the same.
-        wrong = BlockMask.from_kv_blocks(
-            mask.kv_num_blocks,
-            mask.kv_indices,
-            torch.zeros_like(mask.full_kv_num_blocks),
-            mask.full_kv_indices,
-            BLOCK_SIZE=BLOCK,
-            mask_mod=mask.mask_mod,
-            seq_lengths=mask.seq_lengths,
-        )
-        assert float((flex_forward(module, *states, wrong, scaling=0.3)[0] - wanted).abs().max()) > 0.1
+        wanted = F.scaled_dot_product_attention(*states, attn_mask=dense(trees), scale=0.3, enable_gqa=True)
+        found, _ = flex_forward(torch.nn.Identity(), *states, mask, scaling=0.3)
+        tiny.assert_same(found, wanted.transpose(1, 2))
 
 
 @pytest.fixture
@@ -253,10 +210,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2_window", "gemma2_window"])
-def test_batches_of_one_size_are_compiled_once(architecture: str, counted: Any, tiny_model: ModelFactory) -> None:
+def test_batches_of_one_size_are_compiled_once(counted: Any, tiny_model: ModelFactory) -> None:
     """Other trees, other lengths: only a length of another size, or another number of rows, is compiled anew."""
-    model = tiny_model(architecture, "flex_attention")
+    model = tiny_model("gemma2_window", "flex_attention")
     enable_trees(model)
 
     def frames(seed: int, longest: int) -> int:
@@ -273,56 +229,24 @@ def test_batches_of_one_size_are_compiled_once(architecture: str, counted: Any, 
     assert frames(2, 2 * BLOCK) > before
 
 
-def one_row(length: int) -> Trees:
-    place = torch.arange(length)[None]
-    return Trees(torch.zeros_like(place), torch.full_like(place, length), place)
-
-
 def test_many_lengths_do_not_run_uncompiled(counted: Any) -> None:
     """Torch gives up compiling after eight shapes unless it is told otherwise."""
-    before = 0
-    for blocks in range(1, 12):
-        states = torch.randn(1, 1, blocks * BLOCK, 4)
-        flex_forward(torch.nn.Identity(), states, states, states, block_mask(one_row(blocks * BLOCK)))
+    for blocks in range(1, 11):
+        before, length = counted.frame_count, blocks * BLOCK
+        place = torch.arange(length)[None]
+        mask = block_mask(Trees(torch.zeros_like(place), torch.full_like(place, length), place))
+        states = torch.randn(1, 1, length, 4)
+        flex_forward(torch.nn.Identity(), states, states, states, mask)
         assert counted.frame_count > before
-        before = counted.frame_count
 
 
-def test_many_lengths_on_a_cpu() -> None:
-    """There rows are as long as they are."""
-    for size in range(40, 60):
-        states = torch.randn(1, 1, size, 4)
-        mask = block_mask(one_row(size))
-        assert flex_forward(torch.nn.Identity(), states, states, states, mask)[0].shape == (1, size, 1, 4)
-
-
-# -- errors, plain rows ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("architecture", ["llama", "gemma2_window", "gemma3_window"])
-def test_plain_rows_are_plain(architecture: str, tiny_model: ModelFactory) -> None:
-    """As generation runs them, padded on the left, and with a gradient on the CPU."""
-    plain, model = tiny_model(architecture, "eager"), tiny_model(architecture, "flex_attention")
-    enable_trees(model)
-    ids = torch.randint(0, tiny.VOCABULARY, (2, 13), generator=torch.Generator().manual_seed(1))
-    mask = torch.ones_like(ids)
-    mask[1, :4] = 0
-    with tree_mask(None):
-        first, second = model(ids, attention_mask=mask).logits, plain(ids, attention_mask=mask).logits
-    tiny.assert_same(first[mask.bool()], second[mask.bool()])
-    found = tiny.gradients(model, first[mask.bool()].square().sum())
-    tiny.assert_same_gradients(found, tiny.gradients(plain, second[mask.bool()].square().sum()))
-    answers = [each.generate(ids[:1], max_new_tokens=5, do_sample=False) for each in (model, plain)]
-    assert torch.equal(*answers)
+# -- errors, dry runs --------------------------------------------------------------------------------------------------
 
 
 def test_training_on_a_cpu_is_refused(tiny_model: ModelFactory, tiny_tokenizer: Any, tmp_path: Any) -> None:
     given = {"args": tiny.arguments(tmp_path), "processing_class": tiny_tokenizer}
-    for mode in ("llm-jepa", "regular"):
-        with pytest.raises(ValueError, match="no backward pass on a CPU; train with attention implementation 'sdpa'"):
-            JepaTrainer(
-                tiny_model("llama", "flex_attention"), jepa=JepaConfig(mode=mode), train_dataset=tiny.records(), **given
-            )
+    with pytest.raises(ValueError, match="no backward pass on a CPU; train with attention implementation 'sdpa'"):
+        JepaTrainer(tiny_model("llama", "flex_attention"), train_dataset=tiny.records(), **given)
     losses = []
     for attention in ("sdpa", "flex_attention"):
         trainer = JepaTrainer(tiny_model("llama", attention), eval_dataset=tiny.records(), **given)

@@ -73,16 +73,14 @@ def test_attached_found_taken_out_and_replaced() -> None:
         assert none is None
 
 
-@pytest.mark.parametrize(("dtype", "lora", "wanted"), [("bfloat16", False, "bfloat16"), ("bfloat16", True, "float32")])
-def test_in_the_dtype_of_what_is_trained(dtype: str, lora: bool, wanted: str, tiny_tokenizer: Any) -> None:
+@pytest.mark.parametrize(("lora", "wanted"), [(False, torch.bfloat16), (True, torch.float32)])
+def test_in_the_dtype_of_what_is_trained(lora: bool, wanted: torch.dtype, tiny_tokenizer: Any) -> None:
     """An adapter is in single precision also where its base is not, and so is the head."""
-    model: Any = tiny.make_model("llama").to(getattr(torch, dtype))
+    model: Any = tiny.make_model("llama").bfloat16()
     if lora:
         model = add_lora(model, LoraSettings(3), all_predictor_ids(tiny_tokenizer))
     attach_heads(model, {"head": PredictorHead("linear", 33)})
-    assert model.term_heads["head"].layers[0].weight.dtype == getattr(torch, wanted)
-    source = torch.randn(2, 33).to(getattr(torch, dtype))
-    assert model.term_heads["head"](source).dtype == getattr(torch, wanted)
+    assert model.term_heads["head"](torch.randn(2, 33).bfloat16()).dtype == wanted
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
@@ -103,5 +101,8 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         ValueError, match=r"expected third\.safetensors in .*, got none; the checkpoint was made without"
     ):
         load_heads(nn.ModuleDict({"third": nn.Linear(7, 3)}), tmp_path)
-    with pytest.raises(ValueError, match=r"expected a head of the same kind and width in .*second\.safetensors"):
-        load_heads(nn.ModuleDict({"second": nn.Linear(7, 4)}), tmp_path)
+    for other in (nn.Linear(7, 4), nn.Bilinear(7, 3, 3), nn.Linear(7, 3, bias=False)):
+        with pytest.raises(ValueError, match=r"expected a head of the same kind and width in .*second\.safetensors"):
+            load_heads(nn.ModuleDict({"second": other}), tmp_path)
+    with pytest.raises(ValueError, match=r"first\.safetensors: it has layers\.0\.bias, layers\.0\.weight, layers\.1"):
+        load_heads(nn.ModuleDict({"first": PredictorHead("linear", 6)}), tmp_path)

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, TrainingArguments
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 import tiny
 from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.cli import main
 from stepjepa.compute.memory import kept_bytes, quantized_layers
 from stepjepa.config import JepaConfig
-from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
 from stepjepa.models.checkpointing import enable_selective
 from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference
@@ -61,40 +60,23 @@ def quantized(base: Path, kind: str, tokenizer: Any) -> Any:
     return model.train()
 
 
-def frozen(model: Any) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
-
-
 @pytest.mark.parametrize("selective", [False, True], ids=["plain", "selective"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_trains_on_quantized_weights(
     kind: str, selective: bool, base: Path, plain_tokenizer: Any, tmp_path: Path
 ) -> None:
-    bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     tokenizer = copy.deepcopy(plain_tokenizer)
-    model: Any = quantized(base, kind, tokenizer)
-    layer = model.model.layers[0].mlp.gate_proj
-    assert isinstance(layer, bnb.nn.Linear4bit if kind == "4bit" else bnb.nn.Linear8bitLt)
     torch.manual_seed(5)
-    model = add_lora(model, LoraSettings(8), all_predictor_ids(tokenizer))
+    model: Any = add_lora(quantized(base, kind, tokenizer), LoraSettings(8), all_predictor_ids(tokenizer))
     if selective:
         enable_selective(model)
-    before = frozen(model)
-    start = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-    options = TrainingArguments(
-        str(tmp_path / "run"),
-        max_steps=6,
-        learning_rate=0.02,
-        logging_steps=1,
-        per_device_train_batch_size=3,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-    )
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    stored = torch.uint8 if kind == "4bit" else torch.int8
+    assert {p.dtype for name, p in before.items() if "proj.base_layer" in name} == {stored}
     trainer = JepaTrainer(
         model,
-        options,
+        tiny.arguments(tmp_path / "run", max_steps=6, learning_rate=0.02, per_device_train_batch_size=3),
         JepaConfig(mode="step-jepa", lbd=0.1),
         train_dataset=tiny.records(),
         processing_class=tokenizer,
@@ -102,26 +84,16 @@ def test_an_adapter_trains_on_quantized_weights(
     trainer.train()
     losses = [line["lm_loss"] for line in trainer.state.log_history if "lm_loss" in line]
     assert losses[-1] < losses[0] - 0.2  # the head is frozen
-    for name, value in frozen(model).items():
-        assert torch.equal(value, before[name]), name
-    assert {value.dtype for name, value in before.items() if "proj" in name} == {
-        torch.uint8 if kind == "4bit" else torch.int8
-    }
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            assert (parameter != start[name]).any(), name
-    assert any("trainable_tokens" in name for name in start)
+        assert torch.equal(parameter, before[name]) != parameter.requires_grad, name
     # What was trained answers, merged on the base as it was before it was quantized.
     trainer.save_model(str(tmp_path / "run"))
     merged, loaded = load_for_inference(tmp_path / "run", device="cpu")
-    assert len(loaded) == len(tokenizer)
     ids = torch.tensor([loaded("What is 3+4+5?")["input_ids"]])
     with torch.no_grad():
-        model.eval()
-        theirs, ours = merged(input_ids=ids).logits, model(input_ids=ids).logits
+        theirs, ours = merged(input_ids=ids).logits, model.eval()(input_ids=ids).logits
     # The base differs by its rounding alone.
     assert torch.nn.functional.cosine_similarity(theirs.flatten(), ours.flatten(), dim=0) > 0.98
-    assert (theirs - ours).abs().max() > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,24 +113,18 @@ def test_the_size_of_quantized_weights_is_known_before(kind: str, base: Path, pl
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_command_line(kind: str, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Trains, resumes, and is evaluated on the base in full."""
+    """Trains, resumes, and is loaded on the base in full."""
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-    records = [{"messages": record.messages} for record in tiny.records() * 5]
-    write_jsonl(tmp_path / "data.jsonl", records)
-    flags = ["train", "--train_file", tmp_path / "data.jsonl", "--model_name", base, "--output_dir", tmp_path / "run"]
-    flags += ["--lora", f"--load_in_{kind}", "--use_cpu", "--step_jepa", "--learning_rate", 0.01, "--save_steps", 2]
-    flags += ["--logging_steps", 1, "--disable_tqdm", "true", "--max_steps"]
-    told = []
-    for more in ([2], [4, "--resume_from_checkpoint", "last"]):
-        assert main([str(flag) for flag in [*flags, *more]]) == 0
-        told.append(capsys.readouterr().out)
-    assert "step 4/4" in told[1]
-    assert "step 1/4" not in told[1]
-    run = read_run(tmp_path / "run")
-    assert run["loaded"]["quantized"] == kind
-    plain: Any = AutoModelForCausalLM.from_pretrained(base)
-    adapter = (tmp_path / "run" / "adapter_model.safetensors").stat().st_size
-    assert adapter < sum(p.numel() for p in plain.parameters()) * 4
+    write_jsonl(tmp_path / "data.jsonl", [{"messages": record.messages} for record in tiny.records() * 5])
+    flags = f"--train_file {tmp_path}/data.jsonl --model_name {base} --output_dir {tmp_path}/run --lora --use_cpu "
+    flags += f"--load_in_{kind} --step_jepa --save_steps 2 --logging_steps 1 --disable_tqdm true --max_steps"
+    assert main(["train", *flags.split(), "2"]) == 0
+    capsys.readouterr()
+    assert main(["train", *flags.split(), "4", "--resume_from_checkpoint", "last"]) == 0
+    said = capsys.readouterr().out
+    assert "step 4/4" in said
+    assert "step 1/4" not in said
+    assert read_run(tmp_path / "run")["loaded"]["quantized"] == kind
     model, _ = load_for_inference(tmp_path / "run", device="cpu")
     assert model.get_input_embeddings().weight.dtype == torch.float32
 
@@ -174,21 +140,11 @@ def test_without_bitsandbytes_training_ends_with_one_line(
     assert not (tmp_path / "run").exists()
 
 
-def test_without_bitsandbytes_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="--load_in_4bit needs bitsandbytes"):
-        quantization_options("4bit")
-    with pytest.raises(ValueError, match="expected one of 4bit, 8bit, got '3bit'"):
-        quantization_options("3bit")
-
-
 @pytest.mark.parametrize(
     ("dtype", "bf16", "fp16", "expected"),
     [
         ("float32", False, False, torch.float32),
         ("float32", True, False, torch.bfloat16),
-        ("float32", False, True, torch.float16),
-        ("bfloat16", False, False, torch.bfloat16),
         ("float16", False, False, torch.float16),
         ("auto", False, False, torch.bfloat16),
         ("auto", False, True, torch.float16),

@@ -1,16 +1,30 @@
-"""Rows of new tokens in embedding and head: spare ones first, distinct, the same for the same seed."""
+"""Rows of new tokens: spare ones first, distinct, the same for the same seed; trained with adapters; removed again."""
 
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tiny
-from stepjepa.chat.predictors import all_predictor_ids
-from stepjepa.models.token_rows import adapter_ids, give_plain_tokens, give_predictors, grow
+from stepjepa import JepaConfig, JepaTrainer
+from stepjepa.chat.plain_template import END_OF_TURN
+from stepjepa.chat.predictors import add_predictor_tokens, all_predictor_ids, saved_with_predictors
+from stepjepa.errors import UserError
+from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, load_model
+from stepjepa.models.token_rows import (
+    adapter_ids,
+    give_plain_tokens,
+    give_predictors,
+    grow,
+    strip_rows,
+    strip_tokenizer,
+)
 
 ARCHITECTURES = ["llama", "qwen3"]  # tied, untied
 
@@ -74,22 +88,191 @@ def test_rows_depend_on_the_seed_and_are_given_once(plain_tokenizer: Any) -> Non
     assert torch.equal(weights(model)[0], found[-1])
 
 
-def test_tokens_of_the_form_without_a_chat(plain_tokenizer: Any) -> None:
-    tokenizer, model = copy.deepcopy(plain_tokenizer), tiny.make_model("llama", vocab_size=len(plain_tokenizer))
-    ids = give_plain_tokens(model, tokenizer)
-    assert tokenizer.convert_ids_to_tokens(ids) == ["<|perception|>", "<|eot_id|>"]
-    assert weights(model)[0].shape[0] == len(tokenizer)
-    ends = model.generation_config.eos_token_id
-    assert ids[1] in (ends if isinstance(ends, list) else [ends])
+@pytest.mark.parametrize("spare", [True, False])
+def test_tokens_of_the_form_without_a_chat(spare: bool, plain_tokenizer: Any) -> None:
+    size = len(plain_tokenizer)
+    tokenizer = copy.deepcopy(plain_tokenizer)
+    model = tiny.make_model("qwen3", vocab_size=size + (7 if spare else 0))
+    old, _ = weights(model)
+    for _ in range(2):
+        ids = give_plain_tokens(model, tokenizer)
+        assert tokenizer.convert_ids_to_tokens(ids) == ["<|perception|>", "<|eot_id|>"]
+        assert model.generation_config.eos_token_id == [2, ids[1]]
+    assert torch.equal(weights(model)[0][:size], old[:size])
+    assert len(weights(model)[0]) == (size + 7 if spare else size + 2)
     give_predictors(model, tokenizer, 2)
     assert adapter_ids(tokenizer, plain=False) == all_predictor_ids(tokenizer)
     assert adapter_ids(tokenizer, plain=True) == sorted({*all_predictor_ids(tokenizer), *ids})
 
 
-def test_nothing_grows_that_is_large_enough() -> None:
-    model = tiny.make_model("llama")
-    before = weights(model)[0]
-    assert not grow(model, tiny.VOCABULARY)
-    assert grow(model, tiny.VOCABULARY + 3)
-    assert weights(model)[0].shape[0] == tiny.VOCABULARY + 3
-    assert torch.equal(weights(model)[0][: tiny.VOCABULARY], before)
+def test_tokens_that_a_model_has_keep_their_rows(plain_tokenizer: Any) -> None:
+    """As in Llama-3, whose end of turn is this very token."""
+    tokenizer, model = copy.deepcopy(plain_tokenizer), tiny.make_model("llama")
+    tokenizer.add_special_tokens({"extra_special_tokens": [END_OF_TURN]}, replace_extra_special_tokens=False)
+    known = tokenizer.convert_tokens_to_ids(END_OF_TURN)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[known:] = 0.0
+    ids = give_plain_tokens(model, tokenizer)
+    assert ids == [known + 1, known]
+    embedding, _ = weights(model)
+    assert not embedding[known].any()
+    assert embedding[ids[0]].any()
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [tiny.VOCABULARY, 290])
+def test_an_adapter_carries_the_rows(rows: int, tmp_path: Path, plain_tokenizer: Any) -> None:
+    """Spare rows that were drawn anew, and rows that were not there, are those of training when it is loaded again."""
+    base = tiny.make_model("qwen3", vocab_size=rows)
+    with torch.no_grad():
+        base.get_input_embeddings().weight[290:] = 0.0
+    base.save_pretrained(tmp_path / "base")
+    plain_tokenizer.save_pretrained(tmp_path / "base")
+    model, tokenizer = load_model(str(tmp_path / "base"), plain=True, predictors=2)
+    wrapped = add_lora(model, LoraSettings(3), adapter_ids(tokenizer, plain=True))
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    wrapped.save_pretrained(tmp_path / "adapter")
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    again, same = load_for_inference(tmp_path / "adapter", device="cpu")
+    inputs = torch.tensor([same("2+2?<|perception|>4<|predictor_1|><|predictor_2|><|eot_id|>")["input_ids"]])
+    with torch.no_grad():
+        tiny.assert_same(again(inputs).logits, wrapped.eval()(inputs).logits)
+
+
+ADAPTERS = {
+    "lora": peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"),
+    "dora": peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], use_dora=True),
+    "adalora": peft.AdaLoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], total_step=10),
+}
+
+
+def trainer(folder: Path, adapter: peft.PeftConfig, tokenizer: Any) -> JepaTrainer:
+    model = tiny.make_model("llama", vocab_size=len(tokenizer))
+    model.save_pretrained(folder / "base")
+    return JepaTrainer(
+        peft.get_peft_model(model, adapter),
+        tiny.arguments(folder, max_steps=2, learning_rate=1e-2),
+        JepaConfig(predictors=2),
+        train_dataset=tiny.records(),
+        processing_class=copy.deepcopy(tokenizer),
+    )
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_rows_of_predictors_are_trained_and_saved(name: str, plain_tokenizer: Any, tmp_path: Path) -> None:
+    run = trainer(tmp_path, ADAPTERS[name], plain_tokenizer)
+    ids = torch.tensor(all_predictor_ids(run.processing_class))
+    before = run.model.get_input_embeddings()(ids).detach().clone()
+    run.train()
+    after = run.model.get_input_embeddings()(ids).detach()
+    assert ((after - before).abs().amax(1) > 1e-3).all()
+    run.save_model(str(tmp_path / "adapter"))
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    assert grow(base, len(run.processing_class))
+    loaded = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
+    assert torch.equal(loaded.get_input_embeddings()(ids), after)
+
+
+def test_an_adapter_that_can_train_no_rows_is_refused(plain_tokenizer: Any, tmp_path: Path) -> None:
+    prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    with pytest.raises(ValueError, match="an adapter of type PROMPT_TUNING can't train the rows of new tokens"):
+        trainer(tmp_path, prompt, plain_tokenizer)
+
+
+# -- removed again -----------------------------------------------------------------------------------------------------
+
+TEXT = "3+4=7.\n\nSo it is 12 <|im_end|> Rot 🌋"
+
+
+def with_predictors(tokenizer: Any, rows: int, count: int = 3, name: str = "llama") -> tuple[Any, Any]:
+    """A model of so many rows, before it was given predictor tokens, and its tokenizer."""
+    made = copy.deepcopy(tokenizer)
+    model = tiny.make_model(name, vocab_size=rows)
+    give_predictors(model, made, count)
+    model.generation_config.suppress_tokens = all_predictor_ids(made)
+    return model, made
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"], ids=["tied", "untied"])
+@pytest.mark.parametrize("known", [True, False])
+def test_added_rows_go_and_the_others_stay_to_the_last_bit(name: str, known: bool, plain_tokenizer: Any) -> None:
+    size = len(plain_tokenizer)
+    model, tokenizer = with_predictors(plain_tokenizer, size, name=name)
+    assert len(model.get_input_embeddings().weight) == size + 3
+    ids = torch.tensor([tokenizer(TEXT).input_ids])
+    before = [weight.weight[:size].clone() for weight in (model.get_input_embeddings(), model.get_output_embeddings())]
+    with torch.no_grad():
+        logits = model(ids).logits
+        assert strip_rows(model, tokenizer, size if known else None) == 3
+        assert torch.equal(model(ids).logits, logits[..., :size])
+    for weight, old in zip((model.get_input_embeddings(), model.get_output_embeddings()), before, strict=True):
+        assert torch.equal(weight.weight, old)
+    assert model.config.vocab_size == size
+    assert model.generation_config.suppress_tokens is None
+
+
+def test_spare_rows_of_the_base_stay_and_are_still_not_generated(plain_tokenizer: Any) -> None:
+    size = len(plain_tokenizer)
+    model, tokenizer = with_predictors(plain_tokenizer, size + 11)
+    weight = model.get_input_embeddings().weight.clone()
+    assert strip_rows(model, tokenizer) == 0
+    assert torch.equal(model.get_input_embeddings().weight, weight)
+    assert model.generation_config.suppress_tokens == [size, size + 1, size + 2]
+
+
+def test_of_a_base_with_too_few_spare_rows_those_come_back(plain_tokenizer: Any) -> None:
+    size = len(plain_tokenizer)
+    model, tokenizer = with_predictors(plain_tokenizer, size + 2)
+    assert strip_rows(model, tokenizer, size + 2) == 1
+    assert model.config.vocab_size == size + 2
+    # As many as the base had, so that what took a spare row is still there.
+    assert model.generation_config.suppress_tokens == [size, size + 1]
+
+
+def test_what_can_not_be_stripped_is_refused(plain_tokenizer: Any) -> None:
+    model, tokenizer = with_predictors(plain_tokenizer, len(plain_tokenizer))
+    with pytest.raises(UserError, match="has no predictor tokens"):
+        strip_rows(model, plain_tokenizer)
+    tokenizer.add_tokens(["<later>"])
+    with pytest.raises(UserError, match=r"1 tokens stand behind the predictor tokens .*<later>"):
+        strip_rows(model, tokenizer)
+
+
+def test_a_tokenizer_is_as_it_was_before(plain_tokenizer: Any, tmp_path: Path) -> None:
+    _, tokenizer = with_predictors(plain_tokenizer, len(plain_tokenizer))
+    tokenizer.save_pretrained(tmp_path)
+    assert saved_with_predictors(tmp_path)
+    strip_tokenizer(tmp_path, tokenizer, AutoTokenizer.from_pretrained)
+    assert not saved_with_predictors(tmp_path)
+    stripped = AutoTokenizer.from_pretrained(tmp_path)
+    assert not all_predictor_ids(stripped)
+    assert len(stripped) == len(plain_tokenizer)
+    assert stripped.get_vocab() == plain_tokenizer.get_vocab()
+    assert stripped(TEXT).input_ids == plain_tokenizer(TEXT).input_ids
+    assert stripped.chat_template == plain_tokenizer.chat_template
+    assert "predictor" not in "".join(path.read_text(encoding="utf-8") for path in tmp_path.iterdir())
+    # Its text is text again.
+    assert stripped.decode(stripped("<|predictor_1|>").input_ids) == "<|predictor_1|>"
+
+
+def test_one_that_names_its_tokens_elsewhere_is_refused(plain_tokenizer: Any, tmp_path: Path) -> None:
+    _, tokenizer = with_predictors(plain_tokenizer, len(plain_tokenizer))
+    with pytest.raises(UserError, match="TokenizersBackend names its tokens in files"):
+        strip_tokenizer(tmp_path, tokenizer, lambda folder: tokenizer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen2.5", "olmo2", "minimind"])
+def test_real_tokenizers(name: str, shared_data: Path, tmp_path: Path) -> None:
+    original, tokenizer = (AutoTokenizer.from_pretrained(shared_data / "tokenizers" / name) for _ in range(2))
+    add_predictor_tokens(tokenizer, 3)
+    tokenizer.save_pretrained(tmp_path)
+    strip_tokenizer(tmp_path, tokenizer, AutoTokenizer.from_pretrained)
+    stripped = AutoTokenizer.from_pretrained(tmp_path)
+    assert stripped.get_vocab() == original.get_vocab()
+    assert stripped(TEXT).input_ids == original(TEXT).input_ids

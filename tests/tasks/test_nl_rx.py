@@ -6,19 +6,10 @@ import time
 
 import pytest
 
-from stepjepa.data.records import parse_record, read_records
-from stepjepa.errors import UserError
-from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions, Unusable
-from stepjepa.tasks.nl_rx import NlRxTask, make_record
+from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions
+from stepjepa.tasks.nl_rx import NlRxTask
 from stepjepa.tasks.regex.syntax import LONGEST
-from stepjepa.tasks.registry import choose_task
-
-
-def record(answer, path="test.jsonl", line=3, system="Translate."):
-    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": answer}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    return parse_record({"messages": messages}, path, line)
+from task_records import record
 
 
 @pytest.fixture(scope="module")
@@ -144,66 +135,8 @@ def test_bounds_beyond_all_reason_end_at_the_limit_or_at_once():
     assert time.perf_counter() - began < 10
 
 
-def test_a_truth_that_is_no_expression_is_refused_with_its_place():
-    with pytest.raises(UserError) as caught:
-        NlRxTask().truth(record("(dog", "mine.jsonl", 7))
-    assert str(caught.value) == (
-        "mine.jsonl:7: the assistant message is no regular expression of NL-RX (no ')' at character 5); "
-        "correct it or pass --task generic"
-    )
-    assert NlRxTask().truth(record(" dog\n")) == "dog"
-
-
-@pytest.mark.parametrize(
-    ("path", "system", "known"),
-    [
-        ("data/synth_test.jsonl", None, True),
-        ("NL-RX-Synth.jsonl", None, True),
-        ("nl_rx.jsonl", None, True),
-        ("other.jsonl", NlRxTask.system_prompt, True),
-        ("synthetic_math.jsonl", None, False),
-        ("turkish.jsonl", None, False),
-        ("mysynth.jsonl", None, False),
-    ],
-)
-def test_recognised_by_system_prompt_or_file_name(path, system, known):
-    assert NlRxTask.recognises(record("dog", path, system=system)) is known
-
-
 def test_judging_loads_no_torch():
     program = "import sys, stepjepa.tasks.nl_rx; print({'torch', 'numpy', 'transformers'} & set(sys.modules))"
     assert (
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "set()\n"
     )
-
-
-@pytest.mark.parametrize("file", ["synth_test", "synth_train", "turk_train"])
-def test_gold_against_gold_is_right_without_any_process(shared_data, file):
-    records = read_records(shared_data / "llm_jepa" / f"{file}.jsonl")
-    task = choose_task("auto", records)
-    assert task.name == "nl-rx"
-    scored = task.score_all(records, [Response(example.answer) for example in records])
-    assert all(
-        one.scores == {"equivalent": True, "exact": True, "prefix": True, "contains": True, "undecided": False}
-        for one in scored
-    )
-    assert all(one.error is None for one in scored)
-    assert task._workers is None
-
-
-def test_records_are_made_of_sentences_and_expressions():
-    made = make_record(" lines with a number\n", "[0-9]\r")
-    assert made == {
-        "messages": [
-            {"role": "system", "content": NlRxTask.system_prompt},
-            {"role": "user", "content": "lines with a number"},
-            {"role": "assistant", "content": "[0-9]"},
-        ]
-    }
-    for sentence, regex, reason in (
-        ("", "a", "no sentence"),
-        ("a", "", "no regular expression of NL-RX"),
-        ("a", "(b", "no regular expression of NL-RX"),
-    ):
-        with pytest.raises(Unusable, match=reason):
-            make_record(sentence, regex)

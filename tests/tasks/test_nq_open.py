@@ -1,22 +1,12 @@
 """NQ-Open: which short answers count, judged as a person would."""
 
-import re
-import string
-import time
-
 import pytest
 
-from stepjepa.data.records import parse_record, read_records
-from stepjepa.errors import UserError
-from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Unusable
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response
 from stepjepa.tasks.nq_open import NqOpenTask
+from task_records import record
 
 TASK = NqOpenTask()
-
-
-def record(answer, system=NqOpenTask.system_prompt, path="test.jsonl"):
-    messages = [("system", system), ("user", "who was it"), ("assistant", answer)]
-    return parse_record({"messages": [{"role": role, "content": content} for role, content in messages]}, path, 1)
 
 
 def verdict(truth, said):
@@ -83,70 +73,3 @@ def test_scores_extracted_and_errors():
         scored = TASK.score(record("Nine"), Response(nothing))
         assert (scored.error, scored.extracted["answer"]) == (NO_ANSWER, None)
         assert TASK.vote(scored, Response(nothing)) is None
-
-
-def test_a_truth_of_separators_is_refused_with_its_place():
-    with pytest.raises(UserError, match=r"^test\.jsonl:1: .*no answer in it"):
-        TASK.truth(record("; ;"))
-
-
-def squad(text):
-    """The normalisation of SQuAD's script, written down again."""
-    text = "".join(character for character in text.lower() if character not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
-
-
-def test_real_files_gold_is_right_and_another_records_answer_is_not(shared_data):
-    for file, size in (("nq_open_test", 1769), ("nq_open_train", 8000)):
-        records = read_records(shared_data / "llm_jepa" / f"{file}.jsonl")
-        assert len(records) == size
-        assert all(TASK.recognises(each) for each in records)
-        for each in records:
-            assert all(TASK.score(each, Response(each.answer)).scores.values()), each.answer
-            for alias in each.answer.split(";"):
-                assert TASK.score(each, Response(alias)).scores["exact"], alias
-        others = records[1:] + records[:1]
-        wrong = [
-            (each.answer, other.answer)
-            for each, other in zip(records, others, strict=True)
-            if TASK.score(each, Response(other.answer)).scores["exact"]
-        ]
-        # The few there are have the same answer indeed: years and small numbers.
-        assert len(wrong) <= size // 500
-        assert all(set(map(squad, one.split(";"))) & set(map(squad, other.split(";"))) for one, other in wrong)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["a " * 500_000, ";" * 10**6, "A." * 500_000, "1,000" * 200_000, "-." * 500_000, "1" + "%" * 10**6, " " * 10**6],
-)
-def test_long_answers_take_no_longer_than_reading_them(text):
-    begin = time.process_time()
-    assert not TASK.score(record("Amma; 1,000 years"), Response(text)).scores["exact"]
-    assert time.process_time() - begin < 10
-
-
-def test_convert_makes_the_published_form(shared_data):
-    published = read_records(shared_data / "llm_jepa" / "nq_open_test.jsonl")[0]
-    row = {"question": published.messages[1]["content"], "answer": ["6 geese a-laying", "maids a-milking"]}
-    assert tuple(NqOpenTask.convert(row)["messages"]) == published.messages
-    assert tuple(NqOpenTask.convert(row | {"answer": str(row["answer"])})["messages"]) == published.messages
-    assert NqOpenTask.convert({"question": "q", "answer": "one"})["messages"][2]["content"] == "one"
-    assert (
-        NqOpenTask.convert({"question": "q", "answer": [" one ", "", "one", "two"]})["messages"][2]["content"]
-        == "one; two"
-    )
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"answer": ["a"]}, "no question"),
-        ({"question": "q"}, "no answer"),
-        ({"question": "q", "answer": [None, " "]}, "no answer"),
-        ({"question": "q", "answer": [1969]}, "an answer that is no text"),
-    ],
-)
-def test_convert_says_why_not(row, reason):
-    with pytest.raises(Unusable, match=f"^{reason}$"):
-        NqOpenTask.convert(row)

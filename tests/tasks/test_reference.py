@@ -2,20 +2,15 @@
 
 import pytest
 
-from stepjepa.data.records import parse_record, read_records
-from stepjepa.errors import UserError
-from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task, TaskOptions
+from stepjepa.data.records import read_records
+from stepjepa.tasks.base import Likelihood, Response
 from stepjepa.tasks.generic import GenericTask
 from stepjepa.tasks.gsm8k import Gsm8kTask
 from stepjepa.tasks.hellaswag import LETTERS, HellaswagTask
 from stepjepa.tasks.nq_open import NqOpenTask
 from stepjepa.tasks.reference import ReferenceTask
 from stepjepa.tasks.sentiment import SentimentTask
-
-
-def record(answer, user="question"):
-    messages = [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]
-    return parse_record({"messages": messages}, "test.jsonl", 1)
+from task_records import record
 
 
 @pytest.mark.parametrize(
@@ -63,67 +58,12 @@ def test_hellaswag_goes_by_the_likelihoods(shared_data):
         assert task.score(example, Response(said)).scores["reference"] == (said == task.truth(example))
 
 
-class FakeSpider(Task):
-    """Puts in place of results what the test says they are."""
-
-    name, headline, lenient = "spider", "correct", "correct"
-    closed = False
-
-    def __init__(self, results):
-        self.results = results
-
-    def truth(self, record):
-        return record.answer
-
-    def score(self, record, response):
-        return Scored({"correct": False}, dict(self.results), WRONG)
-
-    def vote(self, scored, response):
-        return "a vote"
-
-    def details(self, lines):
-        return {"lines": len(lines)}
-
-    def close(self):
-        self.closed = True
-
-
-@pytest.mark.parametrize(
-    ("truth", "answer", "right"),
-    [
-        ("1|a\n2|b\n", "1|a\n2|b\n", True),
-        ("1|a\n2|b\n", "2|b\n1|a\n", False),
-        ("", "", True),
-        # None stands for a query that failed and so printed nothing.
-        ("", None, True),
-        (None, None, True),
-        ("1\n", None, False),
-    ],
-)
-def test_spider_compares_what_a_shell_would_print(truth, answer, right):
-    task = ReferenceTask(FakeSpider({"truth_output": truth, "answer_output": answer}))
-    assert task.score(record("SELECT 1"), Response("SELECT 2")).scores["reference"] == right
-
-
-def test_spider_without_results_is_refused():
-    with pytest.raises(UserError, match="--scoring reference: the results of the queries are missing"):
-        ReferenceTask(FakeSpider({})).score(record("SELECT 1"), Response("SELECT 1"))
-
-
-def test_all_else_is_the_tasks_own():
-    inner = FakeSpider({"truth_output": "1", "answer_output": "1"})
-    task = ReferenceTask(inner)
-    assert (task.name, task.headline, task.lenient) == ("spider-reference", "reference", "reference_prefix")
-    assert ReferenceTask(GenericTask()).name == "generic-reference"
-    assert task.vote(inner.score(None, None), Response("x")) == "a vote"
-    assert task.details([{}, {}]) == {"lines": 2}
-    assert task.truth(record("SELECT 1")) == "SELECT 1"
-    records = [record("SELECT 1"), record("SELECT 2")]
-    responses = [Response("SELECT 1"), Response("SELECT 2;")]
-    together = task.score_all(records, responses)
-    assert together == [task.score(*each) for each in zip(records, responses, strict=True)]
-    assert [each.scores["reference_prefix"] for each in together] == [True, True]
-    task.close()
-    assert inner.closed
-    with pytest.raises(UserError, match="pass --scoring reference with the task's name"):
-        ReferenceTask.from_options(TaskOptions())
+def test_truth_votes_and_details_are_those_of_the_task():
+    own = SentimentTask()
+    task, example, response = ReferenceTask(own), record("Good"), Response("Good.")
+    scored = task.score(example, response)
+    assert (task.name, task.headline, task.lenient) == ("sentiment-reference", "reference", "reference_prefix")
+    assert task.truth(example) == "Good"
+    assert task.vote(scored, response) == own.vote(scored, response) == "Good"
+    lines = [{"extracted": scored.extracted, "scores": scored.scores}]
+    assert task.details(lines) == own.details(lines)

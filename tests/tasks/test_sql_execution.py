@@ -209,26 +209,6 @@ def test_a_database_with_a_log_of_writes_is_read_without_touching_it(tmp_path):
     writer.close()
 
 
-HARMFUL = ["DROP TABLE singer", "PRAGMA journal_mode = DELETE", "VACUUM", "SELECT 1; DELETE FROM singer"]
-HARMLESS = [
-    "SELECT name, count(*) FROM singer GROUP BY name ORDER BY 2 DESC",
-    "SELECT a.n FROM numbers a, numbers b ORDER BY b.n, a.n LIMIT 3",
-]
-
-
-def test_processes_at_once_never_write_a_byte(tmp_path):
-    file = make_database(tmp_path / "small.sqlite")
-    before = state(tmp_path)
-    queries = [(HARMFUL + HARMLESS)[place % 6] for place in range(64)]
-    workers = Workers(judge, seconds=30, memory=500, processes=4)
-    try:
-        outcomes = workers.map([(str(file), HARMLESS[0], sql, True, 10.0, 100) for sql in queries])
-    finally:
-        workers.close()
-    assert [outcome.value.right for outcome in outcomes] == [sql == HARMLESS[0] for sql in queries]
-    assert state(tmp_path) == before
-
-
 def found(*rows, columns=None):
     return QueryResult(list(rows), columns or len(rows[0]))
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback
 
 import tiny
 from stepjepa.config import JepaConfig
 from stepjepa.objectives.monitors import COLLAPSE_PAIRS, COLLAPSE_RANK, COLLAPSE_SIMILARITY, REMEDIES
-from stepjepa.training.callbacks import CollapseCallback, collapse
+from stepjepa.training.callbacks import collapse
 from stepjepa.training.trainer import JepaTrainer
 
 
@@ -39,20 +39,6 @@ def test_what_counts_as_one(logs: dict[str, float], said: str | None) -> None:
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "stepjepa.training.callbacks"]
-
-
-def test_only_the_first_process_says_it(caplog: pytest.LogCaptureFixture) -> None:
-    callback, state = CollapseCallback(), TrainerState(is_world_process_zero=False)
-    logs = {"shuffled_similarity": 1.0}
-    callback.on_log(None, state, TrainerControl(), logs)
-    assert not warnings(caplog)
-    state.is_world_process_zero = True
-    callback.on_log(None, state, TrainerControl(), {"eval_loss": 0.5})
-    callback.on_log(None, state, TrainerControl(), None)
-    assert not warnings(caplog)
-    callback.on_log(None, state, TrainerControl(), logs)
-    callback.on_log(None, state, TrainerControl(), logs)
-    assert len(warnings(caplog)) == 1
 
 
 class _Stop(TrainerCallback):

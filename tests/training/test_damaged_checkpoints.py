@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
-from stepjepa.batch.stream import STREAM_FILE
 from stepjepa.cli import main
 from stepjepa.files import write_json
+from stepjepa.training.stream_counts import STREAM_FILE
 
 WEIGHTS = "model.safetensors"
 
@@ -31,8 +31,10 @@ def run(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: Any) -> Pat
 
 
 def end_early(folder: Path) -> None:
-    """Leave a finished run as one that was killed in its third step."""
+    """Leave a finished run as one that was killed in its third step, and without checksums, which would tell first."""
     shutil.rmtree(folder / "checkpoint-3")
+    for file in folder.glob("checkpoint-*/checksums.json"):
+        file.unlink()
     write_json(folder / "run.json", {**json.loads((folder / "run.json").read_text()), "status": "running"})
 
 

@@ -51,7 +51,7 @@ def test_whatever_one_dies_of_the_others_end_and_the_run_goes_on(ranks: Ranks, m
         survivor = 1 - fault.rank
         assert ended[fault.rank] == ENDED[fault.kind], said
         assert ended[survivor] == 2, said
-        assert f"{LOST}{left[0]} is whole: start again with --resume_from_checkpoint auto" in said[survivor]
+        assert f"{LOST}{left[0]} is complete: start again with --resume_from_checkpoint auto" in said[survivor]
         assert "Traceback" not in said[survivor]
         assert [path.name for path in checkpoints(run)] == left
         assert not kills.half_files(run)

@@ -47,7 +47,7 @@ def test_a_training_is_saved_at_the_end_of_its_step(
     assert commands.run(train(material, run), log, folder=run, when=run / "checkpoint-2", number=number) == 128 + number
     said = log.read_text()
     assert f"{number.name}: saving a checkpoint at the end of this step, then stopping; once more to stop at on" in said
-    (step,) = re.findall(r"stopped; \S+/checkpoint-(\d+) is saved; go on with --resume_from_checkpoint last", said)
+    (step,) = re.findall(r"stopped; \S+/checkpoint-(\d+) is saved; resume with --resume_from_checkpoint last", said)
     assert step == "3"
     assert checkpoint_fault(run / "checkpoint-3") is None
     assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
@@ -81,12 +81,14 @@ def test_a_disk_that_is_full_costs_no_checkpoint(
     assert commands.run(train(material, run), log, folder=run, when=run / "checkpoint-2", largest=size // 2) == 2
     error = [line for line in log.read_text().splitlines() if not line.startswith("changes ")][-1]
     assert re.fullmatch(
-        rf"stepjepa train: error: {run}/checkpoint-4: .*; checkpoint-2 is whole: once it can be written to, go on with "
-        "--resume_from_checkpoint last",
+        rf"stepjepa train: error: {run}/checkpoint-4: .*; checkpoint-2 is complete: once it can be written to, "
+        "resume with --resume_from_checkpoint last",
         error,
     )
     assert "Traceback" not in log.read_text()
-    assert sorted(path.name for path in run.iterdir()) == ["checkpoint-2", "metrics.jsonl", "run.json", "tensorboard"]
+    assert sorted(path.name for path in run.iterdir()) == [
+        *("checkpoint-2", "metrics.jsonl", "run.json", "tensorboard", "trained_prompts.json"),
+    ]
     assert json.loads((run / "run.json").read_text())["status"] == "failed"
     assert commands.run(train(material, run, "--resume_from_checkpoint", "last"), log, folder=run) == 0
     assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()

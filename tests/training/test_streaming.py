@@ -12,12 +12,14 @@ import pytest
 import torch
 
 import tiny
-from stepjepa.batch.stream import STREAM_FILE, RecordStream
+from stepjepa.batch.stream import RecordStream
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
+from stepjepa.training.run import data_summary
+from stepjepa.training.stream_counts import STREAM_FILE
 from stepjepa.training.trainer import JepaTrainer
 
 RECORDS = 19
@@ -124,11 +126,11 @@ def test_resumed_equals_uninterrupted(trained_tokenizer: Any, tmp_path: Path, mo
     for (name, value), same in zip(whole.model.named_parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(value, same), name
     assert losses(resumed) == losses(whole)
-    assert resumed.data_summary() == whole.data_summary()
+    assert data_summary(resumed) == data_summary(whole)
     assert resumed.stream_counts.epochs == whole.stream_counts.epochs == 2
     # Steps of six records, but for the last of an epoch, which has one.
     before = 19 + 12
-    assert len(tokenised) == whole.data_summary()["counts"]["records"] - before
+    assert len(tokenised) == data_summary(whole)["counts"]["records"] - before
 
     prepared = trainer(tmp_path / "prepared", trained_tokenizer, some(), max_steps=10, optim="adamw_torch")
     with pytest.raises(ValueError, match=r"expected a checkpoint of prepared records, got .* made on a stream"):
@@ -167,7 +169,7 @@ def test_what_belongs_to_the_end_of_an_epoch_is_done_at_its_end(trained_tokenize
     ]
     state = json.loads((tmp_path / "checkpoint-6" / STREAM_FILE).read_text())
     assert state["totals"]["records"] == 14
-    tokens = made.data_summary()["tokens"]
+    tokens = data_summary(made)["tokens"]
     assert tokens["ratio"] == tokens["all"] / tokens["main"] > 1.1
 
 
@@ -204,9 +206,9 @@ def test_records_that_are_skipped_leave_their_places_empty(trained_tokenizer: An
         max_steps=4,
     )
     made.train()
-    assert made.data_summary()["counts"] | {"pairs": 5} == made.data_summary()["counts"]
-    assert made.data_summary()["counts"]["records"] == 5
-    assert made.data_summary()["counts"]["skipped"] == 3
+    assert data_summary(made)["counts"] | {"pairs": 5} == data_summary(made)["counts"]
+    assert data_summary(made)["counts"]["records"] == 5
+    assert data_summary(made)["counts"]["skipped"] == 3
     # A step of nothing but skipped records teaches nothing and harms nothing.
     assert losses(made)[-1]["lm_loss"] == 0.0
     assert all(torch.isfinite(value).all() for value in made.model.parameters())

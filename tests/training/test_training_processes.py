@@ -9,7 +9,12 @@ import torch
 
 from stepjepa.errors import UserError
 from stepjepa.training import processes
-from stepjepa.training.processes import naming_lost_processes, open_group, refuse_disagreement
+from stepjepa.training.processes import (
+    naming_lost_processes,
+    open_group,
+    refuse_disagreement,
+    refuse_separate_runs,
+)
 
 GLOO = "[/src/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:37606: Connection reset by peer"
 
@@ -66,3 +71,12 @@ def test_on_cpus_ddp_timeout_counts(cpu: bool, world: str, opened: bool, monkeyp
     )
     open_group(cpu=cpu, seconds=17, environment={"WORLD_SIZE": world, "RANK": "0"})
     assert calls == ([("gloo", datetime.timedelta(seconds=17))] if opened else [])
+
+
+def test_processes_that_would_each_train_a_model_are_refused() -> None:
+    refuse_separate_runs(1, {})
+    # Planned for eight, started as one.
+    refuse_separate_runs(1, {"WORLD_SIZE": "8"})
+    refuse_separate_runs(2, {"WORLD_SIZE": "2", "RANK": "0"})
+    with pytest.raises(ValueError, match=r"expected 2 processes that train one model, got 1; .* use_cpu=True"):
+        refuse_separate_runs(1, {"WORLD_SIZE": "2", "RANK": "0"})

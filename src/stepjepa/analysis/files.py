@@ -1,4 +1,4 @@
-"""The folder of an analysis: all that its pictures are drawn from, so that they can be drawn again without a model.
+"""The folder of an analysis, which keeps all that its pictures are drawn from.
 
 analysis.json         settings, numbers, captions
 embeddings.npz        embeddings of all pairs, and the points of the pictures
@@ -7,7 +7,6 @@ projection.png/.svg, singular_values.png/.svg
 
 from __future__ import annotations
 
-import json
 import os
 import zipfile
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepjepa.errors import UserError
-from stepjepa.files import atomic_write, existing_file, fingerprint, write_json
+from stepjepa.files import atomic_write, existing_file, fingerprint, read_json_object, write_json
 
 JSON_FILE, DATA_FILE = "analysis.json", "embeddings.npz"
 FIGURES = ("projection", "singular_values")
@@ -29,53 +28,33 @@ VERSION = 1
 REST = -1
 """The class of points whose label has no colour of its own."""
 
-# Arrays of a model, as they are named in the data file.
 _ARRAYS = ("source", "target", "record", "pair", "is_target", "classes")
 
 
 @dataclass(frozen=True)
 class ModelAnalysis:
-    """What is kept of one model.
-
-    Attributes:
-        name: for tables and pictures.
-        model_path: where it was loaded from.
-        views: names of source and target.
-        config: how the views were read, a ``JepaConfig`` as a dict.
-        numbers: from ``analysis.numbers.analyse``; for paraphrases also ``groups``.
-        captions: for each projection what ``analysis.points.project`` says of it.
-        arrays: ``source`` and ``target`` ``[P, D]``, ``record`` and ``pair`` ``[P]`` of all pairs (records counted in
-            the test file, from 0); ``is_target`` and ``classes`` ``[M]`` of the points that are drawn, a class being an
-            index of ``Analysis.classes`` or ``REST``.
-        planes: ``[M, 2]`` for each projection.
-    """
+    """What is kept of one model, with P pairs and M points."""
 
     name: str
     model_path: str
-    views: tuple[str, str]
-    config: dict[str, Any]
-    numbers: dict[str, Any]
-    captions: dict[str, dict[str, Any]]
-    arrays: Mapping[str, NDArray[Any]]
-    planes: Mapping[str, NDArray[np.float64]]
+    views: tuple[str, str]  # names of source and target
+    config: dict[str, Any]  # how the views were read, a JepaConfig
+    numbers: dict[str, Any]  # see numbers.analyse; also 'groups' for paraphrases
+    captions: dict[str, dict[str, Any]]  # of each projection, see projections.project
+    # source and target [P, D]; record (counted from 0 in the test file) and pair [P]; is_target and classes [M], the
+    # latter indices of Analysis.classes, or REST
+    arrays: dict[str, NDArray[Any]]
+    planes: Mapping[str, NDArray[np.float64]]  # [M, 2] for each projection
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """An analysis of some models on one test file.
-
-    Attributes:
-        test_file: what was read.
-        test_fingerprint: SHA-256 of it.
-        settings: layer, pooling, colouring, seed and whatever else the numbers depend on.
-        classes: labels with a colour of their own.
-        models: in the order of columns.
-    """
+    """An analysis of some models on one test file."""
 
     test_file: str
     test_fingerprint: str
     settings: dict[str, Any]
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # labels with a colour of their own
     models: tuple[ModelAnalysis, ...]
 
 
@@ -89,38 +68,35 @@ def _pictures(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def check_folder(folder: str | os.PathLike[str], overwrite: bool) -> None:
-    """Refuse a folder that holds an analysis already, before anything is computed.
+    """Refuse an output folder that can't be used, before anything is computed.
 
     Raises:
-        UserError: one of the files is there and ``overwrite`` is off, or the folder is a file, or can't be written.
+        UserError: it holds an analysis and ``overwrite`` is off, or is a file.
     """
     nearest = next(path for path in (Path(folder), *Path(folder).absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise UserError("is a file where a folder is needed; name another --output_dir", path=nearest)
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise UserError("can't be written to; name another --output_dir", path=nearest)
     there = [file for file in output_files(folder) if file.exists()]
     if there and not overwrite:
         raise UserError("is there already; name another --output_dir or pass --overwrite", path=there[0])
 
 
 def save(analysis: Analysis, folder: str | os.PathLike[str]) -> None:
-    """Write the data of an analysis; what is there is replaced, and pictures of it removed."""
+    """Write the data of an analysis; an earlier one is replaced, and its pictures removed."""
     for picture in _pictures(folder):
         picture.unlink(missing_ok=True)
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, Any] = {}
     for number, model in enumerate(analysis.models):
         arrays |= {f"{number}/{name}": model.arrays[name] for name in _ARRAYS}
         arrays |= {f"{number}/plane/{name}": plane for name, plane in model.planes.items()}
-    with atomic_write(Path(folder) / DATA_FILE, "wb") as stream:
-        np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]  # its own flags are keywords too
+    data_file = Path(folder) / DATA_FILE
+    with atomic_write(data_file, "wb") as stream:
+        np.savez_compressed(stream, **arrays)
     described = _fields(analysis, without=("models",))
     described["models"] = [_fields(model, without=("arrays", "planes")) for model in analysis.models]
-    # Written last, and it names the data: a folder that a kill left half replaced is told by that.
-    write_json(
-        Path(folder) / JSON_FILE,
-        {"version": VERSION, "data_fingerprint": fingerprint(Path(folder) / DATA_FILE), **described},
-    )
+    # Written last, and it names the data: so loading notices a folder that a kill left half replaced.
+    head = {"version": VERSION, "data_fingerprint": fingerprint(data_file)}
+    write_json(Path(folder) / JSON_FILE, head | described)
 
 
 def _fields(value: Any, without: tuple[str, ...]) -> dict[str, Any]:
@@ -133,44 +109,31 @@ def load(folder: str | os.PathLike[str]) -> Analysis:
     Raises:
         UserError: there is none, or its files don't belong together.
     """
-    described_in, data_in = Path(folder) / JSON_FILE, Path(folder) / DATA_FILE
-    if not described_in.is_file():
+    json_file, data_file = Path(folder) / JSON_FILE, Path(folder) / DATA_FILE
+    if not json_file.is_file():
         raise UserError(f"holds no analysis (no {JSON_FILE} in it); name the --output_dir of one", path=folder)
-    existing_file(data_in, "data file")
+    existing_file(data_file, "data file")
+    described = read_json_object(json_file, "analysis", "run it again")
     try:
-        described = json.loads(described_in.read_text(encoding="utf-8"))
-        if described["version"] != VERSION:
+        if (version := described.pop("version")) != VERSION:
             raise UserError(
-                f"written in version {described['version']} of this format, and this program reads {VERSION}; run the "
-                "analysis again",
-                path=described_in,
+                f"written in version {version} of the format, and this program reads {VERSION}; run the analysis again",
+                path=json_file,
             )
-        if described["data_fingerprint"] != fingerprint(data_in):
-            raise UserError(f"is not the data that {JSON_FILE} was written with; run the analysis again", path=data_in)
-        with np.load(data_in, allow_pickle=False) as kept:
-            arrays = dict(kept)
-        models = tuple(_model(number, values, arrays) for number, values in enumerate(described["models"]))
-        return Analysis(
-            described["test_file"],
-            described["test_fingerprint"],
-            described["settings"],
-            tuple(described["classes"]),
-            models,
-        )
+        if described.pop("data_fingerprint") != fingerprint(data_file):
+            raise UserError(f"is not the data that {JSON_FILE} was written with; run it again", path=data_file)
+        with np.load(data_file, allow_pickle=False) as arrays:
+            models = tuple(_model(number, values, arrays) for number, values in enumerate(described.pop("models")))
+        return Analysis(**described | {"classes": tuple(described["classes"]), "models": models})
     except UserError:
         raise
     except (ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise UserError(f"can't be read as an analysis ({error}); run it again", path=described_in) from None
+        raise UserError(f"can't be read as an analysis ({error}); run it again", path=json_file) from None
 
 
 def _model(number: int, values: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> ModelAnalysis:
     return ModelAnalysis(
-        values["name"],
-        values["model_path"],
-        (values["views"][0], values["views"][1]),
-        values["config"],
-        values["numbers"],
-        values["captions"],
-        {name: arrays[f"{number}/{name}"] for name in _ARRAYS},
-        {name: arrays[f"{number}/plane/{name}"] for name in values["captions"]},
+        **values | {"views": tuple(values["views"])},
+        arrays={name: arrays[f"{number}/{name}"] for name in _ARRAYS},
+        planes={name: arrays[f"{number}/plane/{name}"] for name in values["captions"]},
     )

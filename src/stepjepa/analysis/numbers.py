@@ -35,20 +35,18 @@ def analyse(embeddings: ViewEmbeddings, *, seed: int = 0) -> dict[str, Any]:
         :func:`singular_values`) of source minus target as they are and scaled to length 1; ``linear_map`` (see
         :func:`linear_map`); ``notes``, sentences about what these numbers can't say.
     """
-    totals = similarity_totals(embeddings)
-    matched, crossed = similarity_quantiles(pair_cosines(embeddings)), _crossed_cosines(embeddings, seed)
-    shuffled = similarity_quantiles(crossed)
-    matched["mean"] = totals.pop("matched_similarity")
-    if "shuffled_similarity" in totals:
-        shuffled["mean"] = totals.pop("shuffled_similarity")
-    source, target = embeddings.source, embeddings.target
+    totals, source, target = similarity_totals(embeddings), embeddings.source, embeddings.target
+    spread = {"matched": pair_cosines(embeddings), "shuffled": _crossed_cosines(embeddings, seed)}
+    cosines = {kind: similarity_quantiles(values) for kind, values in spread.items()}
+    for kind, found in cosines.items():
+        if (mean := totals.pop(f"{kind}_similarity", None)) is not None:
+            found["mean"] = mean
     numbers: dict[str, Any] = {
         **totals,
         "pairs": len(embeddings),
         "records": len(np.unique(embeddings.record)),
         "dimensions": source.shape[1],
-        "matched": matched,
-        "shuffled": shuffled,
+        **cosines,
         "difference": singular_values(source - target),
         "unit_difference": singular_values(unit_rows(source) - unit_rows(target)),
         "linear_map": linear_map(embeddings, seed=seed),
@@ -66,10 +64,7 @@ def _crossed_cosines(embeddings: ViewEmbeddings, seed: int) -> NDArray[np.float6
 
 
 def singular_values(matrix: Matrix) -> dict[str, Any]:
-    """The singular values of a matrix, not centred.
-
-    Args:
-        matrix: ``[P, D]``.
+    """The singular values of a matrix ``[P, D]``, not centred.
 
     Returns:
         ``values``, all ``min(P, D)``, the largest first; ``top``, how many of them are averaged; ``top_mean``.
@@ -80,24 +75,22 @@ def singular_values(matrix: Matrix) -> dict[str, Any]:
 
 
 def linear_map(embeddings: ViewEmbeddings, *, seed: int = 0) -> dict[str, Any]:
-    """How near the targets are to a linear map of the sources.
-
-    Args:
-        embeddings: sources X and targets Y.
-        seed: of the halves.
+    """How near the targets Y are to a linear map W of the sources X.
 
     Returns:
         ``error``: the smallest ``||X W - Y||`` (Frobenius), as in the LLM-JEPA paper; zero by itself where there are
         no more pairs than dimensions. ``relative``: the square of the same for maps with an intercept, over
         ``||Y - mean of Y||^2``: between 0 and 1. ``held_out``: that ratio on pairs that the map was not fitted on: the
-        records are halved, and each half is tested with the map and the mean of the other; 1 is no better than the
-        mean, and there is no upper end. ``fitted_pairs``: of the smaller half. A ratio is None where it can't be
-        formed.
+        records are halved by ``seed``, and each half is tested with the map and the mean of the other; 1 is no better
+        than the mean, and there is no upper end. ``fitted_pairs``: of the smaller half. A ratio is None where it
+        can't be formed.
     """
     source, target = embeddings.source.astype(np.float64), embeddings.target.astype(np.float64)
-    everything = np.ones(len(source), np.bool_)
-    first = _first_half(embeddings.record, seed)
-    halves = [(first, ~first), (~first, first)] if 0 < first.sum() < len(first) else []
+    records = np.unique(embeddings.record)
+    # Halves of records, so that pairs of one record are never on both sides.
+    first = np.isin(embeddings.record, np.random.default_rng(seed).permutation(records)[: len(records) // 2])
+    everything = np.ones_like(first)
+    halves = [(first, ~first), (~first, first)] if first.any() and not first.all() else []
     return {
         "error": float(np.linalg.norm(source @ _fit(source, target) - target)),
         "relative": _unexplained(source, target, [(everything, everything)]),
@@ -107,9 +100,7 @@ def linear_map(embeddings: ViewEmbeddings, *, seed: int = 0) -> dict[str, Any]:
 
 
 def _unexplained(
-    source: NDArray[np.float64],
-    target: NDArray[np.float64],
-    splits: Sequence[tuple[NDArray[np.bool_], NDArray[np.bool_]]],
+    source: Matrix, target: Matrix, splits: Sequence[tuple[NDArray[np.bool_], NDArray[np.bool_]]]
 ) -> float | None:
     """Share of the targets' spread that maps with an intercept miss; each split is what to fit on and what to test."""
     missed = spread = 0.0
@@ -122,13 +113,7 @@ def _unexplained(
     return missed / spread if spread > 0 else None
 
 
-def _first_half(records: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
-    """Half of the records, so that pairs of one record are never on both sides."""
-    different = np.unique(records)
-    return np.isin(records, np.random.default_rng(seed).permutation(different)[: len(different) // 2])
-
-
-def _fit(source: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
+def _fit(source: Matrix, target: Matrix) -> Matrix:
     # Directions below the rounding of the float32 embeddings are noise, which an exact solution would blow up.
     cutoff = float(np.finfo(np.float32).eps) * max(source.shape)
     return np.asarray(np.linalg.lstsq(source, target, rcond=cutoff)[0], np.float64)
@@ -157,32 +142,28 @@ def as_markdown(names: Sequence[str], models: Sequence[Mapping[str, Any]]) -> st
 
     Args:
         names: of the models.
-        models: from :func:`analyse`; with ``groups`` of paraphrases (``tasks.paraphrase.within_and_between``) also
-            those.
+        models: from :func:`analyse`; also ``groups`` of paraphrases (``tasks.paraphrase.within_and_between``).
     """
     columns = [_cells(numbers) for numbers in models]
-    named = [what for what, _ in columns[0]]
-    rows = [["", *names]]
-    rows += [[what, *(column[place][1] for column in columns)] for place, what in enumerate(named)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    lines = [
-        "| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in rows
-    ]
-    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
+    rows = [["", *names], *([what, *(column[n][1] for column in columns)] for n, (what, _) in enumerate(columns[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = [[text.ljust(width) for text, width in zip(row, widths, strict=True)] for row in rows]
+    head, *body = ["| " + " | ".join(row) + " |" for row in padded]
+    return "\n".join([head, "|" + "|".join("-" * (width + 2) for width in widths) + "|", *body])
 
 
 def _cells(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What each row is about, and what stands in it."""
-    mapping, shares = numbers["linear_map"], " ".join(f"{q:.1f}"[1:] for q in QUANTILES)
+    """Row by row what it is about, and the number."""
+    mapping, groups = numbers["linear_map"], numbers.get("groups", {})
     cells = [("pairs", f"{numbers['pairs']:,}"), ("dimensions", f"{numbers['dimensions']:,}")]
     for kind in ("matched", "shuffled"):
         quantiles = numbers[kind].get("quantiles", {}).values()
         cells.append((f"cosine, {kind}", _number(numbers[kind].get("mean"))))
+        shares = " ".join(f"{q:.1f}"[1:] for q in QUANTILES)
         cells.append((f"  quantiles {shares}", " ".join(map(_number, quantiles)) or _number(None)))
     for view in ("source", "target"):
         ranks = (numbers.get(f"{view}_rank"), numbers.get(f"{view}_rank_centred"))
         cells.append((f"effective rank, {view} / centred", " / ".join(_number(rank, 1) for rank in ranks)))
-    groups = numbers.get("groups", {})
     for kind in ("within", "between") if groups else ():
         cells.append((f"cosine {kind} groups ({groups['groups']:,} groups)", _number(groups[kind])))
     top = f"mean of the {numbers['difference']['top']} largest"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,19 +41,12 @@ LONGEST_LABEL = 24
 VECTORS = 5000
 """More points than this become one image inside the SVG, which would be slow to open otherwise."""
 
+_COLUMN = 4.3
+"""Inches of a column of axes."""
+
 
 def write_figures(analysis: Analysis, folder: str | os.PathLike[str]) -> list[Path]:
-    """Draw ``projection`` and ``singular_values`` as PNG and SVG; what is there is replaced.
-
-    The same data gives the same bytes.
-
-    Args:
-        analysis: from ``analysis.run.analyze`` or ``analysis.files.load``.
-        folder: of the analysis.
-
-    Returns:
-        The files.
-    """
+    """Draw ``projection`` and ``singular_values`` as PNG and SVG into a folder; the same data gives the same bytes."""
     from matplotlib import rc_context
 
     written = []
@@ -75,20 +67,18 @@ def draw_projection(analysis: Analysis) -> Figure:
     from matplotlib.figure import Figure
 
     names, models = list(analysis.models[0].planes), analysis.models
-    rows, columns = (1, len(names)) if len(models) == 1 else (len(names), len(models))
+    alone = len(models) == 1
+    rows, columns = (1, len(names)) if alone else (len(names), len(models))
     figure = Figure(figsize=(max(_COLUMN * columns, 5.5) + 2.2, 4.1 * rows + 1.5), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
-    if len(models) == 1:
-        grid = grid.T
-        title = f"{_title(analysis)}\n{_heading(models[0], analysis, ' · ')}"
-        figure.suptitle(_fitted(title, figure.get_figwidth(), 11), fontsize=11, parse_math=False)
-    else:
-        figure.suptitle(_fitted(_title(analysis), figure.get_figwidth(), 12), fontsize=12, parse_math=False)
-        for axes, model in zip(grid[0], models, strict=True):
-            axes.set_title(_fitted(_heading(model, analysis), _COLUMN, 10), fontsize=10, parse_math=False)
-    for line, name in zip(grid, names, strict=True):
+    size = 11 if alone else 12
+    title = _title(analysis) + (f"\n{_heading(models[0], analysis, ' · ')}" if alone else "")
+    figure.suptitle(_fitted(title, figure.get_figwidth(), size), fontsize=size, parse_math=False)
+    for line, name in zip(grid.T if alone else grid, names, strict=True):
         for axes, model in zip(line, models, strict=True):
             _scatter(axes, model, name, analysis)
+            if not alone and name == names[0]:
+                axes.set_title(_fitted(_heading(model, analysis), _COLUMN, 10), fontsize=10, parse_math=False)
     legend = figure.legend(handles=_legend(analysis), loc="outside right center", fontsize=9, frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)
@@ -105,13 +95,12 @@ def _colours(analysis: Analysis) -> list[Any]:
 
 
 def _scatter(axes: Any, model: ModelAnalysis, name: str, analysis: Analysis) -> None:
-    from matplotlib.colors import to_rgba
+    from matplotlib.colors import to_rgba_array
 
-    classes, colours = analysis.classes, _colours(analysis)
     # Of a model that was trained the other way round, what the legend calls by its view is read as the other one.
     swapped = analysis.settings["t_sne_type"] == "in_n_out" and model.views != analysis.models[0].views
     plane, of_class, is_target = model.planes[name], model.arrays["classes"], model.arrays["is_target"]
-    rgba = np.asarray([to_rgba(colour) for colour in (*colours[: len(classes)], REST_COLOUR)])
+    rgba = to_rgba_array([*_colours(analysis)[: len(analysis.classes)], REST_COLOUR])
     # In an order that has nothing to do with the classes, so that none hides the others; only the grey ones lie below.
     order = np.random.default_rng(0).permutation(len(plane))
     order = order[np.argsort(of_class[order] != REST, kind="stable")]
@@ -138,16 +127,11 @@ def _scatter(axes: Any, model: ModelAnalysis, name: str, analysis: Analysis) -> 
         ]
     else:
         # Neither places nor distances have a unit here.
-        axes.set_xticks([])
-        axes.set_yticks([])
+        axes.set(xticks=[], yticks=[])
         labels[0] += "".join(f" ({what} {value:.3g})" for what, value in caption.items())
     axes.set_xlabel(labels[0], fontsize=9)
     axes.set_ylabel(labels[1], fontsize=9)
     axes.tick_params(labelsize=7)
-
-
-_COLUMN = 4.3
-"""Inches of a column of axes."""
 
 
 def _fitted(text: str, width: float, size: int) -> str:
@@ -162,10 +146,9 @@ def _heading(model: ModelAnalysis, analysis: Analysis, between: str = "\n") -> s
     pairs, points = model.numbers["pairs"], len(model.arrays["classes"])
     drawn = points // 2 if analysis.settings["t_sne_type"] in BOTH_VIEWS else points
     few = f" ({drawn:,} drawn)" if drawn < pairs else ""
-    cosines = [
-        f"{kind} {model.numbers[kind]['mean']:.3f}" for kind in ("matched", "shuffled") if model.numbers[kind]["n"]
-    ]
-    return between.join([drawable(model.name, FONT), f"{_pairs(pairs)}{few}", f"cosine {', '.join(cosines)}"])
+    found = {kind: model.numbers[kind].get("mean") for kind in ("matched", "shuffled")}
+    cosines = ", ".join(f"{kind} {mean:.3f}" for kind, mean in found.items() if mean is not None)
+    return between.join([drawable(model.name, FONT), f"{_pairs(pairs)}{few}", f"cosine {cosines}"])
 
 
 def _pairs(count: int) -> str:
@@ -173,17 +156,19 @@ def _pairs(count: int) -> str:
 
 
 def _title(analysis: Analysis) -> str:
-    settings, views = analysis.settings, analysis.models[0].views
-    kind = settings["t_sne_type"]
+    kind, views = analysis.settings["t_sne_type"], analysis.models[0].views
     shown = " and ".join(f"Enc({view})" for view in views)
     if kind not in BOTH_VIEWS:
-        shown = f"Enc({views[1] if views[1] == 'text' else views[0]})"
-    return (
-        f"{shown} of {drawable(Path(analysis.test_file).name, FONT)}, coloured {COLOURED_BY[kind]}\n{_where(settings)}"
-    )
+        shown = f"Enc({'text' if 'text' in views else views[0]})"
+    return f"{shown} of {_file(analysis)}, coloured {COLOURED_BY[kind]}\n{_where(analysis)}"
 
 
-def _where(settings: dict[str, Any]) -> str:
+def _file(analysis: Analysis) -> str:
+    return drawable(Path(analysis.test_file).name, FONT)
+
+
+def _where(analysis: Analysis) -> str:
+    settings = analysis.settings
     layer = "last layer" if settings["layer"] == -1 else f"layer {settings['layer']}"
     return f"{layer}, {'mean of tokens' if settings['pooling'] == 'mean' else 'last token'}"
 
@@ -197,28 +182,21 @@ def _legend(analysis: Analysis) -> list[Any]:
     kind, views = analysis.settings["t_sne_type"], analysis.models[0].views
     colours = _colours(analysis)
     if kind == "in_n_out":
-        return [
-            mark(colour, MARKERS[views.index(label)], f"Enc({label})")
-            for label, colour in zip(analysis.classes, colours, strict=False)
-        ]
-    entries = [mark(colour, "s", label) for label, colour in zip(_short(analysis.classes), colours, strict=False)]
+        named = zip(analysis.classes, colours, strict=False)
+        return [mark(colour, MARKERS[views.index(label)], f"Enc({label})") for label, colour in named]
+    entries, seen = [], Counter[str]()
+    for label, colour in zip(analysis.classes, colours, strict=False):
+        text = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
+        seen[text] += 1
+        entries.append(mark(colour, "s", text if seen[text] == 1 else f"{text} ({seen[text]})"))
     if any((model.arrays["classes"] == REST).any() for model in analysis.models):
         entries.append(mark(REST_COLOUR, "s", "later steps" if kind == "steps" else "all others"))
     if kind in BOTH_VIEWS:
-        meanings = ("read as source", "read as target")
-        entries += [mark("#555555", marker, text) for marker, text in zip(MARKERS, meanings, strict=True)]
+        entries += [
+            mark("#555555", marker, f"read as {view}")
+            for marker, view in zip(MARKERS, ("source", "target"), strict=True)
+        ]
     return entries
-
-
-def _short(labels: Sequence[str]) -> list[str]:
-    """Labels that are not too long for a legend, and still different."""
-    seen: Counter[str] = Counter()
-    short = []
-    for label in labels:
-        text = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
-        seen[text] += 1
-        short.append(text if seen[text] == 1 else f"{text} ({seen[text]})")
-    return short
 
 
 def _label(text: str) -> str:
@@ -245,15 +223,14 @@ def draw_singular_values(analysis: Analysis) -> Figure:
             if not len(values):
                 axes.text(0.5, 0.5, "all differences are zero", transform=axes.transAxes, ha="center")
                 continue
+            label = _label(f"{model.name} (mean of the {found['top']} largest: {found['top_mean']:.3g})")
             axes.plot(
                 np.arange(1, len(values) + 1),
                 values,
                 color=PALETTE[place % len(PALETTE)],
                 linestyle=LINES[place % len(LINES)],
                 marker="o" if len(values) < 3 else None,
-                label=_fitted(
-                    _label(f"{model.name} (mean of the {found['top']} largest: {found['top_mean']:.3g})"), 5.0, 8
-                ),
+                label=_fitted(label, 5.0, 8),
             )
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
@@ -269,9 +246,8 @@ def draw_singular_values(analysis: Analysis) -> Figure:
                 text.set_parse_math(False)
     pairs, dimensions = (sorted({model.numbers[what] for model in analysis.models}) for what in ("pairs", "dimensions"))
     counts = " or ".join([*(f"{count:,}" for count in pairs[:-1]), _pairs(pairs[-1])])
-    title = (
-        f"Singular values of the difference of views, {drawable(Path(analysis.test_file).name, FONT)}\n"
-        f"{counts} in {' or '.join(f'{count:,}' for count in dimensions)} dimensions, {_where(analysis.settings)}"
-    )
+    sizes = " or ".join(f"{count:,}" for count in dimensions)
+    title = f"Singular values of the difference of views, {_file(analysis)}\n"
+    title += f"{counts} in {sizes} dimensions, {_where(analysis)}"
     figure.suptitle(_fitted(title, figure.get_figwidth(), 12), fontsize=12, parse_math=False)
     return figure

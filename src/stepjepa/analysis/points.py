@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.files import read_jsonl
+from stepjepa.files import read_json_object, read_jsonl
 
 if TYPE_CHECKING:
     from stepjepa.analysis.representations import ViewEmbeddings
@@ -28,36 +26,19 @@ BOTH_VIEWS = ("in_n_out", "steps")
 MOST_CLASSES = 7
 """Labels that have a colour of their own: more can't be told apart."""
 
-GROUP_FIELD = "group"
 NEXT_STEP = "next step"
 
 
-@dataclass(frozen=True)
-class Points:
-    """Embeddings to be drawn.
+class Points(NamedTuple):
+    """Embeddings to be drawn."""
 
-    Attributes:
-        vectors: ``[M, D]``.
-        is_target: ``[M]``, whether a point is the target view of its pair.
-        labels: ``[M]``, what colours it.
-    """
-
-    vectors: NDArray[np.float32]
-    is_target: NDArray[np.bool_]
-    labels: tuple[str, ...]
+    vectors: NDArray[np.float32]  # [M, D]
+    is_target: NDArray[np.bool_]  # [M], whether a point is the target view of its pair
+    labels: tuple[str, ...]  # [M], what colours it
 
 
-def sampled_pairs(count: int, most: int, seed: int) -> NDArray[np.int64]:
-    """Which of so many pairs are drawn: all, or a sample that is the same for the same numbers.
-
-    Args:
-        count: of pairs.
-        most: of them at most.
-        seed: of the sample.
-
-    Returns:
-        ``[M]``, ascending.
-    """
+def sampled(count: int, most: int, seed: int) -> NDArray[np.int64]:
+    """Which of ``count`` things are taken: all, or a sample of ``most``, the same for the same numbers; ascending."""
     if count <= most:
         return np.arange(count)
     return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
@@ -81,44 +62,39 @@ def choose_points(
         records: those that were embedded.
         views: names of source and target, see :func:`view_names`.
         right: for ``answers``: whether the answer to a record is right, by its index.
-        most: pairs at most; of more a sample is taken, the same one for the same number of pairs and seed.
-        seed: of that sample.
+        most: pairs at most.
+        seed: of the sample of pairs.
 
     Raises:
         UserError: a record lacks what colours it.
     """
-    pairs = sampled_pairs(len(embeddings), most, seed)
+    pairs = sampled(len(embeddings), most, seed)
     if colouring in BOTH_VIEWS:
         chosen, is_target = np.concatenate([pairs, pairs]), np.arange(2 * len(pairs)) >= len(pairs)
     else:
         chosen, is_target = pairs, np.full(len(pairs), views[1] == "text")
     vectors = np.where(is_target[:, None], embeddings.target[chosen], embeddings.source[chosen])
-    labels = []
-    for pair, target in zip(chosen.tolist(), is_target.tolist(), strict=True):
-        index, number = int(embeddings.record[pair]), int(embeddings.pair[pair])
+
+    def label(index: int, pair: int, view: str) -> str:
         if colouring == "in_n_out":
-            labels.append(views[int(target)])
-        elif colouring == "steps":
-            labels.append(f"step {number + (views[int(target)] == NEXT_STEP)}")
-        elif colouring == "answers":
-            labels.append("right" if (right or {})[index] else "wrong")
-        elif colouring == "paraphrase":
-            labels.append(f"group {group_of(records[index])}")
-        else:
-            # Whole, however long: answers that begin alike are different ones.
-            labels.append(" ".join(records[index].answer.split()))
-    return Points(vectors, is_target, tuple(labels))
+            return view
+        if colouring == "steps":
+            return f"step {pair + (view == NEXT_STEP)}"
+        if colouring == "answers":
+            return "right" if (right or {})[index] else "wrong"
+        if colouring == "paraphrase":
+            return f"group {group_of(records[index])}"
+        # Whole, however long: answers that begin alike are different ones.
+        return " ".join(records[index].answer.split())
+
+    drawn = zip(embeddings.record[chosen].tolist(), embeddings.pair[chosen].tolist(), is_target.tolist(), strict=True)
+    return Points(vectors, is_target, tuple(label(index, pair, views[target]) for index, pair, target in drawn))
 
 
 def view_names(mode: str, reverse_pred: bool) -> tuple[str, str]:
-    """What source and target are called.
-
-    Args:
-        mode: ``llm-jepa`` or ``step-jepa``.
-        reverse_pred: the second view predicts the first.
-    """
-    names = ("text", "code") if mode == "llm-jepa" else ("step", NEXT_STEP)
-    return (names[1], names[0]) if reverse_pred else names
+    """What source and target are called in ``llm-jepa`` or ``step-jepa``."""
+    first, second = ("text", "code") if mode == "llm-jepa" else ("step", NEXT_STEP)
+    return (second, first) if reverse_pred else (first, second)
 
 
 def group_of(record: Record) -> str:
@@ -127,10 +103,10 @@ def group_of(record: Record) -> str:
     Raises:
         UserError: it says none.
     """
-    value = record.extra.get(GROUP_FIELD)
+    value = record.extra.get("group")
     if value is None or isinstance(value, (list, dict, bool)):
         raise UserError(
-            f"no field '{GROUP_FIELD}' with a name or a number, which --t_sne_type paraphrase needs; "
+            "no field 'group' with a name or a number, which --t_sne_type paraphrase needs; "
             "'stepjepa prepare paraphrase' writes it",
             path=record.path,
             line=record.line,
@@ -145,27 +121,24 @@ def choose_classes(labels: Sequence[str], colouring: str) -> list[str]:
         labels: of all points of all models.
         colouring: one of :data:`COLOURINGS`.
     """
-    counts = Counter(labels)
-    if colouring == "steps":
-        return sorted(counts, key=lambda label: int(label.split()[-1]))[:MOST_CLASSES]
-    if colouring == "in_n_out":
-        return list(counts)
     if colouring == "answers":
         return ["right", "wrong"]
-    chosen = [label for label, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_CLASSES]]
-    return sorted(chosen, key=_in_natural_order)
+    if colouring == "in_n_out":
+        return list(dict.fromkeys(labels))
+    if colouring == "steps":
+        return sorted(set(labels), key=_natural_order)[:MOST_CLASSES]
+    counts = Counter(labels)
+    most = sorted(counts, key=lambda label: (-counts[label], label))[:MOST_CLASSES]
+    return sorted(most, key=_natural_order)
 
 
-def _in_natural_order(label: str) -> list[str | int]:
+def _natural_order(label: str) -> list[str | int]:
     """``group 2`` before ``group 10``; text and numbers take turns."""
     return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]{1,18})", label))]
 
 
 def read_verdicts(
-    predictions: str | os.PathLike[str],
-    score: str | None,
-    test_fingerprint: str,
-    needed: Sequence[int],
+    predictions: str | os.PathLike[str], score: str | None, test_fingerprint: str, needed: Sequence[int]
 ) -> dict[int, bool]:
     """Which answers are right, by the output of ``stepjepa evaluate`` or ``stepjepa score``.
 
@@ -183,12 +156,11 @@ def read_verdicts(
     """
     path = Path(predictions)
     summary_file = path.with_suffix(".summary.json")
-    summary: dict[str, Any] = {}
     if summary_file.is_file():
-        summary = _read_summary(summary_file)
+        summary = read_json_object(summary_file, "summary", "evaluate or score again")
         if summary.get("test_fingerprint", test_fingerprint) != test_fingerprint:
             raise UserError("holds answers to another test file; name those to --test_file", path=path)
-    score = score or summary.get("headline")
+        score = score or summary.get("headline")
     if score is None:
         raise UserError(f"there is no {summary_file.name} that names the score that counts; pass --score", path=path)
     found: dict[int, bool] = {}
@@ -197,8 +169,7 @@ def read_verdicts(
         if not isinstance(index, int) or not isinstance(scores, dict):
             raise UserError("expected 'index' and 'scores', as 'stepjepa evaluate' writes them", path=path, line=line)
         if score not in scores:
-            known = ", ".join(scores)
-            raise UserError(f"no score '{score}'; pass --score with one of {known}", path=path, line=line)
+            raise UserError(f"no score '{score}'; pass --score with one of {', '.join(scores)}", path=path, line=line)
         if not isinstance(scores[score], int | float):
             kind = type(scores[score]).__name__
             raise UserError(f"the score '{score}' is {kind}, expected true, false or a number", path=path, line=line)
@@ -211,13 +182,3 @@ def read_verdicts(
             path=path,
         )
     return {index: found[index] for index in needed}
-
-
-def _read_summary(path: Path) -> dict[str, Any]:
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"not valid JSON ({error}); evaluate or score again", path=path) from None
-    if not isinstance(summary, dict):
-        raise UserError("no summary of 'stepjepa evaluate'; evaluate or score again", path=path)
-    return summary

@@ -13,10 +13,9 @@ from stepjepa.errors import UserError
 
 PROJECTIONS = ("pca", "tsne", "umap")
 
-ROUNDING = 1e-5
+_FEWEST = {"pca": 2, "tsne": 4, "umap": 5}
+_ROUNDING = 1e-5
 """Spread of points, relative to their length, below which they count as one point."""
-
-Plane = NDArray[np.float64]
 
 
 def check_projections(names: Sequence[str]) -> None:
@@ -32,7 +31,7 @@ def check_projections(names: Sequence[str]) -> None:
         )
 
 
-def project(name: str, vectors: NDArray[np.float32], seed: int) -> tuple[Plane, dict[str, Any]]:
+def project(name: str, vectors: NDArray[np.float32], seed: int) -> tuple[NDArray[np.float64], dict[str, Any]]:
     """Points in the plane.
 
     Args:
@@ -42,44 +41,32 @@ def project(name: str, vectors: NDArray[np.float32], seed: int) -> tuple[Plane, 
 
     Returns:
         ``[M, 2]``, and what a caption should say: ``variance`` (shares of the two axes) of PCA, ``perplexity`` of
-        t-SNE, ``neighbours`` of UMAP. Points that are one point but for rounding are one point in the plane too: any
-        projection would blow the rounding up to a picture. The caption is empty then.
+        t-SNE, ``neighbours`` of UMAP. Points that differ by rounding alone are one point in the plane too, since any
+        projection would blow the rounding up to a picture; the caption is empty then.
 
     Raises:
         UserError: there are too few points.
     """
-    fewest = {"pca": 2, "tsne": 4, "umap": 5}[name]
-    if len(vectors) < fewest:
+    count = len(vectors)
+    if count < _FEWEST[name]:
         remedy = "take more records" if name == "pca" else "take more records, or pass --projections pca"
-        raise UserError(f"{name} needs {fewest} points or more, and there are {len(vectors)}; {remedy}")
+        raise UserError(f"{name} needs {_FEWEST[name]} points or more, and there are {count}; {remedy}")
     wide = vectors.astype(np.float64)
-    if np.linalg.norm(wide - wide.mean(0)) <= ROUNDING * np.linalg.norm(wide):
-        return np.zeros((len(wide), 2)), {}
-    return {"pca": _pca, "tsne": _tsne, "umap": _umap}[name](wide, seed)
+    if np.linalg.norm(wide - wide.mean(0)) <= _ROUNDING * np.linalg.norm(wide):
+        return np.zeros((count, 2)), {}
+    if name == "pca":
+        from sklearn.decomposition import PCA
 
+        pca = PCA(n_components=2, svd_solver="full")
+        return pca.fit_transform(wide), {"variance": pca.explained_variance_ratio_.tolist()}
+    if name == "tsne":
+        from sklearn.manifold import TSNE
 
-def _pca(vectors: NDArray[np.float64], _seed: int) -> tuple[Plane, dict[str, Any]]:
-    centred = vectors - vectors.mean(0)
-    left, values, right = np.linalg.svd(centred, full_matrices=False)
-    # The sign of a component means nothing; with this rule it is the same whatever library computed it.
-    signs = np.sign(right[np.arange(len(right)), np.abs(right).argmax(1)])[:2]
-    plane = np.zeros((len(vectors), 2))
-    plane[:, : len(signs)] = left[:, :2] * values[:2] * signs
-    shares = values**2 / (values**2).sum()
-    return plane, {"variance": [float(share) for share in (*shares, 0.0)[:2]]}
-
-
-def _tsne(vectors: NDArray[np.float64], seed: int) -> tuple[Plane, dict[str, Any]]:
-    from sklearn.manifold import TSNE
-
-    perplexity = min(30.0, (len(vectors) - 1) / 3)
-    plane = TSNE(n_components=2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(vectors)
-    return plane.astype(np.float64), {"perplexity": perplexity}
-
-
-def _umap(vectors: NDArray[np.float64], seed: int) -> tuple[Plane, dict[str, Any]]:
+        perplexity = min(30.0, (count - 1) / 3)
+        plane = TSNE(n_components=2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(wide)
+        return plane.astype(np.float64), {"perplexity": perplexity}
     from umap import UMAP
 
-    neighbours = min(15, len(vectors) - 1)
-    plane = UMAP(n_components=2, n_neighbors=neighbours, random_state=seed).fit_transform(vectors)
+    neighbours = min(15, count - 1)
+    plane = UMAP(n_components=2, n_neighbors=neighbours, random_state=seed).fit_transform(wide)
     return np.asarray(plane, np.float64), {"neighbours": neighbours}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,43 +29,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Where in the model embeddings are read.
-
-    Attributes:
-        layer: index of ``hidden_states``: 0 is the embedding layer, -1 the last layer after the final norm.
-        pooling: ``last`` takes the readout, ``mean`` the mean over the view up to the readout: the template around it
-            where the view stands alone, and its predictor tokens, are parts of it. ``trained`` is what the
-            configuration of training says, see ``JepaConfig.pooling``.
-
-    Raises:
-        ValueError: no such pooling.
-    """
+class Reading(NamedTuple):
+    """Where in the model embeddings are read."""
 
     layer: int = -1
-    pooling: str = "last"
-
-    def __post_init__(self) -> None:
-        if self.pooling not in ("last", "mean", "trained"):
-            raise ValueError(f"pooling: expected last, mean or trained, got '{self.pooling}'")
+    """Index of ``hidden_states``: 0 is the embedding layer, -1 the last layer after the final norm."""
+    pooling: Literal["last", "mean", "trained"] = "last"
+    """``last`` takes the readout, ``mean`` the mean over the view up to the readout (the template around it where the
+    view stands alone, and its predictor tokens, are parts of it), ``trained`` what ``JepaConfig.pooling`` says."""
 
 
 @dataclass(frozen=True)
 class ViewEmbeddings:
-    """The embeddings of all pairs of some records, in the records' order.
+    """The embeddings of all P pairs of some records, in the records' order."""
 
-    Attributes:
-        source: ``[P, D]`` float32.
-        target: ``[P, D]`` float32.
-        record: ``[P]``, index of the record that a pair is of.
-        pair: ``[P]``, which of its record's pairs it is, counted from 1; for Step-JEPA the number of the source step.
-    """
-
-    source: NDArray[np.float32]
-    target: NDArray[np.float32]
-    record: NDArray[np.int64]
-    pair: NDArray[np.int64]
+    source: NDArray[np.float32]  # [P, D]
+    target: NDArray[np.float32]  # [P, D]
+    record: NDArray[np.int64]  # [P], index of the record that a pair is of
+    pair: NDArray[np.int64]  # [P], which of its record's pairs, from 1; for Step-JEPA the number of the source step
 
     def __len__(self) -> int:
         return len(self.record)
@@ -104,10 +86,12 @@ def embed_views(
     except ValueError as error:
         raise UserError(str(error).replace("jepa_layer:", "--layer:")) from None
     made = RecordTokenizer(tokenizer, config)
-    found = _with_pairs(records, made)
+    blocks = (made.tokenize_each(records[start : start + BLOCK]) for start in range(0, len(records), BLOCK))
+    tokenized = enumerate(chain.from_iterable(blocks))
+    found = {index: record for index, record in tokenized if record is not None and record.pairs}
+    path = records[0].path if records else None
     if not found:
         remedy = "step_separator and max_length" if config.mode == "step-jepa" else "max_length"
-        path = records[0].path if records else None
         raise UserError(
             f"none of the {len(records)} records has a pair of {config.mode} views; check {remedy}", path=path
         )
@@ -116,12 +100,12 @@ def embed_views(
         made.predictors.tolist(),
         encoding=encoding,
         pooling=reading.pooling,
-        path=records[0].path,
+        path=path,
         **packing(model, config, model.device.type),
     )
     # Long ones first, so that memory problems show at once; like lengths together, so that there is little padding.
     order = sorted(found, key=lambda index: -len(found[index].ids))
-    embeddings: dict[int, NDArray[np.float32]] = {}
+    embeddings: dict[int, NDArray[np.float32]] = {}  # [pairs of the record, 2, D]
     bar = tqdm(total=len(order), desc="embed", unit="rec", file=sys.stderr, disable=not sys.stderr.isatty())
     with bar, torch.inference_mode():
         for start in range(0, len(order), batch_size):
@@ -134,7 +118,7 @@ def embed_views(
             except UserError:
                 raise
             except ValueError as error:
-                raise UserError(str(error), path=records[0].path) from None
+                raise UserError(str(error), path=path) from None
             parts = both.split([len(found[index].pairs) for index in some])
             embeddings.update(zip(some, (part.cpu().numpy() for part in parts), strict=True))
             bar.update(len(some))
@@ -149,19 +133,6 @@ def embed_views(
     )
 
 
-def _with_pairs(records: Sequence[Record], made: RecordTokenizer) -> dict[int, TokenizedRecord]:
-    """The records that have a pair, as tokens, by their places."""
-    from tqdm.auto import tqdm
-
-    found: dict[int, TokenizedRecord] = {}
-    with tqdm(total=len(records), desc="prepare", unit="rec", disable=not sys.stderr.isatty()) as bar:
-        for start in range(0, len(records), BLOCK):
-            block = made.tokenize_each(records[start : start + BLOCK])
-            found |= {index: each for index, each in enumerate(block, start) if each is not None and each.pairs}
-            bar.update(len(block))
-    return found
-
-
 def _both(encoded: Encoded) -> dict[str, Tensor]:
     """``[P, 2, D]``: source and target embeddings."""
     return {"both": torch.stack(encoded.pairs, dim=1).float()}
@@ -169,12 +140,7 @@ def _both(encoded: Encoded) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class _Reader(Collator):
-    """Collates the views of records alone, and reads them as asked.
-
-    Args:
-        pooling: see :class:`Reading`.
-        path: of the records, for messages.
-    """
+    """Collates the views of records alone, and reads them as :class:`Reading` says."""
 
     pooling: str = "trained"
     path: str = ""

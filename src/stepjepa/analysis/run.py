@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +13,9 @@ import numpy as np
 
 from stepjepa.analysis.files import REST, Analysis, ModelAnalysis, check_folder, load, save
 from stepjepa.analysis.plots import write_figures
-from stepjepa.analysis.points import (
-    Points,
-    choose_classes,
-    choose_points,
-    group_of,
-    read_verdicts,
-    view_names,
-)
+from stepjepa.analysis.points import choose_classes, choose_points, group_of, read_verdicts, sampled, view_names
 from stepjepa.analysis.projections import project
-from stepjepa.analysis.settings import AnalysisSettings, refuse_same, split_names
+from stepjepa.analysis.settings import AnalysisSettings, read_labels
 from stepjepa.chat.system_prompts import training_system_prompt, with_system_prompt
 from stepjepa.data.records import Record, read_records
 from stepjepa.errors import UserError
@@ -30,9 +24,6 @@ from stepjepa.files import fingerprint
 if TYPE_CHECKING:
     from stepjepa.analysis.representations import ViewEmbeddings
     from stepjepa.config import JepaConfig
-
-# What must be the same for all models, so that all are shown the same pairs.
-_COMMON = ("pairs", "step_separator", "max_length")
 
 
 def analyze(settings: AnalysisSettings) -> Analysis:
@@ -46,23 +37,18 @@ def analyze(settings: AnalysisSettings) -> Analysis:
     """
     check_folder(settings.output_dir, settings.overwrite)
     records = read_records(settings.test_file)
-    chosen = _sample(len(records), settings)
+    chosen = sampled(len(records), settings.max_examples or len(records), settings.seed).tolist()
     read = fingerprint(settings.test_file)
     verdicts = [read_verdicts(file, settings.score, read, chosen) for file in settings.predictions or ()]
     if settings.t_sne_type == "paraphrase":
         for index in chosen:
             group_of(records[index])
-    configs = choose_configs(settings)
-    models, points = [], []
-    for place, (path, name) in enumerate(zip(settings.model_path, model_names(settings), strict=True)):
-        config = configs[place]
-        shown = records
-        prompt = None if settings.use_test_prompts else training_system_prompt(path)
-        if prompt is not None:
-            shown = with_system_prompt(records, prompt)
-        embeddings = _embed(path, [shown[index] for index in chosen], np.asarray(chosen), config, settings)
-        views = view_names(config.mode, config.reverse_pred)
-        some = choose_points(
+    names, configs = model_names(settings), choose_configs(settings)
+    models, labels = [], []
+    for place, path in enumerate(settings.model_path):
+        embeddings = _embed(path, records, chosen, configs[place], settings)
+        views = view_names(configs[place].mode, configs[place].reverse_pred)
+        points = choose_points(
             embeddings,
             settings.t_sne_type,
             records,
@@ -71,53 +57,43 @@ def analyze(settings: AnalysisSettings) -> Analysis:
             most=settings.max_points,
             seed=settings.seed,
         )
-        drawn = {each: project(each, some.vectors, settings.seed) for each in settings.projections}
-        planes = {each: plane for each, (plane, _) in drawn.items()}
-        captions = {each: caption for each, (_, caption) in drawn.items()}
-        arrays = {each: getattr(embeddings, each) for each in ("source", "target", "record", "pair")}
-        arrays["is_target"] = some.is_target
-        numbers = _numbers(embeddings, views, records, settings)
-        points.append(some)
-        models.append(ModelAnalysis(name, path, views, config.to_dict(), numbers, captions, arrays, planes))
-    classes = choose_classes([label for some in points for label in some.labels], settings.t_sne_type)
-    models = [
-        replace(model, arrays=_with_classes(model, some, classes)) for model, some in zip(models, points, strict=True)
-    ]
+        drawn = {each: project(each, points.vectors, settings.seed) for each in settings.projections}
+        labels.append(points.labels)
+        models.append(
+            ModelAnalysis(
+                name=names[place],
+                model_path=path,
+                views=views,
+                config=configs[place].to_dict(),
+                numbers=_numbers(embeddings, views, records, settings),
+                captions={each: caption for each, (_, caption) in drawn.items()},
+                arrays={**vars(embeddings), "is_target": points.is_target},
+                planes={each: plane for each, (plane, _) in drawn.items()},
+            )
+        )
+    classes = choose_classes(list(chain.from_iterable(labels)), settings.t_sne_type)
+    for model, own in zip(models, labels, strict=True):
+        of_class = [classes.index(label) if label in classes else REST for label in own]
+        model.arrays["classes"] = np.asarray(of_class)
     described = {name: value for name, value in asdict(settings).items() if name not in ("output_dir", "overwrite")}
     described["model_paths"] = described.pop("model_path")
-    described |= {"labels": split_names(settings.labels), "predictions": settings.predictions or []}
-    analysis = Analysis(
-        str(settings.test_file),
-        read,
-        {**described, "test_file": str(settings.test_file)},
-        tuple(classes),
-        tuple(models),
-    )
+    described |= {"labels": read_labels(settings.labels, len(models)), "predictions": settings.predictions or []}
+    analysis = Analysis(settings.test_file, read, described, tuple(classes), tuple(models))
     save(analysis, settings.output_dir)
     write_figures(analysis, settings.output_dir)
     return analysis
 
 
-def redraw(folder: str | os.PathLike[str], labels: Sequence[str] = ()) -> list[Path]:
-    """Draw the pictures of an analysis again, from the data that it kept.
-
-    Args:
-        folder: its output folder, whose pictures are replaced.
-        labels: other names for the models.
-
-    Returns:
-        The pictures.
+def redraw(folder: str | os.PathLike[str], labels: str | None = None) -> list[Path]:
+    """Draw the pictures of an analysis again from its folder; ``labels`` are other names of its models, as ``A,B``.
 
     Raises:
         UserError: the folder holds no analysis, or the number of labels is wrong.
     """
     analysis = load(folder)
-    if labels:
-        if len(labels) != len(analysis.models):
-            raise UserError(f"--labels: expected {len(analysis.models)} names, got {len(labels)}")
-        refuse_same(labels)
-        renamed = (replace(model, name=name) for model, name in zip(analysis.models, labels, strict=True))
-        analysis = replace(analysis, models=tuple(renamed))
+    if names := read_labels(labels, len(analysis.models)):
+        renamed = tuple(replace(model, name=name) for model, name in zip(analysis.models, names, strict=True))
+        analysis = replace(analysis, models=renamed)
     return write_figures(analysis, folder)
 
 
@@ -134,18 +110,10 @@ def notes(analysis: Analysis) -> list[str]:
     return found
 
 
-def _sample(count: int, settings: AnalysisSettings) -> list[int]:
-    """Indices of the records that are embedded, in file order."""
-    if settings.max_examples is None or settings.max_examples >= count:
-        return list(range(count))
-    drawn = np.random.default_rng(settings.seed).choice(count, settings.max_examples, replace=False)
-    return [int(index) for index in np.sort(drawn)]
-
-
 def model_names(settings: AnalysisSettings) -> list[str]:
     """The labels, or the shortest ends of the paths that tell the models apart."""
     if settings.labels:
-        return list(split_names(settings.labels))
+        return list(read_labels(settings.labels, len(settings.model_path)))
     paths = [Path(path).parts for path in settings.model_path]
     if len(set(paths)) < len(paths):
         raise UserError("--model_path names a model twice; leave one out, or tell them apart by --labels")
@@ -169,26 +137,25 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
         for path in settings.model_path:
             refuse_stripped(path)
     trained = [trained_objective(path) for path in settings.model_path]
+    known = [each for each in trained if each is not None]
     views = settings.views
     if views is None:
-        modes = sorted({each["mode"] for each in trained if each is not None} - {"regular"})
+        modes = sorted({each["mode"] for each in known} - {"regular"})
         if len(modes) > 1:
             raise UserError(f"the models were trained on different views ({', '.join(modes)}); pass --views")
         views = modes[0] if modes else "llm-jepa"
     if settings.t_sne_type == "steps" and views != "step-jepa":
         raise UserError(f"--t_sne_type steps colours the views of step-jepa, not of {views}; pass --views step-jepa")
-    known = [each for each in trained if each is not None]
+    # Only who was trained on these views has had a choice of pairs and separators.
+    same = [each for each in known if each["mode"] == views]
     changes: dict[str, Any] = {"predictors": 0, "front_pred": False} if settings.no_predictors else {}
-    for name in _COMMON:
-        asked = getattr(settings, name)
-        if asked is None and name == "pairs" and settings.t_sne_type == "steps":
-            asked = "all"
-        if asked is None:
-            same = [each for each in known if each["mode"] == views]
-            # Only who was trained on these views has had a choice of pairs and separators.
-            asked = _agreed(name, same or (known if name == "max_length" else []))
-        if asked is not None:
-            changes[name] = asked
+    for name, of in {"pairs": same, "step_separator": same, "max_length": same or known}.items():
+        value = getattr(settings, name)
+        if value is None and name == "pairs" and settings.t_sne_type == "steps":
+            value = "all"
+        value = _agreed(name, of) if value is None else value
+        if value is not None:
+            changes[name] = value
     return [replace(reading_config(each, views), **changes) for each in trained]
 
 
@@ -201,16 +168,19 @@ def _agreed(name: str, trained: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _embed(
-    path: str, records: list[Record], indices: np.ndarray, config: JepaConfig, settings: AnalysisSettings
+    path: str, records: list[Record], chosen: Sequence[int], config: JepaConfig, settings: AnalysisSettings
 ) -> ViewEmbeddings:
-    """The embeddings of one model, which is let go of again; records are counted as in the test file."""
+    """The embeddings of the chosen records by one model, which is freed again."""
     from stepjepa.analysis.representations import Reading, embed_views
     from stepjepa.models.loading import load_for_inference
 
+    prompt = None if settings.use_test_prompts else training_system_prompt(path)
+    shown = records if prompt is None else with_system_prompt(records, prompt)
     model, tokenizer = load_for_inference(path, dtype=settings.dtype, trust_remote_code=settings.trust_remote_code)
     reading = Reading(settings.layer, settings.pooling)
-    embeddings = embed_views(model, tokenizer, records, config, reading, batch_size=settings.batch_size)
-    return replace(embeddings, record=indices[embeddings.record])
+    some = [shown[index] for index in chosen]
+    embeddings = embed_views(model, tokenizer, some, config, reading, batch_size=settings.batch_size)
+    return replace(embeddings, record=np.asarray(chosen)[embeddings.record])
 
 
 def _numbers(
@@ -225,8 +195,3 @@ def _numbers(
         texts = embeddings.target if views[1] == "text" else embeddings.source
         numbers["groups"] = within_and_between(texts, [group_of(records[index]) for index in embeddings.record])
     return numbers
-
-
-def _with_classes(model: ModelAnalysis, points: Points, classes: Sequence[str]) -> dict[str, Any]:
-    place = {label: number for number, label in enumerate(classes)}
-    return {**model.arrays, "classes": np.asarray([place.get(label, REST) for label in points.labels])}

@@ -1,10 +1,9 @@
-"""What ``stepjepa analyze`` is told to do. Free of torch."""
+"""The settings of ``stepjepa analyze``. Free of torch."""
 
 # ruff: noqa: RUF009  # option() makes the field
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +18,7 @@ _VIEWS = "views (by default those of training)"
 
 @dataclass(frozen=True)
 class AnalysisSettings:
-    """What is looked at and how.
+    """Models, test file, and how their views are read and drawn.
 
     Raises:
         UserError: a number is out of range, or settings contradict each other.
@@ -82,10 +81,7 @@ class AnalysisSettings:
         refuse_without_effect(vars(self), type(self))
         if not self.model_path:
             raise UserError("--model_path: name at least one model")
-        names = split_names(self.labels)
-        if names and len(names) != len(self.model_path):
-            raise UserError(f"--labels: expected {len(self.model_path)} names, got {len(names)}")
-        refuse_same(names)
+        read_labels(self.labels, len(self.model_path))
         predictions = self.predictions or ()
         if self.t_sne_type == "answers" and len(predictions) != len(self.model_path):
             raise UserError(
@@ -95,12 +91,15 @@ class AnalysisSettings:
         check_projections(self.projections)
 
 
-def split_names(labels: str | None) -> tuple[str, ...]:
-    """The names in ``A,B``."""
-    return tuple(name.strip() for name in labels.split(",")) if labels else ()
+def read_labels(labels: str | None, count: int) -> tuple[str, ...]:
+    """The names of ``count`` models in ``A,B``; empty for None.
 
-
-def refuse_same(names: Sequence[str]) -> None:
-    """Refuse names of models that don't tell them apart."""
+    Raises:
+        UserError: they are more or fewer, or don't tell the models apart.
+    """
+    names = tuple(name.strip() for name in labels.split(",")) if labels else ()
+    if names and len(names) != count:
+        raise UserError(f"--labels: expected {count} names, got {len(names)}")
     if len(set(names)) < len(names):
         raise UserError("--labels: two names are equal; give every model one of its own")
+    return names

@@ -22,26 +22,17 @@ QUANTILES = (0.1, 0.2, 0.5, 0.8, 0.9)
 
 
 class Similarity(NamedTuple):
-    """What :func:`compare_views` finds.
+    """What :func:`compare_views` finds."""
 
-    Attributes:
-        totals: over all pairs, see :func:`similarity_totals`.
-        per_record: the mean cosine of each record's pairs, in the records' order; None for a record without a pair.
-    """
-
-    totals: dict[str, float]
-    per_record: list[float | None]
+    totals: dict[str, float]  # see similarity_totals
+    per_record: list[float | None]  # mean cosine of each record's pairs; None without a pair
 
 
 def similarity_config(run_folder: str | os.PathLike[str], views: str) -> JepaConfig:
-    """The configuration under which a trained model's views are embedded, see :func:`reading_config`.
-
-    Args:
-        run_folder: of ``stepjepa train``, or a checkpoint in it.
-        views: ``llm-jepa`` or ``step-jepa``.
+    """How the views (``llm-jepa`` or ``step-jepa``) of a trained model are read, see :func:`reading_config`.
 
     Raises:
-        UserError: no run folder, or :func:`refuse_stripped`.
+        UserError: no run folder or checkpoint in one, or :func:`refuse_stripped`.
     """
     refuse_stripped(run_folder)
     trained = trained_objective(run_folder)
@@ -65,7 +56,7 @@ def refuse_stripped(run_folder: str | os.PathLike[str]) -> None:
 
 
 def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
-    """The configuration under which a model's views are embedded.
+    """How a model's views are read.
 
     A model trained on the views that are asked for is read where it was trained to be read; any other, ``regular``
     runs among them, at the end of the source view, with no predictor token, which it has never seen.
@@ -86,7 +77,7 @@ def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
             kept += tuple(name for name in ("pair_distance", "pooling", "jepa_layer") if name in trained)
             chosen |= {name: trained[name] for name in kept}
             if changes_text(chosen["layout"]):
-                # Read as branches: the same views without a row that is cut up between them.
+                # The same views, in a main sequence without predictor tokens and isolated steps.
                 chosen["layout"] = "branched"
     return JepaConfig(**chosen)
 
@@ -144,10 +135,7 @@ def similarity_totals(embeddings: ViewEmbeddings) -> dict[str, float]:
 
 
 def similarity_quantiles(values: Iterable[float | None]) -> dict[str, Any]:
-    """How similarities are spread.
-
-    Args:
-        values: cosines; None stands for one that was not measured and is left out.
+    """How cosines are spread; None stands for one that was not measured.
 
     Returns:
         ``n``, ``mean``, ``std`` (of these values, not an estimate for others) and ``quantiles`` (from the share, as

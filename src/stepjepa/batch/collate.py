@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stepjepa.batch.layouts import LAYOUTS, PUBLISHED, Reading, without_views
 from stepjepa.batch.mask import Trees
-from stepjepa.batch.pack import Numbers, Rows, pack, pack_passes
+from stepjepa.batch.pack import Numbers, Rows, pack_passes
 from stepjepa.batch.sequences import Ids, Sequence, TokenizedRecord
 from stepjepa.config import JepaConfig
 
@@ -23,43 +23,25 @@ sequences behind each other in one row, for FlashAttention, which is told where 
 
 
 class Item(NamedTuple):
-    """A record on its way into a micro-batch.
-
-    Attributes:
-        record: as tokens.
-        with_views: its views are run; not so in a step that loss dropout leaves without them.
-        draw: epoch and index of the record, on which all that is drawn at random for it depends.
-    """
+    """A record on its way into a micro-batch."""
 
     record: TokenizedRecord
-    with_views: bool = True
-    draw: tuple[int, int] = (0, 0)
+    with_views: bool = True  # not so in a step that loss dropout leaves without views
+    draw: tuple[int, int] = (0, 0)  # epoch and index of the record, on which all that is drawn at random for it depends
 
 
 @dataclass(frozen=True)
 class Members:
-    """The records of a micro-batch. No tensor, so that no device is sent it.
+    """The records of a micro-batch. No tensor, so that no device is sent it."""
 
-    Attributes:
-        lines: of each in its file, counted from 1.
-        lengths: tokens of each record's sequences, nothing shared.
-        draws: epoch and index of each.
-        paths: for each the flat places of its own text, in its order.
-        isolated: for each the numbers of its path's tokens that do not see all of the text before them.
-        messages: for each ``[S, 3]`` first token, one past the last, and whether the assistant says it, of each message
-            of user and assistant, see ``TokenizedRecord.messages``; numbers of the path's tokens.
-        tokens: tokens that are computed, without padding.
-        plain_tokens: tokens of the records as plain rows without padding.
-    """
-
-    lines: tuple[int, ...] = ()
-    lengths: tuple[int, ...] = ()
-    draws: tuple[tuple[int, int], ...] = ()
-    paths: tuple[Numbers, ...] = ()
-    isolated: tuple[Numbers, ...] = ()
-    messages: tuple[Ids, ...] = ()
-    tokens: int = 0
-    plain_tokens: int = 0
+    lines: tuple[int, ...] = ()  # of each in its file, counted from 1
+    lengths: tuple[int, ...] = ()  # tokens of each record's sequences, nothing shared
+    draws: tuple[tuple[int, int], ...] = ()  # epoch and index of each
+    paths: tuple[Numbers, ...] = ()  # of each the flat places of its own text, in its order
+    isolated: tuple[Numbers, ...] = ()  # of each the numbers of its path's tokens that do not see all text before them
+    messages: tuple[Ids, ...] = ()  # of each ``TokenizedRecord.messages``, in numbers of the path's tokens
+    tokens: int = 0  # that are computed, without padding
+    plain_tokens: int = 0  # of the records as plain rows without padding
 
 
 class Batch(dict[str, Any]):
@@ -83,12 +65,6 @@ class Batch(dict[str, Any]):
     * ``further``: only where a micro-batch is run in several passes of rows of like length: a batch for each pass after
       the first, with ``input_ids`` to ``end`` alone. Flat positions go on from pass to pass.
     """
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"a batch without '{name}'") from None
 
     @property
     def passes(self) -> list[Batch]:
@@ -143,13 +119,7 @@ class Collator:
 
     @classmethod
     def of(cls, config: JepaConfig, predictors: Many[int], **options: Any) -> Collator:
-        """The collator of a configuration.
-
-        Args:
-            config: layout and readouts.
-            predictors: ids of the predictor tokens.
-            options: the other fields.
-        """
+        """The collator of a configuration, with the ids of its predictor tokens; ``options`` are the other fields."""
         assert config.layout is not None
         reading = Reading(config.front_pred, config.reverse_pred, config.last_token, config.pooling == "mean")
         return cls(config.layout, np.asarray(predictors, np.int32), reading, **options)
@@ -178,7 +148,14 @@ class Collator:
         parts = [self.sequences(item) for item in present]
         sequences = [sequence for part in parts for sequence in part]
         owners = [number for number, part in enumerate(parts) for _ in part]
-        passes = self._pack(sequences, None if self.share_prefixes else owners)
+        passes = pack_passes(
+            sequences,
+            row_length=self.row_length,
+            attention_length=None if self.encoding == "concatenated" else self.attention_length,
+            groups=None if self.share_prefixes else owners,
+            one_each=self.encoding != "tree",
+            pad_id=self.pad_id,
+        )
         found = _Found()
         for owner, sequence, path in zip(owners, sequences, passes[0].paths, strict=True):
             found.add(owner, sequence, path, prompt=self.prompt_labels)
@@ -200,20 +177,6 @@ class Collator:
             sum(len(item.record.ids) for item in present),
         )
         return batch if self.encoding != "concatenated" else _concatenated(batch, passes[0].lengths)
-
-    def _pack(self, sequences: Many[Sequence], groups: Many[int] | None) -> list[Rows]:
-        one_each = self.encoding != "tree"
-        if self.attention_length is None or self.encoding == "concatenated":
-            length = self.row_length
-            return [pack(sequences, row_length=length, groups=groups, one_each=one_each, pad_id=self.pad_id)]
-        return pack_passes(
-            sequences,
-            row_length=self.row_length,
-            attention_length=self.attention_length,
-            groups=groups,
-            one_each=one_each,
-            pad_id=self.pad_id,
-        )
 
 
 def _one_pass(rows: Rows) -> Batch:
@@ -283,7 +246,7 @@ def _concatenated(batch: Batch, lengths: Numbers) -> Batch:
         if name in batch:
             batch[name] = table[batch[name]]
     members: Members = batch["members"]
-    batch["members"] = Members(**{**vars(members), "paths": tuple(moved[path] for path in members.paths)})
+    batch["members"] = replace(members, paths=tuple(moved[path] for path in members.paths))
     batch["input_ids"] = batch["input_ids"].flatten()[torch.from_numpy(kept)][None]
     batch["attention_mask"] = torch.ones_like(batch["input_ids"])
     batch["position_ids"] = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths]))[None]

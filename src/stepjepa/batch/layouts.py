@@ -17,20 +17,14 @@ from stepjepa.own_code import load
 
 
 class Reading(NamedTuple):
-    """How embeddings are read, whatever the layout.
+    """How embeddings are read, whatever the layout."""
 
-    Attributes:
-        front: predictor tokens stand before the source view, not after it.
-        reverse: the second view of a pair predicts the first.
-        last_token: place of the readout counted from the end of the templated view (-1 is its last token); None reads
-            the last predictor of a source, and the last token of a target's content.
-        mean: average over several tokens instead of reading one.
-    """
-
-    front: bool = False
-    reverse: bool = False
+    front: bool = False  # predictor tokens stand before the source view, not after it
+    reverse: bool = False  # the second view of a pair predicts the first
+    # Place of the readout counted from the end of the templated view (-1 is its last token); None reads the last
+    # predictor of a source, and the last token of a target's content.
     last_token: int | None = None
-    mean: bool = False
+    mean: bool = False  # average over several tokens instead of reading one
 
 
 PUBLISHED = Reading()
@@ -96,15 +90,14 @@ def separate(record: TokenizedRecord, predictors: Ids, reading: Reading) -> list
     """LLM-JEPA as published: the main sequence, and both views of each pair by themselves."""
     found = [main_sequence(record)]
     for number, (first, second) in enumerate(record.pairs):
-        source, target = (second, first) if reading.reverse else (first, second)
-        if source.in_main and not reading.reverse:
-            found.append(_branch(number, source, predictors, reading))
+        # The first view sees the text before it, where it stands in the text; the second one sees itself alone.
+        seeing, none = _branch if first.in_main else _alone, predictors[:0]
+        if reading.reverse:
+            found.append(_alone(number, "source", second, predictors, reading))
+            found.append(seeing(number, "target", first, none, reading))
         else:
-            found.append(_alone(number, "source", source, predictors, reading))
-        if target.in_main and reading.reverse:
-            found.append(_in_text(number, target, reading))
-        else:
-            found.append(_alone(number, "target", target, predictors[:0], reading))
+            found.append(seeing(number, "source", first, predictors, reading))
+            found.append(_alone(number, "target", second, none, reading))
     return found
 
 
@@ -150,15 +143,10 @@ def _averaged(view: View, predictors: int, reading: Reading) -> int:
     return content if reading.front or not predictors else predictors
 
 
-def _branch(pair: int, view: View, predictors: Ids, reading: Reading) -> Sequence:
+def _branch(pair: int, kind: str, view: View, predictors: Ids, reading: Reading) -> Sequence:
     """The main text up to the end of the view, with predictor tokens behind (or before) the view."""
     pieces = [view.ids[: view.start], predictors, view.content] if reading.front else [view.ids[: view.end], predictors]
-    return _read(pair, "source", np.concatenate(pieces), _averaged(view, len(predictors), reading), reading)
-
-
-def _in_text(pair: int, view: View, reading: Reading) -> Sequence:
-    """A target that is read in the main text: a beginning of it, which costs nothing."""
-    return _read(pair, "target", view.ids[: view.end], _averaged(view, 0, reading), reading)
+    return _read(pair, kind, np.concatenate(pieces), _averaged(view, len(predictors), reading), reading)
 
 
 def _alone(pair: int, kind: str, view: View, predictors: Ids, reading: Reading) -> Sequence:

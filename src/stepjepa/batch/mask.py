@@ -17,19 +17,12 @@ Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Trees(NamedTuple):
-    """The integers of a batch of R rows of T tokens, see ``pack.Rows``.
-
-    Attributes:
-        start: ``[R, T]`` int64.
-        end: ``[R, T]`` int64.
-        position_ids: ``[R, T]`` int64, for rules that count distance, such as sliding windows.
-        isolates: some ``start`` is not 0.
-    """
+    """The integers of a batch of R rows of T tokens, each ``[R, T]`` int64, see ``pack.Rows``."""
 
     start: Tensor
     end: Tensor
-    position_ids: Tensor
-    isolates: bool = False
+    position_ids: Tensor  # for rules that count distance, such as sliding windows
+    isolates: bool = False  # some ``start`` is not 0
 
 
 def sees(trees: Trees) -> Rule:
@@ -84,15 +77,10 @@ def static_length(length: int) -> int:
 
 
 class Blocks(NamedTuple):
-    """What is seen, block by block; what is in neither is seen nowhere.
+    """What is seen, block by block, ``[R, N, N]`` bool each; what is in neither is seen nowhere."""
 
-    Attributes:
-        partial: ``[R, N, N]`` bool, some queries of block i see some keys of block j.
-        full: ``[R, N, N]`` bool, all of them see all.
-    """
-
-    partial: Tensor
-    full: Tensor
+    partial: Tensor  # some queries of block i see some keys of block j
+    full: Tensor  # all of them see all
 
 
 def blocks(trees: Trees) -> Blocks:

@@ -29,42 +29,45 @@ _CAPS = 24
 
 @dataclass(frozen=True)
 class Rows:
-    """Packed sequences for one forward pass: R rows of T tokens, padded on the right.
+    """Packed sequences for one forward pass: R rows of T tokens, padded on the right."""
 
-    Attributes:
-        ids: ``[R, T]`` token ids.
-        positions: ``[R, T]`` place of each token in its own sequences: its depth in the tree.
-        start: ``[R, T]`` first place in the row that the token sees; 0 almost everywhere.
-        end: ``[R, T]`` one past the last place in the row that sees the token, as far as causality allows.
-        paths: for each sequence, in the order in which they were given, the flat place (row * T + column) of each of
-            its tokens. In several passes, the places of one come behind those of the pass before, and all have the
-            paths of all.
-        lengths: ``[R]`` tokens of each row without padding.
-        branches: whether some token of a row does not see all that is before it; else rows are ordinary causal text.
-    """
-
-    ids: Numbers
-    positions: Numbers
-    start: Numbers
-    end: Numbers
+    ids: Numbers  # [R, T] token ids
+    positions: Numbers  # [R, T] place of each token in its own sequences: its depth in the tree
+    start: Numbers  # [R, T] first place in the row that the token sees; 0 almost everywhere
+    end: Numbers  # [R, T] one past the last place in the row that sees the token, as far as causality allows
+    # For each sequence, in the order in which they were given, the flat place (row * T + column) of each of its tokens.
+    # In several passes, the places of one come behind those of the pass before, and all have the paths of all.
     paths: list[Numbers]
-    lengths: Numbers
-    branches: bool
+    lengths: Numbers  # [R] tokens of each row without padding
+    branches: bool  # some token of a row does not see all that is before it; else rows are ordinary causal text
 
 
-def pack(
+def pack(sequences: Many[Sequence], *, row_length: int, **options: Any) -> Rows:
+    """Pack sequences for a single forward pass, see :func:`pack_passes`."""
+    return pack_passes(sequences, row_length=row_length, **options)[0]
+
+
+def pack_passes(
     sequences: Many[Sequence],
     *,
     row_length: int,
+    attention_length: int | None = None,
     groups: Many[int] | None = None,
     one_each: bool = False,
     pad_id: int = 0,
-) -> Rows:
-    """Pack sequences for a single forward pass, so that rows x longest row is least.
+) -> list[Rows]:
+    """Pack the sequences of a micro-batch for one or several forward passes.
+
+    One pass is cut so that rows x longest row is least. Several, each of rows of like length, are for a device on which
+    padding and masks cost what they compute, and a further pass next to nothing (a CPU). There a row of n tokens costs
+    ``n (1 + n / attention_length)``, or, where nothing branches and no mask is needed,
+    ``n (1 + n / (2 attention_length))``. The best cut of the sorted sequences into rows is found first, then the best
+    cut of the rows, sorted by length, into passes.
 
     Args:
-        sequences: of a micro-batch.
+        sequences: in any order.
         row_length: most tokens of a row; a longer sequence makes rows as long as itself.
+        attention_length: tokens of a row at which attention under a mask costs as much as all else; None for one pass.
         groups: for each sequence the number of its group (its record); prefixes are shared within a group alone. None
             shares them over the whole batch.
         one_each: one row for each sequence, for models that can't run a tree. A sequence that is a beginning of another
@@ -72,59 +75,27 @@ def pack(
         pad_id: token id of padding.
     """
     if not sequences:
-        return _nothing(pad_id)
+        none = np.zeros((1, 1), np.int64)
+        return [Rows(none + pad_id, none, none, none + 1, [], np.zeros(1, np.int64), False)]
     laid = _Laid(sequences, groups, pad_id)
-    return laid.rows(laid.ends() if one_each else pairwise(cut(laid.lengths, laid.shared, row_length)))
-
-
-def pack_passes(
-    sequences: Many[Sequence],
-    *,
-    row_length: int,
-    attention_length: int,
-    groups: Many[int] | None = None,
-    one_each: bool = False,
-    pad_id: int = 0,
-) -> list[Rows]:
-    """Pack sequences for several forward passes, each of rows of like length, so that the work is least.
-
-    For a device on which padding and masks cost what they compute, and a further pass next to nothing (a CPU). What a
-    row of n tokens costs is ``n (1 + n / attention_length)``, or, where nothing branches and no mask is needed,
-    ``n (1 + n / (2 attention_length))``. The best cut of the sorted sequences into rows is found first, then the best
-    cut of the rows, sorted by length, into passes.
-
-    Args:
-        sequences: of a micro-batch.
-        row_length: most tokens of a row; a longer sequence has a row of its own.
-        attention_length: tokens of a row at which attention under a mask costs as much as all else.
-        groups: as for :func:`pack`.
-        one_each: as for :func:`pack`.
-        pad_id: token id of padding.
-    """
-    if not sequences:
-        return [_nothing(pad_id)]
-    laid = _Laid(sequences, groups, pad_id)
+    if attention_length is None:
+        return [laid.rows(laid.ends() if one_each else pairwise(cut(laid.lengths, laid.shared, row_length)))]
     rows = laid.ends() if one_each else laid.cheapest(row_length, attention_length)
     passes: list[Rows] = []
     for masked in (False, True):
         own = sorted((row for row in rows if laid.is_masked(*row) == masked), key=lambda row: laid.size(*row))
         sizes = np.array([laid.size(*row) for row in own], np.int64)
-        weight = 1 / attention_length if masked else 0.5 / attention_length
-        for first, last in _grouped(sizes, weight):
+        for first, last in _passes(sizes, (1 if masked else 0.5) / attention_length):
             passes.append(laid.rows(own[first:last]))
     return passes
 
 
 class _Laid:
-    """Sequences in sorted order, being laid out.
-
-    Attributes:
-        lengths: ``[S]`` tokens of each, in sorted order.
-        shared: ``[S]`` tokens that each has in common with the one before.
-    """
+    """Sequences in sorted order, being laid out."""
 
     def __init__(self, sequences: Many[Sequence], groups: Many[int] | None, pad_id: int) -> None:
         self._sequences, self._pad_id = sequences, pad_id
+        # [S] in sorted order: their numbers, and how many tokens each has in common with the one before.
         self._order, self.shared = _sorted(sequences, groups)
         self.lengths = np.array([len(sequences[index]) for index in self._order], np.int64)
         self._added = np.concatenate([[0], np.cumsum(self.lengths - self.shared)])
@@ -193,17 +164,10 @@ def _isolates(sequence: Sequence) -> bool:
     return sequence.start is not None and bool(sequence.start.any())
 
 
-def _nothing(pad_id: int) -> Rows:
-    none = np.zeros((1, 1), np.int64)
-    return Rows(none + pad_id, none, none, none + 1, [], np.zeros(1, np.int64), False)
+def _passes(sizes: Numbers, weight: float) -> list[tuple[int, int]]:
+    """Cut rows, whose sizes ascend, into passes so that the work is least, padding and all.
 
-
-def _grouped(sizes: Numbers, weight: float) -> list[tuple[int, int]]:
-    """Cut rows, sorted by length, into passes so that the work is least, padding and all.
-
-    Args:
-        sizes: ``[R]`` ascending.
-        weight: a row of n tokens costs ``n (1 + weight n)``.
+    A row of n tokens costs ``n (1 + weight n)``.
     """
 
     def costs(first: Numbers, last: int) -> NDArray[np.float64]:
@@ -217,9 +181,7 @@ def _grouped(sizes: Numbers, weight: float) -> list[tuple[int, int]]:
 def _cheapest_parts(count: int, costs: Callable[[Numbers, int], NDArray[np.float64]]) -> list[tuple[int, int]]:
     """Cut 0 .. count into the consecutive parts of least total cost, by dynamic programming.
 
-    Args:
-        count: of things to be cut.
-        costs: what the parts from each of some first things up to (and without) a last one cost.
+    ``costs(first, last)`` says what the parts from each of some first things up to (and without) a last one cost.
     """
     # best[j]: least cost of the first j things; before[j]: where the last part of that solution begins.
     best, before = np.zeros(count + 1), [0] * (count + 1)
@@ -285,14 +247,10 @@ def cut(lengths: Numbers, shared: Numbers, row_length: int) -> Numbers:
             bounds.append(int(np.searchsorted(added, limit, "right")) - 1)
         return bounds
 
+    def cells(bounds: Numbers) -> int:
+        firsts, lasts = bounds[:-1], bounds[1:]
+        return int((added[lasts] - added[firsts + 1] + lengths[firsts]).max()) * len(firsts)
+
     longest = int(lengths.max())
-    best: tuple[int, list[int]] | None = None
-    for cap in np.unique(np.linspace(longest, max(longest, row_length), _CAPS).astype(int)):
-        bounds = rows_within(int(cap))
-        firsts, lasts = np.array(bounds[:-1]), np.array(bounds[1:])
-        width = int((added[lasts] - added[firsts + 1] + lengths[firsts]).max())
-        cells = width * len(firsts)
-        if best is None or cells < best[0]:
-            best = cells, bounds
-    assert best is not None
-    return np.array(best[1])
+    caps = np.unique(np.linspace(longest, max(longest, row_length), _CAPS).astype(int))
+    return min((np.array(rows_within(int(cap))) for cap in caps), key=cells)

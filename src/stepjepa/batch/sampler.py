@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,17 +13,11 @@ from torch.utils.data import Sampler
 
 
 class Key(NamedTuple):
-    """What the sampler yields for a place in a batch.
+    """What the sampler yields for a place in a batch."""
 
-    Attributes:
-        record: its index; -1 for an empty place.
-        with_views: its views are run.
-        epoch: of which this is a part; decides what is drawn for the record.
-    """
-
-    record: int
+    record: int  # its index; -1 for an empty place
     with_views: bool = True
-    epoch: int = 0
+    epoch: int = 0  # decides what is drawn for the record
 
 
 STRATEGIES = ("random", "group_by_length", "sequential")
@@ -37,6 +32,7 @@ def draw(seed: int, *place: int) -> float:
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
+@dataclass(eq=False)
 class StepSampler(Sampler[Key]):
     """Yields one epoch of records in the order in which they are trained.
 
@@ -44,68 +40,47 @@ class StepSampler(Sampler[Key]):
     that changes no gradient, since losses are normalised over the whole step (except for InfoNCE, see ``tight``). Loss
     dropout is drawn per step, the same on every process. Places that the last step can't fill evenly over processes
     stay empty: no record is repeated.
-
-    Args:
-        lengths: tokens of each record's main text.
-        records_per_step: batch size x accumulation x processes.
-        seed: of the order and of loss dropout.
-        strategy: ``random``; ``group_by_length`` also puts records of like length into one step; ``sequential`` keeps
-            the file's order of steps.
-        jepa_ratio: share of steps whose views are run.
-        tight: sort the records of a step by length. Off for losses that compare the pairs of a micro-batch.
-        multiple: the number of keys is padded to a multiple of this (batch size x processes).
     """
 
-    def __init__(
-        self,
-        lengths: Sequence[int] | NDArray[np.integer],
-        records_per_step: int,
-        *,
-        seed: int = 0,
-        strategy: str = "random",
-        jepa_ratio: float = 1.0,
-        tight: bool = True,
-        multiple: int = 1,
-    ) -> None:
-        if strategy not in STRATEGIES:
-            raise ValueError(f"train_sampling_strategy: expected one of {', '.join(STRATEGIES)}, got '{strategy}'")
-        self._lengths = np.asarray(lengths)
-        self._per_step = records_per_step
-        self._seed = seed
-        self._strategy = strategy
-        self._jepa_ratio = jepa_ratio
-        self._tight = tight
-        self._multiple = multiple
-        self.epoch = 0
+    lengths: Sequence[int] | NDArray[np.integer]  # tokens of each record's main text
+    records_per_step: int  # batch size x accumulation x processes
+    _: KW_ONLY
+    seed: int = 0
+    # 'group_by_length' puts records of like length into one step; 'sequential' keeps the file's order of steps.
+    strategy: str = "random"
+    jepa_ratio: float = 1.0  # share of steps whose views are run
+    tight: bool = True  # sort the records of a step by length; off for losses that compare the pairs of a micro-batch
+    multiple: int = 1  # the number of keys is padded to a multiple of this (batch size x processes)
+    epoch: int = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order is yielded next."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return -(-len(self._lengths) // self._multiple) * self._multiple
+        return -(-len(self.lengths) // self.multiple) * self.multiple
 
     def __iter__(self) -> Iterator[Key]:
-        steps = self._steps(np.random.default_rng([self._seed, self.epoch]))
+        steps = self._steps(np.random.default_rng([self.seed, self.epoch]))
         keys: list[Key] = []
         for number, step in enumerate(steps):
-            with_views = draw(self._seed, self.epoch, number) < self._jepa_ratio
+            with_views = draw(self.seed, self.epoch, number) < self.jepa_ratio
             members = step.tolist()
-            if self._tight:
-                members.sort(key=lambda index: (self._lengths[index], index))
+            if self.tight:
+                members.sort(key=lambda index: (self.lengths[index], index))
             keys.extend(Key(index, with_views, self.epoch) for index in members)
         keys.extend(Key(-1, False, self.epoch) for _ in range(len(self) - len(keys)))
         return iter(keys)
 
     def _steps(self, generator: np.random.Generator) -> list[np.ndarray]:
-        count, size = len(self._lengths), self._per_step
-        order = np.arange(count) if self._strategy == "sequential" else generator.permutation(count)
-        if self._strategy == "group_by_length":
+        count, size = len(self.lengths), self.records_per_step
+        order = np.arange(count) if self.strategy == "sequential" else generator.permutation(count)
+        if self.strategy == "group_by_length":
             pool = size * POOL
-            parts = [order[start : start + pool] for start in range(0, count, pool)]
-            order = np.concatenate([part[np.argsort(self._lengths[part], kind="stable")] for part in parts])
+            parts, lengths = [order[start : start + pool] for start in range(0, count, pool)], np.asarray(self.lengths)
+            order = np.concatenate([part[np.argsort(lengths[part], kind="stable")] for part in parts])
         steps = [order[start : start + size] for start in range(0, count, size)]
-        if self._strategy == "group_by_length":
+        if self.strategy == "group_by_length":
             # The one short step, if any, stays last, as it must for the count of batches to come out.
             full = [step for step in steps if len(step) == size]
             steps = [full[index] for index in generator.permutation(len(full))] + steps[len(full) :]

@@ -1,8 +1,7 @@
-"""What a record is made of before and after a layout has placed it: views, and token sequences.
+"""A record as tokens before and after a layout has placed it: views, and the token sequences that the model reads.
 
-A sequence is a run of token ids that the model reads by itself. Everything that a training step needs of a record is a
-list of such sequences, see ``layouts``; that sequences with a common beginning are computed once is the business of
-``pack``.
+Everything that a training step needs of a record is a list of sequences, see ``layouts``; ``pack`` computes what
+sequences have in common once.
 """
 
 from __future__ import annotations
@@ -15,28 +14,27 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
 
-NO_LABELS: Ids = np.empty((0, 2), np.int32)
-NO_PLACES: Ids = np.empty(0, np.int32)
-NO_MESSAGES: Ids = np.empty((0, 3), np.int32)
+
+def _no_labels() -> Ids:
+    return np.empty((0, 2), np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """A piece of a record that is embedded, as tokens.
+def _no_positions() -> Ids:
+    return np.empty(0, np.int32)
 
-    Attributes:
-        ids: ``[N]`` the text that the view stands in: the main text, or a message alone in the chat template.
-        start: first token of the view's content in ``ids``.
-        end: one past the last token of its content.
-        in_main: ``ids`` is the record's main text.
-        predictors: how many tokens of the content are predictor tokens that were tokenised with it.
-    """
 
-    ids: Ids
-    start: int
-    end: int
-    in_main: bool = False
-    predictors: int = 0
+def _no_messages() -> Ids:
+    return np.empty((0, 3), np.int32)
+
+
+class View(NamedTuple):
+    """A piece of a record that is embedded, as tokens."""
+
+    ids: Ids  # [N] the text that it stands in: the main text, or a message alone in the chat template
+    start: int  # first token of its content in ``ids``
+    end: int  # one past the last one
+    in_main: bool = False  # ``ids`` is the record's main text
+    predictors: int = 0  # how many predictor tokens were tokenised with its content
 
     @property
     def content(self) -> Ids:
@@ -53,37 +51,21 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenizedRecord:
-    """A record as tokens, before any layout.
+    """A record as tokens, before any layout."""
 
-    Attributes:
-        ids: ``[N]`` the main text: the whole chat.
-        labels: ``[L]`` positions of the main text whose hidden state is trained to predict the token behind them.
-        prompt: ``[M]`` positions in front of the tokens of user messages, for a loss on the prompt.
-        pairs: of views.
-        line: of the record in its file, counted from 1; 0 if there is no file.
-        messages: ``[S, 3]`` of each message of user and assistant the first token of its content in the main text, one
-            past the last, and whether it is the assistant's (1) or the user's (0).
-    """
-
-    ids: Ids
-    labels: Ids
-    prompt: Ids = field(default_factory=lambda: NO_PLACES)
+    ids: Ids  # [N] the main text: the whole chat
+    labels: Ids  # [L] its positions whose hidden state is trained to predict the next token
+    prompt: Ids = field(default_factory=_no_positions)  # [M] the same in front of the tokens of user messages
     pairs: tuple[Pair, ...] = ()
-    line: int = 0
-    messages: Ids = field(default_factory=lambda: NO_MESSAGES)
+    line: int = 0  # of the record in its file, counted from 1
+    # [S, 3] of each message but the system's: first token, one past the last, 1 if the assistant says it.
+    messages: Ids = field(default_factory=_no_messages)
 
 
 class Readout(NamedTuple):
-    """Where an embedding is read.
+    """Where one of the two embeddings of a pair is read: the mean of tokens ``start`` to ``end``, often one."""
 
-    Attributes:
-        pair: number of the pair within the record.
-        kind: which of the two embeddings of the pair it is.
-        start: first of the tokens that are averaged.
-        end: one past the last of them.
-    """
-
-    pair: int
+    pair: int  # number of the pair within the record
     kind: Literal["source", "target"]
     start: int
     end: int
@@ -98,15 +80,15 @@ class Sequence:
         labels: ``[L, 2]`` position that is read, token id that it must predict. Explicit, because with predictor tokens
             inside the text the right token is not the next one.
         prompt: ``[M, 2]`` the same for tokens of the prompt.
-        text: ``[K]`` places of the record's own text, in its order; empty in all but the main sequence.
+        text: ``[K]`` positions of the record's own text, in its order; empty in all but the main sequence.
         start: ``[N]`` the first token that each token sees; None stands for zeros (ordinary causal attention).
         readouts: embeddings that are read from this sequence.
     """
 
     ids: Ids
-    labels: Ids = field(default_factory=lambda: NO_LABELS)
-    prompt: Ids = field(default_factory=lambda: NO_LABELS)
-    text: Ids = field(default_factory=lambda: NO_PLACES)
+    labels: Ids = field(default_factory=_no_labels)
+    prompt: Ids = field(default_factory=_no_labels)
+    text: Ids = field(default_factory=_no_positions)
     start: Ids | None = None
     readouts: tuple[Readout, ...] = ()
 
@@ -116,13 +98,10 @@ class Sequence:
 
 def main_sequence(record: TokenizedRecord) -> Sequence:
     """The whole text of a record with its labels: all that plain fine-tuning runs."""
+
+    def with_next(positions: Ids) -> Ids:
+        return np.stack([positions, record.ids[positions + 1]], axis=1)
+
     return Sequence(
-        record.ids,
-        labels=_with_next(record.ids, record.labels),
-        prompt=_with_next(record.ids, record.prompt),
-        text=np.arange(len(record.ids), dtype=np.int32),
+        record.ids, with_next(record.labels), with_next(record.prompt), np.arange(len(record.ids), dtype=np.int32)
     )
-
-
-def _with_next(ids: Ids, positions: Ids) -> Ids:
-    return np.stack([positions, ids[positions + 1]], axis=1) if len(positions) else NO_LABELS

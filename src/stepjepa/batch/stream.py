@@ -8,39 +8,30 @@ was trained on without tokenising it.
 from __future__ import annotations
 
 import os
-import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import datasets
-from accelerate.utils import gather_object
 from datasets.iterable_dataset import ExamplesIterable
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from tqdm.auto import tqdm
-from transformers import TrainerCallback, TrainingArguments
-from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers import TrainingArguments
 
 from stepjepa.batch.collate import Item
-from stepjepa.batch.dataset import Prepared, count_tokens, describe, refuse_useless
+from stepjepa.batch.dataset import Prepared, count_tokens
 from stepjepa.batch.sampler import draw
-from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
+from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import BadRecords, Record, as_records, iterate_records
 from stepjepa.errors import UserError
-from stepjepa.fields import read_fields
-from stepjepa.files import existing_file, write_json
+from stepjepa.files import existing_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-STREAM_FILE = "stream.json"
-"""In a checkpoint: what was met of the stream so far."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +48,7 @@ class RecordStream:
 
     Raises:
         UserError: the file is missing, or no plain file (a pipe can't be read twice).
-        ValueError: the source can be iterated only once, gives each process a part, or the size is negative.
+        ValueError: the source can be iterated only once, or the size is negative.
 
     Example:
         >>> JepaTrainer(model, TrainingArguments("runs/a", max_steps=1000), JepaConfig(),
@@ -76,12 +67,6 @@ class RecordStream:
         if isinstance(self.source, Iterator):
             kind = type(self.source).__name__
             raise ValueError(f"expected records that can be read once an epoch, got a {kind}, which ends for good")
-        # datasets.distributed.split_dataset_by_node sets this.
-        if getattr(self.source, "_distributed", None) is not None:
-            raise ValueError(
-                "expected all records on every process, got a data set split by node; leave split_dataset_by_node out, "
-                "since the trainer divides every step among the processes"
-            )
         if self.shuffle_buffer_size < 0:
             raise ValueError(f"shuffle_buffer_size: expected 0 or more, got {self.shuffle_buffer_size}")
 
@@ -104,12 +89,11 @@ class RecordStream:
         """
         if hasattr(self.source, "set_epoch"):
             self.source.set_epoch(number)
-        if not self.shuffle_buffer_size:
-            return (row["record"] for _, row in self._examples())
         # No features are declared, so the library passes records on as they are.
         rows = datasets.IterableDataset(ExamplesIterable(self._examples, {}))
-        rows = rows.shuffle(seed=seed, buffer_size=self.shuffle_buffer_size)
-        rows.set_epoch(number)
+        if self.shuffle_buffer_size:
+            rows = rows.shuffle(seed=seed, buffer_size=self.shuffle_buffer_size)
+            rows.set_epoch(number)
         return (row["record"] for row in rows)
 
     def _examples(self) -> Iterator[tuple[int, dict[str, Record]]]:
@@ -149,8 +133,6 @@ def refuse_for_stream(args: TrainingArguments, stream: RecordStream, track_flop:
             f"train_sampling_strategy: sequential keeps the order that shuffle_buffer_size "
             f"{stream.shuffle_buffer_size} changes; leave one out"
         )
-    if not getattr(args, "dataloader_in_order", True):
-        raise ValueError("dataloader_in_order: expected True with a stream, whose steps are made in their order")
 
 
 # -- micro-batches -----------------------------------------------------------------------------------------------------
@@ -158,27 +140,16 @@ def refuse_for_stream(args: TrainingArguments, stream: RecordStream, track_flop:
 
 @dataclass(frozen=True)
 class StreamedBatch:
-    """A micro-batch of one process: its records and, once they are tokenised, what was met instead of them.
+    """A micro-batch of one process: its records and, once they are tokenised, what was met instead of them."""
 
-    Attributes:
-        records: none where the last step of an epoch has too few for all.
-        first: how many records of the epoch came before.
-        with_views: their views are run.
-        epoch: of the stream, from 0.
-        ends_epoch: the step is known to be the last of its epoch.
-        digests: of all records that were trained on before this step, in their order, and up to its end.
-        counts: of tokenised records, by the names of ``COUNTS``, and ``all`` and ``main``: tokens.
-        error: what is wrong with a record: an error has to wait until it is its turn, and for the other processes.
-    """
-
-    records: tuple[Record, ...] = ()
-    first: int = 0
+    records: tuple[Record, ...] = ()  # none where the last step of an epoch has too few for all
+    first: int = 0  # how many records of the epoch came before
     with_views: bool = True
     epoch: int = 0
-    ends_epoch: bool = False
-    digests: tuple[int, int] = (0, 0)
-    counts: Counter[str] = field(default_factory=Counter)
-    error: str | None = None
+    ends_epoch: bool = False  # the step is known to be the last of its epoch
+    digests: tuple[int, int] = (0, 0)  # of all records of the run, in their order, before this step and up to its end
+    counts: Counter[str] = field(default_factory=Counter)  # by the names of ``COUNTS``, and tokens: ``all``, ``main``
+    error: str | None = None  # about a record; it waits for its turn, and for the other processes
 
 
 @dataclass(frozen=True)
@@ -187,16 +158,6 @@ class StreamSampler:
 
     A step takes the next records of the stream; they are dealt out to the processes in turn. When an epoch is over, its
     last step stays short, and the source is read again. Loss dropout is drawn as in ``StepSampler``.
-
-    Attributes:
-        stream: of the records.
-        batch_size: records of a micro-batch.
-        steps: of the run.
-        accumulation: micro-batches of a process in a step.
-        rank: of this process.
-        world: number of processes.
-        seed: of the order and of loss dropout.
-        jepa_ratio: share of steps whose views are run.
     """
 
     stream: RecordStream
@@ -252,41 +213,34 @@ def _digest(members: list[Record], digest: int) -> int:
 
 
 class StreamDataset(Dataset[Any]):
-    """Tokenises micro-batches, in the training process or in the workers of a ``DataLoader``.
-
-    Args:
-        tokenizer: with predictor tokens and a chat template.
-        config: see ``JepaConfig``.
-    """
+    """Tokenises micro-batches, in the training process or in the workers of a ``DataLoader``."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> None:
         self._tokenizer, self._config = tokenizer, config
-        self._made: RecordTokenizer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A compiled template can't be sent to another process.
-        return {**self.__dict__, "_made": None}
+        return {name: value for name, value in vars(self).items() if name != "_made"}
+
+    @cached_property
+    def _made(self) -> RecordTokenizer:
+        return RecordTokenizer(self._tokenizer, self._config)
 
     def __getitems__(self, batch: StreamedBatch) -> tuple[list[Item], StreamedBatch]:
         """What ``DataLoader`` asks for: the items of a micro-batch, and what was met on the way to them."""
-        made = self._record_tokenizer()
-        made.counts.clear()
+        self._made.counts.clear()
         try:
-            records = made.tokenize_each(batch.records)
+            records = self._made.tokenize_each(batch.records)
         except UserError as error:
             return [], replace(batch, records=(), error=str(error))
         numbered = enumerate(records, batch.first)
         items = [Item(each, batch.with_views, (batch.epoch, number)) for number, each in numbered if each is not None]
         tokens = count_tokens((item.record for item in items), self._config)
-        return items, replace(batch, records=(), counts=made.counts + tokens)
+        return items, replace(batch, records=(), counts=self._made.counts + tokens)
 
     def template(self) -> dict[str, str]:
         """What was derived from the chat template."""
-        return self._record_tokenizer().template.describe()
-
-    def _record_tokenizer(self) -> RecordTokenizer:
-        self._made = self._made or RecordTokenizer(self._tokenizer, self._config)
-        return self._made
+        return self._made.template.describe()
 
 
 def _collate(collate: Callable[[list[Any]], dict[str, Any]], made: tuple[list[Item], StreamedBatch]) -> dict[str, Any]:
@@ -323,150 +277,6 @@ def stream_loader(
         num_workers=args.dataloader_num_workers,
         pin_memory=args.dataloader_pin_memory,
         persistent_workers=args.dataloader_persistent_workers,
-        multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None),
+        multiprocessing_context=args.dataloader_multiprocessing_context,
         prefetch_factor=args.dataloader_prefetch_factor,
     )
-
-
-# -- what a run has met ------------------------------------------------------------------------------------------------
-
-
-class StreamCounts:
-    """What a run has met of its stream, on all processes.
-
-    Attributes:
-        totals: counts by the names of ``COUNTS``, and ``all`` and ``main``: tokens.
-        last: the last micro-batch that was met, without its records.
-    """
-
-    def __init__(self) -> None:
-        self.totals: Counter[str] = Counter()
-        self.last = StreamedBatch()
-        self._unsummed: Counter[str] = Counter()
-        self._error: str | None = None
-        self._expected: int | None = None
-
-    @property
-    def epochs(self) -> int:
-        """Epochs of the stream that are over."""
-        return self.last.epoch + self.last.ends_epoch
-
-    def meet(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Take what was met out of a batch of this process."""
-        self.last = batch.pop("streamed")
-        self._error = self._error or self.last.error
-        if self._expected not in (None, self.last.digests[0]):
-            self._error = (
-                "the stream gives other records than those that were trained on before the checkpoint, or gives them "
-                "in another order; resume on the same data"
-            )
-        self._expected = None
-        self._unsummed.update(self.last.counts)
-        return batch
-
-    def sum_over_processes(self) -> None:
-        """Add up what all processes have met; each calls it once a step.
-
-        Raises:
-            UserError: a record of any process is wrong, or the processes have read different records; every process
-                raises it, so that none is left waiting.
-        """
-        found = gather_object([(self._unsummed, self.last.digests, self._error)])
-        counts, digests, errors = zip(*found, strict=True)
-        for error in filter(None, errors):
-            raise UserError(error)
-        if len(set(digests)) > 1:
-            raise UserError(
-                "the processes read different records, or the same ones in different orders; give each of them the "
-                "whole stream, with a fixed seed for what is shuffled"
-            )
-        self.totals = sum(counts, self.totals)
-        self._unsummed = Counter()
-
-    def columns(self) -> dict[str, float]:
-        """What a line of training logs says of the stream."""
-        met = {f"data_{name.replace(' ', '_')}": float(self.totals[name]) for name in COUNTS if self.totals[name]}
-        return {"data_epoch": float(self.epochs), **met}
-
-    def found(self, stream: RecordStream) -> dict[str, Any]:
-        """``counts`` and ``tokens`` as in ``Prepared``, of what was trained on so far; ``bad_records`` if there are."""
-        skipped = {"bad_records": stream.bad.to_dict()} if stream.bad is not None and stream.bad.count else {}
-        tokens = {name: self.totals[name] for name in ("all", "main")}
-        return {"counts": {name: self.totals[name] for name in COUNTS}, "tokens": tokens, **skipped}
-
-    def print(self, what: str, stream: RecordStream) -> None:
-        """Print one line on what was met of the stream so far, and one on lines that were skipped."""
-        found = self.found(stream)
-        # Above the bar, where there is one.
-        tqdm.write(f"data, {what}: {describe(found['counts'], found['tokens'])}", file=sys.stdout)
-        if stream.bad is not None and stream.bad.count:
-            tqdm.write(f"data, so far: {stream.bad.describe()}", file=sys.stdout)
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write it into a checkpoint."""
-        state = {"totals": dict(self.totals), "epoch": self.last.epoch, "ends_epoch": self.last.ends_epoch}
-        write_json(Path(folder) / STREAM_FILE, {**state, "digest": self.last.digests[1]})
-
-    @classmethod
-    def load(cls, folder: str | os.PathLike[str], *, check: bool = True) -> StreamCounts:
-        """Read it back.
-
-        Args:
-            folder: the checkpoint.
-            check: compare the records that come next with those that came after the checkpoint.
-
-        Raises:
-            UserError: it is damaged.
-            ValueError: the checkpoint has none.
-        """
-        path = Path(folder) / STREAM_FILE
-        if not path.is_file():
-            raise ValueError(f"expected {STREAM_FILE} in {folder}, got none; the checkpoint was made without a stream")
-        state = read_fields(path, "count of a stream", "resume from another checkpoint")
-        totals, ends = state.inner("totals"), state.values.get("ends_epoch")
-        if not isinstance(ends, bool):
-            raise state.wrong("ends_epoch", "true or false")
-        found = cls()
-        found.totals.update({name: totals.whole(name, 0) for name in totals})
-        digest = state.whole("digest", 0)
-        found.last = StreamedBatch(epoch=state.whole("epoch", 0), ends_epoch=ends, digests=(digest, digest))
-        found._expected = digest if check else None
-        return found
-
-
-class StreamCallback(TrainerCallback):
-    """Does at the end of an epoch of the stream what the Trainer does at the end of its own, and says what it held.
-
-    Args:
-        counts: gives the run's counts, summed once a step.
-        config: whether there should be pairs.
-        stream: that is trained on.
-    """
-
-    def __init__(self, counts: Callable[[], StreamCounts], config: JepaConfig, stream: RecordStream) -> None:
-        self._counts, self._config, self._stream = counts, config, stream
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Say what a resumed run reads past."""
-        if state.global_step and not args.ignore_data_skip and state.is_world_process_zero:
-            self._counts().print("trained on before the checkpoint and now read past", self._stream)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Refuse an epoch without a pair, and ask for what is to be done at its end."""
-        counts = self._counts()
-        if not counts.last.ends_epoch:
-            return
-        refuse_useless(counts.totals, self._config, self._stream.name)
-        if state.is_world_process_zero:
-            counts.print(f"epoch {counts.epochs} is over", self._stream)
-        # The end of the run is the Trainer's own.
-        if state.global_step < state.max_steps:
-            control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
-            control.should_save |= args.save_strategy == SaveStrategy.EPOCH
-            due = args.eval_delay <= counts.epochs
-            control.should_evaluate |= due and args.eval_strategy == IntervalStrategy.EPOCH
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Say what the whole run has met."""
-        if state.is_world_process_zero:
-            self._counts().print("all that was trained on", self._stream)

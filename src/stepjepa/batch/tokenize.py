@@ -8,10 +8,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepjepa.batch.sequences import Ids, Pair, TokenizedRecord, View
-from stepjepa.batch.views import MessageView, SpanView, find_pairs
+from stepjepa.batch.views import MessageView, SpanView, Written, find_pairs
 from stepjepa.chat.plain_template import PlainTemplate
 from stepjepa.chat.predictors import predictor_ids, predictor_token
 from stepjepa.chat.special import SpecialTokens
@@ -28,17 +27,11 @@ COUNTS = ("records", "pairs", "without a pair", "over length", "truncated", "pai
 
 
 class Tokens(NamedTuple):
-    """A text as tokens.
+    """A text as ``[L]`` tokens: their ids, the first character of each, and one past its last."""
 
-    Attributes:
-        ids: ``[L]`` token ids.
-        starts: ``[L]`` first character of each token.
-        ends: ``[L]`` one past its last character.
-    """
-
-    ids: NDArray[np.int32]
-    starts: NDArray[np.int32]
-    ends: NDArray[np.int32]
+    ids: Ids
+    starts: Ids
+    ends: Ids
 
     def first_overlapping(self, character: int) -> int:
         """Index of the first token that reaches beyond a character position."""
@@ -49,44 +42,22 @@ class Tokens(NamedTuple):
         return int(self.starts.searchsorted(character, side="left"))
 
 
-class _Text(NamedTuple):
-    """A text to be tokenised.
-
-    Attributes:
-        text: with the template's special tokens.
-        contents: first and one past the last character of what a record says in it, where special tokens are text.
-    """
-
-    text: str
-    contents: tuple[tuple[int, int], ...]
-
-
 class _ViewText(NamedTuple):
-    """A view as characters.
+    """A view as characters ``start`` to ``end`` of a text."""
 
-    Attributes:
-        text: the text that it stands in.
-        start: its first character there.
-        end: one past its last character.
-        overlapping: a token that begins before the first character and reaches beyond it is part of the view.
-        in_main: the text is the main text.
-        predictors: how many predictor tokens its content holds.
-    """
-
-    text: _Text
+    text: Rendered
     start: int
     end: int
-    overlapping: bool = True
-    in_main: bool = False
-    predictors: int = 0
+    overlapping: bool = True  # with a token that begins before the first character and reaches beyond it
+    in_main: bool = False  # the text is the main text
+    predictors: int = 0  # how many predictor tokens it holds
 
 
-class _Written(NamedTuple):
-    """A record as texts: the main text as rendered and as it is tokenised, and the views of each pair."""
+class _RecordText(NamedTuple):
+    """A record as texts."""
 
     record: Record
-    whole: Rendered
-    main: _Text
+    main: Rendered
     pairs: list[tuple[_ViewText, _ViewText]]
 
 
@@ -110,8 +81,7 @@ class RecordTokenizer:
         self.template = (
             PlainTemplate(tokenizer, answers=config.labels != "all") if config.plain else ChatTemplate(tokenizer)
         )
-        assert config.predictors is not None
-        wanted = config.predictors if config.uses_views else 0
+        wanted = (config.predictors or 0) if config.uses_views else 0
         self.predictors: Ids = np.asarray(predictor_ids(tokenizer, wanted), np.int32)
         self.counts: Counter[str] = Counter()
         self._predictor_text = "".join(predictor_token(number) for number in range(1, wanted + 1))
@@ -139,31 +109,27 @@ class RecordTokenizer:
 
     def tokens(self, whole: Rendered) -> Tokens:
         """Tokenise a rendered chat."""
-        text = _Text(whole.text, whole.spans)
-        return self._encode([text])[text]
+        return self._encode([whole])[whole]
 
     # -- records to texts ----------------------------------------------------------------------------------------------
 
-    def _write(self, record: Record) -> _Written:
+    def _write(self, record: Record) -> _RecordText:
         try:
-            whole = self.template.render(record.messages)
+            main = self.template.render(record.messages)
         except UserError as error:
             raise UserError(str(error), path=record.path, line=record.line) from None
-        main = _Text(whole.text, whole.spans)
         pairs = find_pairs(record, self.config)
-        spans = [view for pair in pairs for view in pair if isinstance(view, SpanView)]
-        places = iter(characters(spans, record, whole))
-        written = []
-        for pair in pairs:
-            both = []
-            for view, is_source in zip(pair, (not self.config.reverse_pred, self.config.reverse_pred), strict=True):
-                if isinstance(view, MessageView):
-                    both.append(self._write_alone(view, is_source))
-                else:
-                    start, end = next(places)
-                    both.append(_ViewText(main, start, end, overlapping=view.start == 0, in_main=True))
-            written.append((both[0], both[1]))
-        return _Written(record, whole, main, written)
+        places = iter(characters([v for pair in pairs for v in pair if isinstance(v, SpanView)], record, main))
+
+        def write(view: Written, is_source: bool) -> _ViewText:
+            if isinstance(view, MessageView):
+                return self._write_alone(view, is_source)
+            return _ViewText(main, *next(places), overlapping=view.start == 0, in_main=True)
+
+        reverse = self.config.reverse_pred
+        return _RecordText(
+            record, main, [(write(first, not reverse), write(second, reverse)) for first, second in pairs]
+        )
 
     def _write_alone(self, view: MessageView, is_source: bool) -> _ViewText:
         """Write a message alone in the template. A source's predictors are part of the text before it is tokenised.
@@ -172,22 +138,22 @@ class RecordTokenizer:
         such as OLMo-2's ``?`` with the line end.
         """
         added, front = self._predictor_text if is_source else "", self.config.front_pred
-        content = added + view.content if front else view.content + added
-        alone = self.template.render_alone(view.role, content)
+        alone = self.template.render_alone(view.role, added + view.content if front else view.content + added)
         start, end = alone.spans[0]
+        # What the record itself says, where special tokens are but text.
         own = (start + len(added), end) if front else (start, end - len(added))
-        return _ViewText(_Text(alone.text, (own,)), start, end, predictors=len(self.predictors) if is_source else 0)
+        return _ViewText(alone._replace(spans=(own,)), start, end, predictors=len(self.predictors) if is_source else 0)
 
     # -- texts to tokens -----------------------------------------------------------------------------------------------
 
-    def _encode(self, texts: Iterable[_Text]) -> dict[_Text, Tokens]:
+    def _encode(self, texts: Iterable[Rendered]) -> dict[Rendered, Tokens]:
         """Tokenise texts, equal ones once."""
-        plain: list[_Text] = []
-        spelling: list[_Text] = []
+        plain: list[Rendered] = []
+        spelling: list[Rendered] = []
         for text in dict.fromkeys(texts):
-            spelt = self._special is not None and self._special.spelt(*text)
+            spelt = self._special is not None and self._special.spelt(text.text, text.spans)
             (spelling if spelt else plain).append(text)
-        found: dict[_Text, Tokens] = {}
+        found: dict[Rendered, Tokens] = {}
         if plain:
             # The template has written the special tokens; the tokenizer must not add a second begin-of-text.
             batch = self.tokenizer(
@@ -202,19 +168,22 @@ class RecordTokenizer:
             found |= zip(plain, map(_as_tokens, batch["input_ids"], batch["offset_mapping"]), strict=True)
         if spelling:
             assert self._special is not None
-            ids, offsets = self._special.encode(*zip(*spelling, strict=True))
+            ids, offsets = self._special.encode([text.text for text in spelling], [text.spans for text in spelling])
             found |= zip(spelling, map(_as_tokens, ids, offsets), strict=True)
         return found
 
     # -- characters to tokens ------------------------------------------------------------------------------------------
 
-    def _read(self, written: _Written, encoded: Mapping[_Text, Tokens]) -> TokenizedRecord | None:
-        record, config, counts = written.record, self.config, self.counts
-        tokens = encoded[written.main]
-        length = len(tokens.ids)
-        if config.labels == "assistant":
-            # What the template writes behind the last turn teaches nothing.
-            length = tokens.first_from(written.whole.turn_ends[-1])
+    def _read(self, written: _RecordText, encoded: Mapping[Rendered, Tokens]) -> TokenizedRecord | None:
+        record, main, config, counts = written.record, written.main, self.config, self.counts
+        tokens = encoded[main]
+        starts, ends = np.array(main.spans, np.int32).T
+        # For each message the first token of its content, one past the last, and one past the end of its turn.
+        first, last = tokens.ends.searchsorted(starts, "right").tolist(), tokens.starts.searchsorted(ends).tolist()
+        turn = tokens.starts.searchsorted(np.array(main.turn_ends, np.int32)).tolist()
+        placed = list(zip([message["role"] for message in record.messages], first, last, turn, strict=True))
+        # What the template writes behind the last turn teaches nothing.
+        length = turn[-1] if config.labels == "assistant" else len(tokens.ids)
         if length > config.max_length:
             if config.over_length == "error":
                 raise UserError(
@@ -225,19 +194,17 @@ class RecordTokenizer:
                 )
             counts["over length"] += 1
             counts["truncated"] += config.over_length == "truncate"
-        ids = tokens.ids[: config.max_length][:length]
-        labels = self._labels(written, tokens, ids)
+        ids = tokens.ids[: min(length, config.max_length)]
+        if config.labels == "assistant":
+            labels = _before([(start, end) for role, start, _, end in placed if role == "assistant"], len(ids))
+        else:
+            taught = np.ones(max(len(ids) - 1, 0), bool) if config.labels == "all" else ids[1:] != self._padding
+            labels = np.flatnonzero(taught).astype(np.int32)
         # Only truncation can leave nothing to learn: an empty answer is refused when the file is read.
         if not len(labels) or (length > config.max_length and config.over_length == "skip"):
             counts["skipped"] += 1
             return None
-        pairs = []
-        for both in written.pairs:
-            first, second = (_locate(view, encoded[view.text], ids) for view in both)
-            cut = any(_content_end(v) > (len(ids) if v.in_main else config.max_length) for v in (first, second))
-            counts["pairs cut by truncation"] += cut
-            if not cut and all(_content_end(view) > view.start for view in (first, second)):
-                pairs.append(Pair(first, second))
+        pairs = self._pairs(written.pairs, encoded, ids)
         if config.uses_views and not pairs:
             if config.require_pairs:
                 raise UserError(
@@ -249,23 +216,29 @@ class RecordTokenizer:
             counts["without a pair"] += 1
         counts["records"] += 1
         counts["pairs"] += len(pairs)
-        spans = zip(record.messages, written.whole.spans, strict=True)
-        asked = [span for message, span in spans if message["role"] == "user"]
-        prompt = _before(asked, tokens, len(ids))
-        return TokenizedRecord(ids, labels, prompt, tuple(pairs), record.line, _messages(written, tokens, len(ids)))
+        prompt = _before([(start, end) for role, start, end, _ in placed if role == "user"], len(ids))
+        messages = [
+            (min(start, end, len(ids)), min(end, len(ids)), role == "assistant")
+            for role, start, end, _ in placed
+            if role != "system"
+        ]
+        return TokenizedRecord(ids, labels, prompt, pairs, record.line, np.array(messages, np.int32))
 
-    def _labels(self, written: _Written, tokens: Tokens, ids: Ids) -> Ids:
-        """The positions whose next token is taught; see ``JepaConfig.labels``."""
-        if self.config.labels == "assistant":
-            whole, messages = written.whole, written.record.messages
-            taught = [
-                (start, end)
-                for message, (start, _), end in zip(messages, whole.spans, whole.turn_ends, strict=True)
-                if message["role"] == "assistant"
-            ]
-            return _before(taught, tokens, len(ids))
-        taught_ids = np.ones(max(len(ids) - 1, 0), bool) if self.config.labels == "all" else ids[1:] != self._padding
-        return np.flatnonzero(taught_ids).astype(np.int32)
+    def _pairs(
+        self, written: list[tuple[_ViewText, _ViewText]], encoded: Mapping[Rendered, Tokens], main: Ids
+    ) -> tuple[Pair, ...]:
+        """The pairs that are usable: nothing of them is cut by truncation, and no view is without a token."""
+        pairs = []
+        for both in written:
+            pair = Pair(*(_locate(view, encoded[view.text], main) for view in both))
+            # Behind what the record says there may be predictor tokens.
+            ends = [view.end - view.predictors for view in pair]
+            limits = [len(main) if view.in_main else self.config.max_length for view in pair]
+            cut = any(end > limit for end, limit in zip(ends, limits, strict=True))
+            self.counts["pairs cut by truncation"] += cut
+            if not cut and all(end > view.start for end, view in zip(ends, pair, strict=True)):
+                pairs.append(pair)
+        return tuple(pairs)
 
 
 def _as_tokens(ids: Sequence[int], offsets: Sequence[tuple[int, int]]) -> Tokens:
@@ -273,23 +246,13 @@ def _as_tokens(ids: Sequence[int], offsets: Sequence[tuple[int, int]]) -> Tokens
     return Tokens(np.array(ids, np.int32), flat[::2].copy(), flat[1::2].copy())
 
 
-def _before(spans: Iterable[tuple[int, int]], tokens: Tokens, length: int) -> Ids:
-    """The positions in front of the tokens of some characters, among the first ``length`` tokens."""
-    wanted = np.zeros(len(tokens.ids), bool)
-    for start, end in spans:
-        wanted[tokens.first_overlapping(start) : tokens.first_from(end)] = True
+def _before(ranges: Iterable[tuple[int, int]], length: int) -> Ids:
+    """The positions in front of some ranges of tokens, among the first ``length`` tokens."""
+    wanted = np.zeros(length, bool)
+    for start, end in ranges:
+        wanted[start:end] = True
     # Nothing predicts the first token.
-    return np.flatnonzero(wanted[1:length]).astype(np.int32)
-
-
-def _messages(written: _Written, tokens: Tokens, length: int) -> Ids:
-    """See ``TokenizedRecord.messages``; among the first ``length`` tokens."""
-    found = []
-    for message, (start, end) in zip(written.record.messages, written.whole.spans, strict=True):
-        if message["role"] != "system":
-            last = min(tokens.first_from(end), length)
-            found.append((min(tokens.first_overlapping(start), last), last, message["role"] == "assistant"))
-    return np.array(found, np.int32).reshape(-1, 3)
+    return wanted[1:].nonzero()[0].astype(np.int32)
 
 
 def _locate(view: _ViewText, tokens: Tokens, main: Ids) -> View:
@@ -298,16 +261,11 @@ def _locate(view: _ViewText, tokens: Tokens, main: Ids) -> View:
     return View(ids, start, tokens.first_from(view.end), view.in_main, view.predictors)
 
 
-def _content_end(view: View) -> int:
-    """One past the last token of what the record says; behind it there may be predictor tokens."""
-    return view.end - view.predictors
-
-
-def characters(views: Sequence[SpanView], record: Record, whole: Rendered) -> list[tuple[int, int]]:
+def characters(views: Iterable[SpanView], record: Record, whole: Rendered) -> list[tuple[int, int]]:
     """First and one past the last character of parts of messages, where they stand in the chat.
 
     Args:
-        views: the parts; a message is looked for once, however many parts it has.
+        views: the parts.
         record: whose messages they are parts of.
         whole: the record as the template renders it.
     """
@@ -324,16 +282,10 @@ def characters(views: Sequence[SpanView], record: Record, whole: Rendered) -> li
 
 
 def token_spans(views: Sequence[SpanView], record: Record, whole: Rendered, tokens: Tokens) -> list[tuple[int, int]]:
-    """First and one past the last token of parts of messages, where they stand in the chat.
+    """First and one past the last token of parts of messages; the arguments are those of :func:`characters`.
 
     A token belongs to the step in which it begins, so that a full stop fused with a blank line closes its step; the
     first step takes the token that reaches into the content from outside.
-
-    Args:
-        views: the parts.
-        record: whose messages they are parts of.
-        whole: the record as the template renders it.
-        tokens: that text as tokens.
     """
     return [
         (tokens.first_overlapping(start) if view.start == 0 else tokens.first_from(start), tokens.first_from(end))

@@ -11,39 +11,22 @@ from stepjepa.data.steps import find_steps
 
 
 class MessageView(NamedTuple):
-    """A message alone in the chat template.
-
-    Attributes:
-        role: ``user`` or ``assistant``.
-        content: its text.
-    """
+    """A message alone in the chat template."""
 
     role: str
     content: str
 
 
 class SpanView(NamedTuple):
-    """Part of a message where it stands in the chat.
-
-    Attributes:
-        message: index of the message.
-        start: first character in the message's content.
-        end: one past the last, the step's separator included.
-    """
+    """Part of a message where it stands in the chat: characters ``start`` to ``end``, a step's separator included."""
 
     message: int
     start: int
     end: int
 
 
-View = MessageView | SpanView
-
-
-class Pair(NamedTuple):
-    """Two views of which the first predicts the second (before ``reverse_pred``)."""
-
-    first: View
-    second: View
+Written = MessageView | SpanView
+"""A view before it is tokenised."""
 
 
 def step_views(record: Record, separator: str) -> list[SpanView]:
@@ -52,33 +35,32 @@ def step_views(record: Record, separator: str) -> list[SpanView]:
     return [SpanView(last, step.start, step.end) for step in find_steps(record.answer, separator)]
 
 
-def find_pairs(record: Record, config: JepaConfig) -> list[Pair]:
-    """The pairs of a record, none where it has too few steps or an explicit view is empty.
+def find_pairs(record: Record, config: JepaConfig) -> list[tuple[Written, Written]]:
+    """The pairs of a record, the first view of each predicts the second (before ``reverse_pred``).
+
+    There are none where it has too few steps or an explicit view is empty.
 
     * Step-JEPA: steps of the last assistant message, each with the one ``pair_distance`` further on.
     * LLM-JEPA: each user message with the assistant message that answers it; the record's explicit ``text`` and
       ``code`` instead, where it has them. Layouts with ``views_in_text`` take the user's message where it stands in
       the chat, except for explicit views, which do not stand there.
     """
+    pairs: list[tuple[Written, Written]] = []
     if config.mode == "regular":
-        return []
-    pairs: list[Pair]
+        return pairs
     if config.mode == "step-jepa":
         steps = step_views(record, config.step_separator)
-        pairs = [Pair(*both) for both in zip(steps, steps[config.pair_distance :], strict=False)]
+        pairs += list(zip(steps, steps[config.pair_distance :], strict=False))
     elif record.text is not None and record.code is not None:
-        usable = record.text.strip() and record.code.strip()
-        pairs = [Pair(MessageView("user", record.text), MessageView("assistant", record.code))] if usable else []
+        if record.text.strip() and record.code.strip():
+            pairs.append((MessageView("user", record.text), MessageView("assistant", record.code)))
     else:
-        pairs = []
-        last = len(record.messages) - 1
         assert config.layout is not None
         in_text = LAYOUTS[config.layout].views_in_text
-        for index, message in enumerate(record.messages):
-            if message["role"] != "assistant" or (config.plain and index < last):
-                # Without a chat format the last exchange is all there is.
-                continue
+        answers = [index for index, message in enumerate(record.messages) if message["role"] == "assistant"]
+        # Without a chat format the last exchange is all there is.
+        for index in answers[-1:] if config.plain else answers:
             user = record.messages[index - 1]["content"]
-            first: View = SpanView(index - 1, 0, len(user)) if in_text else MessageView("user", user)
-            pairs.append(Pair(first, MessageView("assistant", message["content"])))
+            first = SpanView(index - 1, 0, len(user)) if in_text else MessageView("user", user)
+            pairs.append((first, MessageView("assistant", record.messages[index]["content"])))
     return pairs[:1] if config.pairs == "first" else pairs

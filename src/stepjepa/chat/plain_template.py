@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stepjepa.chat.template import Message, Rendered
+from stepjepa.chat.template import Message, Rendered, refuse_slow
 from stepjepa.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,24 +22,17 @@ PERCEPTION = "<|perception|>"
 # The published scripts end every row with this token, whatever the tokenizer's own eos token is.
 END_OF_TURN = "<|eot_id|>"
 
-PLAIN_TOKENS = (PERCEPTION, END_OF_TURN)
-
 
 def add_plain_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Add ``<|perception|>`` and ``<|eot_id|>`` where they are missing, as special tokens.
-
-    Args:
-        tokenizer: changed in place.
+    """Add ``<|perception|>`` and ``<|eot_id|>`` to a tokenizer where they are missing, as special tokens.
 
     Returns:
         The ids of the two, in this order.
     """
-    known = tokenizer.get_vocab()
-    missing = [token for token in PLAIN_TOKENS if token not in known]
-    if missing:
-        tokenizer.add_special_tokens({"extra_special_tokens": missing}, replace_extra_special_tokens=False)
-    known = tokenizer.get_vocab()
-    return [int(known[token]) for token in PLAIN_TOKENS]
+    tokens, known = [PERCEPTION, END_OF_TURN], tokenizer.get_vocab()
+    missing = [token for token in tokens if token not in known]
+    tokenizer.add_special_tokens({"extra_special_tokens": missing}, replace_extra_special_tokens=False)
+    return [int(index) for index in tokenizer.convert_tokens_to_ids(tokens)]
 
 
 class PlainTemplate:
@@ -59,8 +52,7 @@ class PlainTemplate:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, answers: bool = True) -> None:
-        if not getattr(tokenizer, "is_fast", False):
-            raise UserError("the tokenizer has no fast version, and token positions need one; convert it first")
+        refuse_slow(tokenizer)
         known = tokenizer.get_vocab()
         if PERCEPTION not in known:
             raise UserError(
@@ -78,22 +70,15 @@ class PlainTemplate:
 
     def render(self, messages: Sequence[Message]) -> Rendered:
         """The last question and its answer as text; what is left out has the span ``(0, 0)``."""
-        question, answer = messages[-2]["content"], messages[-1]["content"]
-        first = len(self.begin)
-        last = first + len(question)
-        left_out = [(0, 0)] * (len(messages) - 2)
-        text = self.begin + question
+        prompt, answer = self.render_prompt(messages[:-1]), messages[-1]["content"]
         if not self.answers:
-            text += self.end_of_turn
-            return Rendered(text, (*left_out, (first, last), (0, 0)), (*[0] * len(left_out), len(text), 0))
-        start = last + len(PERCEPTION)
-        text += PERCEPTION + answer + self.end_of_turn
-        spans = (*left_out, (first, last), (start, start + len(answer)))
-        return Rendered(text, spans, (*[0] * len(left_out), last, len(text)))
+            text = prompt.text.removesuffix(PERCEPTION) + self.end_of_turn
+            return Rendered(text, (*prompt.spans, (0, 0)), (*prompt.turn_ends[:-1], len(text), 0))
+        start, text = len(prompt.text), prompt.text + answer + self.end_of_turn
+        return Rendered(text, (*prompt.spans, (start, start + len(answer))), (*prompt.turn_ends, len(text)))
 
     def render_alone(self, role: str, content: str) -> Rendered:
         """One message by itself, as a view that sees nothing else: its bare content, whatever the role."""
-        del role
         start = len(self.begin)
         end = start + len(content)
         return Rendered(self.begin + content, ((start, end),), (end,))
@@ -104,15 +89,11 @@ class PlainTemplate:
         Args:
             messages: the chat without its last assistant message.
         """
-        first = len(self.begin)
-        last = first + len(messages[-1]["content"])
-        left_out = [(0, 0)] * (len(messages) - 1)
-        text = self.begin + messages[-1]["content"] + PERCEPTION
-        return Rendered(text, (*left_out, (first, last)), (*[0] * len(left_out), last))
-
-    def prompt(self, messages: Sequence[Message]) -> str:
-        """The text of :meth:`render_prompt`."""
-        return self.render_prompt(messages).text
+        alone = self.render_alone("user", messages[-1]["content"])
+        earlier = len(messages) - 1
+        return Rendered(
+            alone.text + PERCEPTION, (*[(0, 0)] * earlier, *alone.spans), (*[0] * earlier, *alone.turn_ends)
+        )
 
     def describe(self) -> dict[str, str]:
         """What a record looks like, for reports: the same keys as of a chat template, and ``form``."""

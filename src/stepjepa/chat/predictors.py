@@ -18,20 +18,14 @@ def predictor_token(number: int) -> str:
 
 
 def add_predictor_tokens(tokenizer: PreTrainedTokenizerBase, count: int) -> list[int]:
-    """Add the tokens that are missing, as special tokens.
-
-    Args:
-        tokenizer: changed in place.
-        count: K.
+    """Add the tokens 1 to ``count`` that a tokenizer lacks, as special tokens.
 
     Returns:
-        The ids of the K tokens, in the order 1..K.
+        The ids of all of them, in their order.
     """
-    wanted = [predictor_token(number) for number in range(1, count + 1)]
     known = tokenizer.get_added_vocab()
-    missing = [token for token in wanted if token not in known]
-    if missing:
-        tokenizer.add_special_tokens({"extra_special_tokens": missing}, replace_extra_special_tokens=False)
+    missing = [predictor_token(number) for number in range(1, count + 1) if predictor_token(number) not in known]
+    tokenizer.add_special_tokens({"extra_special_tokens": missing}, replace_extra_special_tokens=False)
     return predictor_ids(tokenizer, count)
 
 
@@ -42,10 +36,10 @@ def predictor_ids(tokenizer: PreTrainedTokenizerBase, count: int) -> list[int]:
         ValueError: the tokenizer lacks one of them.
     """
     known = tokenizer.get_added_vocab()
-    missing = [predictor_token(n) for n in range(1, count + 1) if predictor_token(n) not in known]
-    if missing:
+    tokens = [predictor_token(number) for number in range(1, count + 1)]
+    if missing := [token for token in tokens if token not in known]:
         raise ValueError(f"expected a tokenizer with {missing[0]}; call add_predictor_tokens(tokenizer, {count}) first")
-    return [int(known[predictor_token(number)]) for number in range(1, count + 1)]
+    return [int(known[token]) for token in tokens]
 
 
 def all_predictor_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -54,14 +48,7 @@ def all_predictor_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def saved_with_predictors(folder: str | Path) -> bool:
-    """Whether the tokenizer saved in a folder has predictor tokens; it is not loaded, so nothing heavy is imported.
-
-    Args:
-        folder: of a model.
-
-    Raises:
-        OSError: a file of the tokenizer can't be read.
-    """
+    """Whether the tokenizer saved in a model's folder has predictor tokens; it is not loaded."""
     first = predictor_token(1).encode()
     files = (Path(folder) / name for name in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json"))
     return any(first in file.read_bytes() for file in files if file.is_file())

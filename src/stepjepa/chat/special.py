@@ -42,15 +42,9 @@ class SpecialTokens:
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
         # A token that reaches over an end of a content has its first or its last character in it.
         self._ends = sorted({token[at] for token in longest_first for at in (0, -1)})
-        self._copy: _Copy | None = None
 
     def spelt(self, text: str, contents: Spans) -> bool:
-        """Whether a special token stands in a content, wholly or in part.
-
-        Args:
-            text: with the template's own words and tokens.
-            contents: where the contents stand in it.
-        """
+        """Whether a special token stands in a content of a text, wholly or in part."""
         find = text.find
         if not any(find(end, start, stop) >= 0 for start, stop in contents for end in self._ends):
             return False
@@ -62,20 +56,15 @@ class SpecialTokens:
         )
 
     def encode(self, texts: Sequence[str], contents: Sequence[Spans]) -> tuple[list[list[int]], list[Any]]:
-        """Tokenise texts in which contents spell special tokens.
-
-        Args:
-            texts: at least one.
-            contents: of each text.
+        """Tokenise texts in which contents spell special tokens, at least one.
 
         Returns:
             For each text the ids of its tokens; and for each token its first and one past its last character.
         """
         used = set().union(*map(set, texts))
-        known = self._copy or _COPIES.get(self._tokenizer)
+        known = _COPIES.get(self._tokenizer)
         if known is None or known.special != self._special or not used.isdisjoint(known.stands_for.values()):
             known = _COPIES[self._tokenizer] = _make_copy(self._tokenizer, self._special, used)
-        self._copy = known
         replaced = [self._replace(*each, known.stands_for) for each in zip(texts, contents, strict=True)]
         found = known.tokenizer(
             replaced,
@@ -101,18 +90,11 @@ class SpecialTokens:
 
 
 class _Copy(NamedTuple):
-    """A copy of a tokenizer that knows stand-ins.
+    """A copy of a tokenizer that knows stand-ins."""
 
-    Attributes:
-        special: the special tokens of the tokenizer, with their ids.
-        stands_for: for each of them the character that its stand-in is made of.
-        back: from the id of a stand-in to that of what it stands for.
-        tokenizer: the copy.
-    """
-
-    special: dict[str, int]
-    stands_for: dict[str, str]
-    back: dict[int, int]
+    special: dict[str, int]  # the special tokens of the tokenizer, with their ids
+    stands_for: dict[str, str]  # for each of them the character that its stand-in is made of
+    back: dict[int, int]  # from the id of a stand-in to that of what it stands for
     tokenizer: Any
 
 

@@ -16,13 +16,10 @@ MOST_PROMPTS = 10
 
 
 def training_system_prompt(model_path: str | os.PathLike[str]) -> str | None:
-    """The system prompt that all records of a model's training had.
+    """The system prompt that all records of a model's training had, see :func:`common_system_prompt`.
 
     Args:
-        model_path: run folder, checkpoint in one, or anything else.
-
-    Returns:
-        An empty text if its records had none; None if nothing tells, or they had different ones.
+        model_path: run folder, checkpoint in one, or anything else, which tells nothing.
     """
     run = run_of(model_path)
     # Runs of earlier versions do not say.
@@ -30,10 +27,7 @@ def training_system_prompt(model_path: str | os.PathLike[str]) -> str | None:
 
 
 def common_system_prompt(prompts: Sequence[str | None]) -> str | None:
-    """The one system prompt that all records had.
-
-    Args:
-        prompts: the different ones; None stands for having none.
+    """The one of the different system prompts of some records, where None stands for having none.
 
     Returns:
         An empty text if no record had one; None if they had different ones, or nothing is known.

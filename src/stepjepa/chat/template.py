@@ -7,7 +7,8 @@ system role, whether it takes a lone assistant turn, which token ends a turn, wh
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2.exceptions import TemplateError
@@ -28,24 +29,37 @@ _CHATS = (("system", "user", "assistant"), ("user", "assistant"), ("assistant",)
 
 _ASKED, _ANSWERED = {"role": "user", "content": "why"}, {"role": "assistant", "content": "so"}
 
+# A template may trim one role and not another, both ends or one.
+_TRIMS: tuple[Callable[[str], str], ...] = (
+    str,
+    str.strip,
+    str.lstrip,
+    lambda content: content.lstrip("\n"),
+    str.rstrip,
+)
+
 # Private-use characters: no template writes them and no ordinary text holds them.
 _OPEN, _CLOSE = "\ue000", "\ue001"
 
 
 class Rendered(NamedTuple):
-    """A chat as text.
-
-    Attributes:
-        text: the rendered chat.
-        spans: for each message, first and one past the last character of its content in ``text``; ``(0, 0)`` for a
-            message that the template leaves out.
-        turn_ends: for each message, one past the last character of what ends its turn; the content's end where the
-            template closes the turn with no special token.
-    """
+    """A chat as text."""
 
     text: str
+    # For each message first and one past the last character of its content; (0, 0) if the template leaves it out.
     spans: tuple[Span, ...]
+    # For each message one past the special token that ends its turn; the content's end where there is none.
     turn_ends: tuple[int, ...]
+
+
+def refuse_slow(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer that can't tell where its tokens stand in a text.
+
+    Raises:
+        UserError: it can't.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise UserError("the tokenizer has no fast version, and token positions need one; convert it first")
 
 
 class ChatTemplate:
@@ -65,8 +79,7 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        if not getattr(tokenizer, "is_fast", False):
-            raise UserError("the tokenizer has no fast version, and token positions need one; convert it first")
+        refuse_slow(tokenizer)
         if not tokenizer.chat_template:
             raise UserError(
                 "the tokenizer has no chat template; use an instruction-tuned model, pass --chat_template FILE, or "
@@ -92,9 +105,14 @@ class ChatTemplate:
         skeleton = self._skeleton(("user", "assistant"))
         if skeleton is None:
             raise UserError("the chat template does not render a user and an assistant message; check the template")
-        found = self._first_special(skeleton[-1])
+        specials = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+        specials |= set(tokenizer.all_special_tokens)
+        # The longest wins where one special token begins another. Of no tokens, what matches nothing.
+        longest_first = sorted(specials, key=len, reverse=True)
+        self._specials = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        found = self._specials.search(skeleton[-1])
         self.appends_end_of_turn = found is None
-        end_of_turn = found or tokenizer.eos_token
+        end_of_turn = found[0] if found else tokenizer.eos_token
         if end_of_turn is None:
             raise UserError("neither the chat template nor the tokenizer has a token that ends a turn; set eos_token")
         self.end_of_turn: str = end_of_turn
@@ -143,10 +161,6 @@ class ChatTemplate:
         text = whole.text[: whole.spans[-1][0]].rstrip(" ")
         return Rendered(text, whole.spans[:-1], whole.turn_ends[:-1])
 
-    def prompt(self, messages: Sequence[Message]) -> str:
-        """The text of :meth:`render_prompt`."""
-        return self.render_prompt(messages).text
-
     def _apply(self, messages: Sequence[Message]) -> str:
         return str(self._compiled.render(self._variables, messages=messages))
 
@@ -177,15 +191,11 @@ class ChatTemplate:
             return None
         spans, position = [], len(skeleton[0])
         for content, behind in zip(contents, skeleton[1:], strict=True):
-            # A template may trim one role and not another, both ends or one.
-            for part in (content, content.strip(), content.lstrip(), content.lstrip("\n"), content.rstrip()):
-                end = position + len(part)
-                if text.startswith(part, position) and text.startswith(behind, end):
-                    break
-            else:
+            found = next((part for trim in _TRIMS if text.startswith((part := trim(content)) + behind, position)), None)
+            if found is None:
                 return None
-            spans.append((position, end))
-            position = end + len(behind)
+            spans.append((position, position + len(found)))
+            position += len(found) + len(behind)
         return spans if position == len(text) else None
 
     def _spans_by_search(self, text: str, roles: tuple[str, ...], contents: Sequence[str]) -> list[Span]:
@@ -217,27 +227,13 @@ class ChatTemplate:
 
     def special_tokens(self) -> list[str]:
         """The special tokens that the template writes, in order."""
-        found: list[tuple[int, str]] = []
         text = "".join(part for roles in _CHATS for part in self._skeleton(roles) or [])
-        position = 0
-        while (token := self._first_special(text[position:])) is not None:
-            position = text.index(token, position) + len(token)
-            found.append((position, token))
-        return list(dict.fromkeys(token for _, token in found))
+        return list(dict.fromkeys(self._specials.findall(text)))
 
     def own_words(self) -> tuple[str, ...]:
         """What the template writes between special tokens and contents, such as ``user`` and a line end."""
         texts = next(skeleton for roles in _CHATS if (skeleton := self._skeleton(roles)) is not None)
-        for token in sorted(self.special_tokens(), key=len, reverse=True):
-            texts = [part for text in texts for part in text.split(token)]
-        return tuple(dict.fromkeys(filter(None, texts)))
-
-    def _first_special(self, text: str) -> str | None:
-        added = self._tokenizer.added_tokens_decoder.values()
-        specials = {str(token) for token in added if token.special} | set(self._tokenizer.all_special_tokens)
-        # The longest wins where one special token begins another.
-        found = [(text.find(token), -len(token), token) for token in specials if token in text]
-        return min(found)[2] if found else None
+        return tuple(dict.fromkeys(part for text in texts for part in self._specials.split(text) if part))
 
     def _turn_end(self, text: str, content_end: int, limit: int) -> int:
         position = text.find(self.end_of_turn, content_end, limit)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any
 
-from stepjepa.analysis.settings import AnalysisSettings, split_names
+from stepjepa.analysis.settings import AnalysisSettings
 from stepjepa.errors import UserError, visible
 from stepjepa.options import add_options, from_args, option, options_of
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
             default = None if each.default is MISSING else each.default
             if each.name not in ("labels", "overwrite") and getattr(args, each.name) != default:
                 raise UserError(f"--redraw needs no --{each.name}; leave it out")
-        print(f"written: {', '.join(map(str, redraw(args.redraw, split_names(args.labels))))}")
+        print(f"written: {', '.join(map(str, redraw(args.redraw, args.labels)))}")
         return 0
     for each, _ in options_of(AnalysisSettings):
         if each.default is MISSING and getattr(args, each.name) is None:

@@ -61,7 +61,6 @@ def run(args: argparse.Namespace) -> int:
     check(args)
     from stepjepa.training.data import read_data
     from stepjepa.training.dry_run import GIB, dry_run
-    from stepjepa.training.settings import training_arguments
 
     with lines_to_stderr(args.json):
         records, eval_records, _ = read_data(args)
@@ -70,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
             config,
             records,
             eval_records,
-            lambda args: training_arguments(args, bool(eval_records)),
             processes=args.gpus,
             on_gpu=args.device is not None or args.peak_tflops is not None,
         )

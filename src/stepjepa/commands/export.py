@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepjepa.checkpoints import checksum_fault
 from stepjepa.config import Dtype
 from stepjepa.errors import UserError, visible
 from stepjepa.files import read_json_object
@@ -95,9 +96,11 @@ def _check(args: argparse.Namespace) -> None:
 
 def _export(args: argparse.Namespace, name: str | None) -> None:
     """Write the plain folder."""
+    if fault := checksum_fault(Path(args.model_path)):
+        raise UserError(f"{fault}; export an earlier checkpoint, or train again", path=args.model_path)
     from stepjepa.chat.predictors import all_predictor_ids
     from stepjepa.models.loading import load_for_inference, load_tokenizer
-    from stepjepa.models.stripping import strip_rows, strip_tokenizer
+    from stepjepa.models.token_rows import strip_rows, strip_tokenizer
     from stepjepa.run_folder import open_run_folder, run_of, save_new, write_run
     from stepjepa.training.card import write_card
 

@@ -98,7 +98,7 @@ def _tokenizer(args: argparse.Namespace, records: list[Record]) -> Any:
             args.model_name, chat_template=args.chat_template, trust_remote_code=args.trust_remote_code
         )
     texts = (message["content"] for record in records for message in record.messages)
-    return preset_tokenizer(args.model_name, texts, args.chat_template)[1]
+    return preset_tokenizer(args.model_name, texts, args.chat_template)
 
 
 def _print(inspection: Inspection, *, colours: bool) -> None:

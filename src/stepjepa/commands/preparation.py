@@ -156,6 +156,7 @@ def write_records(
             ("dropped", counts.dropped.total()),
             *((f"  {reason}", count) for reason, count in reasons),
             *([("bad, left out", left_out)] if left_out else []),
+            *counts.changed.items(),
             *more,
         ]
     )

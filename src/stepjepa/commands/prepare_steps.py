@@ -6,7 +6,7 @@ import argparse
 
 from stepjepa.commands.preparation import Preparation, add_source_and_target, open_job, write_records
 from stepjepa.commands.prepare_chat import CHATS, MOST_NAMES
-from stepjepa.errors import shown
+from stepjepa.errors import UserError, shown
 from stepjepa.options import add_switch
 from stepjepa.preparing.step_preparation import FEW_STEPS, StepOptions, load_splitter, prepare_records
 
@@ -20,6 +20,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     prompt = default.system_prompt
     parser.add_argument("--system_prompt", default=prompt, metavar="TEXT", help=f"({prompt})")
     parser.add_argument("--custom", metavar="MODULE:FUNCTION", help="your own splitter: response in, list of steps out")
+    thinking = parser.add_argument_group("text between <think> and </think> (removed, and counted)")
+    add_switch(thinking, "--keep_thinking", help="keep it, with its tags")
+    add_switch(thinking, "--think_steps", help="its blocks, divided by blank lines, are the first steps")
     add_switch(
         parser.add_argument_group("filter"),
         "--require_correct",
@@ -28,6 +31,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.keep_thinking and args.think_steps:
+        raise UserError("--keep_thinking and --think_steps exclude each other; leave one out")
     job = open_job(args)
     options = StepOptions(
         response_field=args.response_field,
@@ -35,6 +40,7 @@ def _run(args: argparse.Namespace) -> int:
         system_prompt=args.system_prompt,
         splitter=None if args.custom is None else load_splitter(args.custom),
         require_correct=args.require_correct,
+        thinking="keep" if args.keep_thinking else "steps" if args.think_steps else "remove",
     )
     records, counts = prepare_records(job.rows, options, job.source, job.limit, job.bad)
     steps = sum(record["total_steps"] for record in records)

@@ -16,7 +16,7 @@ from stepjepa.errors import UserError, shown, visible
 from stepjepa.fields import checked_fields
 from stepjepa.files import fingerprint
 from stepjepa.flag_files import as_arguments
-from stepjepa.models.names import is_hub_id
+from stepjepa.models.presets import is_hub_id
 from stepjepa.options import add_switch
 from stepjepa.parser import Parser
 from stepjepa.run_folder import RUN_FILE, is_main_process, open_run_folder, read_run

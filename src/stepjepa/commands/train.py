@@ -61,6 +61,7 @@ class TrainedModel(ModelFlags):
     """Which model, and which of its weights are trained."""
 
     dtype: Dtype = option("float32", "of weights")
+    allow_missing_weights: bool = option(False, "draw weights at random that the model's files lack")
     pretrain: bool = option(False, "random weights, with the configuration of --model_name")
     train_tokenizer: int | None = option(
         None, "with --pretrain: a tokenizer of that many tokens, trained", metavar="SIZE"
@@ -113,6 +114,11 @@ class RunFlags:
     same_flop: bool = option(False, "as many steps as spend the compute of --num_epochs of --regular")
     dry_run: bool = option(False, "print tokens, memory, FLOPs of a step; with no weights made, and stop")
     resume_from_checkpoint: str | None = option(None, "a checkpoint folder; last; auto: last, if any", metavar="DIR")
+    allow_changes: bool = option(
+        False,
+        "resume though data, order or objective are others; without it they must be those of the run",
+        only_with="resume_from_checkpoint",
+    )
     json: bool = option(False, "one JSON document on standard output at the end; lines go to standard error")
     debug: int = option(0, "0 warnings, 1 progress, 2 details")
     config: str | None = option(None, "YAML file of flags; the command line wins", metavar="FILE")

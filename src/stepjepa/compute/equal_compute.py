@@ -12,30 +12,13 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stepjepa.batch.collate import Batch, Collator, Item
+from stepjepa.batch.collate import Batch, Collator
+from stepjepa.batch.dataset import TokenizedDataset
 from stepjepa.batch.sampler import Key, StepSampler
 from stepjepa.compute.flops import FlopModel, Shape
-
-if TYPE_CHECKING:
-    from transformers import TrainingArguments
-
-    from stepjepa.config import JepaConfig
-
-
-class Records(Protocol):
-    """Tokenised records; see ``dataset.TokenizedDataset``."""
-
-    @property
-    def lengths(self) -> NDArray[np.int64]: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, key: Key) -> Item | None: ...
 
 
 @dataclass(frozen=True)
@@ -54,37 +37,13 @@ class Plan:
     """
 
     flops: FlopModel
-    records: Records
+    records: TokenizedDataset
     sampler: StepSampler
     collator: Collator
     batch_size: int
     batches_per_step: int = 1
     trains_rows: bool = False
     with_views: bool = True
-
-    @classmethod
-    def of(
-        cls,
-        flops: FlopModel,
-        records: Records,
-        sampler: StepSampler,
-        collator: Collator,
-        *,
-        args: TrainingArguments,
-        jepa: JepaConfig,
-    ) -> Plan:
-        """The plan of a ``JepaTrainer`` with these settings.
-
-        Args:
-            flops: of its model.
-            records: that it trains on.
-            sampler: one of its own, which nothing else takes keys from.
-            collator: its collator.
-            args: its ``TrainingArguments``.
-            jepa: its objective.
-        """
-        batches_per_step = args.gradient_accumulation_steps * args.world_size
-        return cls(flops, records, sampler, collator, args.train_batch_size, batches_per_step, jepa.plain)
 
     @cached_property
     def regular(self) -> Plan:
@@ -179,19 +138,13 @@ def equal_steps(costs: Iterable[float], budgets: Sequence[float]) -> EqualComput
     Args:
         costs: FLOPs of each step of the run that is to be cut to size, for as long as the budget lasts.
         budgets: FLOPs spent at the ends of the regular run's epochs, ascending; the last is the whole.
-
-    Raises:
-        ValueError: the costs end before the budget is spent.
     """
     remaining = iter(costs)
     spent = [0.0]
     checkpoints: list[int] = []
     for budget in budgets:
         while spent[-1] < budget:
-            cost = next(remaining, None)
-            if cost is None:
-                raise ValueError(f"expected the costs of steps worth {budget:.4g} FLOPs, got {spent[-1]:.4g}")
-            spent.append(spent[-1] + cost)
+            spent.append(spent[-1] + next(remaining))
         after = bisect_left(spent, budget)
         nearest = after - 1 if after and budget - spent[after - 1] <= spent[after] - budget else after
         checkpoints.append(max(nearest, 1))

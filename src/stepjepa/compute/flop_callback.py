@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import TrainerCallback
@@ -12,50 +11,34 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from stepjepa.batch.collate import Batch
 from stepjepa.compute.equal_compute import EqualCompute, Plan
-from stepjepa.compute.flops import FlopModel, counting
+from stepjepa.compute.flops import counting
 
 MEASURED_STEPS = 10
 """Steps that are measured, as the published scripts do."""
-
-
-@dataclass
-class _Step:
-    number: int
-    measured: float = 0.0
-    derived: float = 0.0
 
 
 class FlopTracker:
     """Measures the FLOPs of the first optimizer steps and prints them beside the derived ones.
 
     Args:
-        flops: of the model.
-        plan: gives what regular training would pay for the same records.
-        steps: how many steps are measured.
+        plan: gives what the model costs, and what regular training would pay for the same records.
+        total: sums a list of numbers over all processes; every process calls it at the same steps.
         say: prints a line; None on processes that stay silent.
-        total: sums a list of numbers over all processes; every process calls it at the same steps. None for one.
-
-    Example:
-        >>> with tracker.step(self.state.global_step, inputs):
-        ...     loss = super().training_step(model, inputs, num_items_in_batch)
+        steps: how many steps are measured.
     """
 
     def __init__(
         self,
-        flops: FlopModel,
         plan: Plan,
+        total: Callable[[list[float]], list[float]],
         *,
-        steps: int = MEASURED_STEPS,
         say: Callable[[str], None] | None = print,
-        total: Callable[[list[float]], list[float]] | None = None,
+        steps: int = MEASURED_STEPS,
     ) -> None:
-        self._flops = flops
-        self._plan = plan
-        self._left = steps
-        self._say = say
-        self._total = total
-        self._current: _Step | None = None
-        self._done: list[tuple[_Step, float]] = []
+        self._plan, self._total, self._say, self._left = plan, total, say, steps
+        self._number: int | None = None
+        self._figures = [0.0, 0.0]
+        self._done: list[list[float]] = []
 
     @contextmanager
     def step(self, number: int, batch: Batch) -> Iterator[None]:
@@ -65,55 +48,46 @@ class FlopTracker:
             number: optimizer steps done before this one (``state.global_step``).
             batch: the micro-batch.
         """
-        if self._current is not None and self._current.number != number:
+        if self._number not in (None, number):
             self._finish_step()
         if not self._left:
             yield
             return
-        if self._current is None:
-            self._current = _Step(number)
+        self._number = number
         with counting() as counter:
             yield
-        self._current.measured += counter.get_total_flops()
-        self._current.derived += self._flops.of_batch(batch)
+        self._figures[0] += counter.get_total_flops()
+        self._figures[1] += self._plan.flops.of_batch(batch)
 
     def close(self) -> None:
         """Print what is not printed yet: a run may be shorter than what is to be measured."""
-        if self._current is not None:
+        if self._number is not None:
             self._left = 1
             self._finish_step()
         self._left = 0
 
     @property
-    def measured(self) -> list[float]:
-        """FLOPs of the measured steps, over all processes."""
-        return [step.measured for step, _ in self._done]
+    def measured(self) -> list[float]:  # described with the class
+        return [figures[0] for figures in self._done]
 
     def _finish_step(self) -> None:
-        step = self._current
-        assert step is not None
-        self._current = None
-        self._left -= 1
-        if self._total is not None:
-            step.measured, step.derived = self._total([step.measured, step.derived])
-        regular = self._regular_cost(step.number)
-        self._done.append((step, regular))
-        if self._say is None:
-            return
-        self._say(f"FLOPs of step {step.number + 1}: {self._figures(step.measured, step.derived, regular)}")
+        assert self._number is not None
+        number, self._number, self._left = self._number, None, self._left - 1
+        regular = self._plan.regular
+        epoch, place = divmod(number, regular.steps_per_epoch)
+        self._done.append([*self._total(self._figures), regular.cost(regular.keys(epoch)[place])])
+        self._figures = [0.0, 0.0]
+        self._tell(f"FLOPs of step {number + 1}", self._done[-1])
         if not self._left:
             count = len(self._done)
-            sums = [sum(s.measured for s, _ in self._done), sum(s.derived for s, _ in self._done)]
-            sums.append(sum(regular for _, regular in self._done))
-            self._say(f"FLOPs per step, mean of {count}: {self._figures(*(value / count for value in sums))}")
+            means = [sum(column) / count for column in zip(*self._done, strict=True)]
+            self._tell(f"FLOPs per step, mean of {count}", means)
 
-    def _figures(self, measured: float, derived: float, regular: float) -> str:
-        return f"{measured:.4e} measured, {derived:.4e} analytical, {measured / regular:.3f} of regular"
-
-    def _regular_cost(self, number: int) -> float:
-        plan = self._plan.regular
-        epoch, place = divmod(number, plan.steps_per_epoch)
-        return plan.cost(plan.keys(epoch)[place])
+    def _tell(self, what: str, figures: list[float]) -> None:
+        measured, derived, regular = figures
+        if self._say is not None:
+            share = measured / regular
+            self._say(f"{what}: {measured:.4e} measured, {derived:.4e} analytical, {share:.3f} of regular")
 
 
 class EqualComputeCallback(TrainerCallback):

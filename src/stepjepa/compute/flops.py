@@ -74,15 +74,19 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cost:
-    """FLOPs of one direction of a pass.
+class FlopModel:
+    """FLOPs of a forward and backward pass as a function of its shape.
 
     Attributes:
         token: for each token of the rows, padding included.
         square: for each (query, key) of a row: attention.
         label: for each labelled position: the head.
         pair: for each pair: the predictor head.
-        fixed: once: PEFT builds the adapted weights of experts anew in every pass.
+        fixed: for each pass: PEFT builds the adapted weights of experts anew in every pass.
+        token_rows: the share of ``label`` that is due to trained token rows in a head that is otherwise frozen (PEFT,
+            tied weights).
+        ema_token: for each token of a micro-batch with pairs: the forward pass of the averaged decoder.
+        ema_square: for each (query, key) of it.
     """
 
     token: int = 0
@@ -90,29 +94,9 @@ class Cost:
     label: int = 0
     pair: int = 0
     fixed: int = 0
-
-    def __call__(self, shape: Shape) -> int:
-        """FLOPs of a micro-batch of this shape."""
-        products = shape.cells * self.token + shape.squares * self.square
-        return products + shape.labels * self.label + shape.pairs * self.pair + shape.passes * self.fixed
-
-
-@dataclass(frozen=True)
-class FlopModel:
-    """FLOPs of a pass as a function of its shape.
-
-    Attributes:
-        forward: of the forward pass.
-        backward: of the backward pass, what gradient checkpointing computes again included.
-        token_rows: the share of ``backward.label`` that is due to trained token rows in a head that is otherwise
-            frozen (PEFT, tied weights).
-        ema: a micro-batch that has pairs also runs a second decoder forward.
-    """
-
-    forward: Cost
-    backward: Cost
     token_rows: int = 0
-    ema: bool = False
+    ema_token: int = 0
+    ema_square: int = 0
 
     @classmethod
     def of(
@@ -132,32 +116,24 @@ class FlopModel:
         with _as_trained(model, gradient_checkpointing, reentrant):
             try:
                 with nullcontext() if small else running(model):
-                    costs = _fit(model)
+                    forward, both = _fit(model)
             except (RuntimeError, NotImplementedError, AssertionError):
                 # Experts, whose shapes depend on values.
-                costs = _fit(model)
-        head, head_backward, token_rows = _head(model)
-        pair, pair_backward = _predictor_head(model)
-        forward = replace(costs[0], label=head, pair=pair)
-        return cls(forward, replace(costs[1], label=head_backward, pair=pair_backward), token_rows, ema)
+                forward, both = _fit(model)
+        label, token_rows = _head(model)
+        token, square, fixed = both
+        averaged = forward[:2] if ema else (0, 0)
+        return cls(token, square, label, _predictor_head(model), fixed, token_rows, *averaged)
 
-    @classmethod
-    def unknown(cls) -> FlopModel:
-        """Of a model that can't be run: nothing costs anything."""
-        return cls(Cost(), Cost())
+    def of_shape(self, shape: Shape) -> int:
+        """FLOPs of a micro-batch of this shape."""
+        total = shape.cells * self.token + shape.squares * self.square + shape.passes * self.fixed
+        total += shape.labels * self.label + shape.pairs * self.pair
+        return total + bool(shape.pairs) * (shape.cells * self.ema_token + shape.squares * self.ema_square)
 
-    def of_shape(self, shape: Shape, *, backward: bool = True) -> int:
-        """FLOPs of a micro-batch of this shape, with the backward pass or without."""
-        total = self.forward(shape)
-        if backward:
-            total += self.backward(shape)
-        if self.ema and shape.pairs:
-            total += shape.cells * self.forward.token + shape.squares * self.forward.square
-        return total
-
-    def of_batch(self, batch: Batch, *, backward: bool = True) -> int:
-        """FLOPs of a micro-batch, with the backward pass or without."""
-        return self.of_shape(Shape.of(batch), backward=backward)
+    def of_batch(self, batch: Batch) -> int:
+        """FLOPs of a micro-batch."""
+        return self.of_shape(Shape.of(batch))
 
     def regular(self, *, trains_rows: bool = False) -> FlopModel:
         """The same model as regular training runs it: no predictor head, no second decoder, no predictor rows.
@@ -166,23 +142,23 @@ class FlopModel:
             trains_rows: regular training has token rows of its own to train, as those of the form without a chat.
         """
         rows = 0 if trains_rows else self.token_rows
-        return FlopModel(
-            replace(self.forward, pair=0),
-            replace(self.backward, pair=0, label=self.backward.label - rows),
-            self.token_rows - rows,
-        )
+        kept = {"label": self.label - rows, "token_rows": self.token_rows - rows}
+        return replace(self, pair=0, ema_token=0, ema_square=0, **kept)
 
 
-def _fit(model: nn.Module) -> tuple[Cost, Cost]:
-    """FLOPs of the decoder for each token, each (query, key), and each pass: exact, since they are that polynomial."""
+def _fit(model: nn.Module) -> list[list[int]]:
+    """FLOPs of the decoder for each token, each (query, key), and each pass: exact, since they are that polynomial.
+
+    Returns:
+        The three of the forward pass, and of the forward and backward pass.
+    """
     config: Any = find_decoder(model).config
     positions = getattr(config, "max_position_embeddings", None) or 10**6
     lengths = [times * min(_unit(config), positions // 5) for times in (1, 2, 5)]
     counted = np.stack([_count(model, length) for length in lengths]).astype(float)  # [3, 2]
     terms = np.array([[length, length**2, 1] for length in lengths], float)
-    token, square, fixed = np.linalg.solve(terms, counted).round().astype(int).tolist()
-    forward, backward = (Cost(token=a, square=b, fixed=c) for a, b, c in zip(token, square, fixed, strict=True))
-    return forward, backward
+    fitted: list[list[int]] = np.linalg.solve(terms, counted).round().astype(int).T.tolist()
+    return fitted
 
 
 def _unit(config: Any) -> int:
@@ -193,7 +169,7 @@ def _unit(config: Any) -> int:
 
 
 def _count(model: nn.Module, length: int) -> np.ndarray:
-    """FLOPs of the decoder, forward and backward, on one row: ``[2]``."""
+    """FLOPs of the decoder on one row: of forward, and of forward and backward, ``[2]``."""
     decoder = find_decoder(model)
     name, layers = _equal_layers(decoder)
     if name is None:
@@ -230,7 +206,7 @@ def _count_whole(model: nn.Module, length: int) -> np.ndarray:
         forward = counter.get_total_flops()
         if states.requires_grad:
             states.sum().backward()
-    return np.array([forward, counter.get_total_flops() - forward], dtype=np.int64)
+    return np.array([forward, counter.get_total_flops()], dtype=np.int64)
 
 
 @contextmanager
@@ -275,8 +251,8 @@ def _unpacked(layer: nn.Linear, values: Tensor) -> Tensor:
     return F.linear(values, values.new_zeros(layer.out_features, layer.in_features))
 
 
-def _head(model: Any) -> tuple[int, int, int]:
-    """FLOPs of a position in the LM head: forward, backward, and those of the latter that train a few rows alone."""
+def _head(model: Any) -> tuple[int, int]:
+    """FLOPs of a position in the LM head, and those of them that train a few rows alone."""
     head = model.get_output_embeddings()
     vocabulary, width = model.get_input_embeddings().weight.shape
     flops = 2 * vocabulary * width
@@ -284,19 +260,17 @@ def _head(model: Any) -> tuple[int, int, int]:
     # PEFT writes trained rows into a copy of the weight, and autograd takes the gradient of all of it.
     rows_only = bool(trained) and all(each.numel() < vocabulary * width for each in trained)
     below = any(parameter.requires_grad for parameter in find_decoder(model).parameters())
-    return flops, flops * (below + bool(trained)), flops if rows_only else 0
+    return flops * (1 + below + bool(trained)), flops if rows_only else 0
 
 
-def _predictor_head(model: nn.Module) -> tuple[int, int]:
-    """Forward and backward FLOPs of a source embedding in the linear layers of the predictor head."""
+def _predictor_head(model: nn.Module) -> int:
+    """FLOPs of a source embedding in the linear layers of the predictor head."""
     heads = find_heads(model)
     if heads is None or "predictor_head" not in heads:
-        return 0, 0
+        return 0
     layers = [layer for layer in heads["predictor_head"].modules() if isinstance(layer, nn.Linear)]
-    sizes = {layer: 2 * layer.in_features * layer.out_features for layer in layers}
-    # The embedding that goes in always needs a gradient.
-    backward = sum(size * (1 + layer.weight.requires_grad) for layer, size in sizes.items())
-    return sum(sizes.values()), backward
+    # Forward, the gradient of the embedding that goes in, and that of the weight.
+    return sum(2 * layer.in_features * layer.out_features * (2 + layer.weight.requires_grad) for layer in layers)
 
 
 def _attention_forward(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:

@@ -25,12 +25,11 @@ _LABELS_BY_VALUE = ("prompt_row", "prompt_ids")
 
 
 @contextmanager
-def running(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]:
+def running(model: nn.Module) -> Iterator[None]:
     """Let a model on the meta device be run, for its shapes alone, inside the block.
 
     Args:
         model: its parameters and buffers are exchanged for fake tensors, and put back at the end.
-        dtype: of floating-point parameters, as a sharded model gathers them; None leaves each its own.
 
     Raises:
         RuntimeError: from what is run inside, if a model decides by values what it computes, or uses a kernel whose
@@ -50,7 +49,7 @@ def running(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None
                         continue
                     places.append((held, name, tensor))
                     if id(tensor) not in made:  # tied weights stay tied
-                        made[id(tensor)] = _fake(tensor, dtype)
+                        made[id(tensor)] = _fake(tensor)
         for held, name, tensor in places:
             held[name] = made[id(tensor)]
         try:
@@ -77,11 +76,9 @@ def _without_padding(model: nn.Module) -> Iterator[None]:
         AttentionMaskInterface.register(name, made)
 
 
-def _fake(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    if not isinstance(tensor, nn.Parameter):
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-    return nn.Parameter(torch.empty(tensor.shape, dtype=kind, device="cpu"), requires_grad=tensor.requires_grad)
+def _fake(tensor: Tensor) -> Tensor:
+    values = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    return nn.Parameter(values, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
 
 
 def empty_batch(batch: Batch) -> Batch:

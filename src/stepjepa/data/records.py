@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,44 +49,6 @@ class Record:
         return self.messages[-1]["content"]
 
 
-def _fail(message: str, path: object, line: int) -> UserError:
-    return UserError(message, path=path, line=line)
-
-
-def _some(words: list[str]) -> str:
-    """A list of words, not without end."""
-    return ", ".join(words if len(words) <= _MOST_WORDS else [*words[:_MOST_WORDS], "..."])
-
-
-def _check_message(message: Any, position: int, path: object, line: int) -> dict[str, str]:
-    name = f"messages[{position}]"
-    if not isinstance(message, dict):
-        raise _fail(f"{name} is {type(message).__name__}, expected an object with 'role' and 'content'", path, line)
-    for key in ("role", "content"):
-        if key not in message:
-            raise _fail(f"{name} has no '{key}'; add it", path, line)
-        if not isinstance(message[key], str):
-            raise _fail(f"{name}.{key} is {type(message[key]).__name__}, expected a string", path, line)
-    if message["role"] not in ROLES:
-        raise _fail(f"{name}.role is {shown(message['role'])}, expected one of {', '.join(ROLES)}", path, line)
-    # A system prompt may be empty on purpose (it switches a template's default off); nothing else may.
-    if message["role"] != "system" and not message["content"].strip():
-        raise _fail(f"{name}.content ({message['role']}) is empty; fill it or remove the record", path, line)
-    return {"role": message["role"], "content": message["content"]}
-
-
-def _check_view(value: Any, key: str, role: str, path: object, line: int) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise _fail(f"'{key}' is {type(value).__name__}, expected a string or a list of one message", path, line)
-    if len(value) != 1 or not isinstance(value[0], dict) or value[0].get("role") != role:
-        raise _fail(f"'{key}' must hold exactly one {role} message, or be a string", path, line)
-    if not isinstance(value[0].get("content"), str):
-        raise _fail(f"'{key}'[0].content must be a string", path, line)
-    return str(value[0]["content"])
-
-
 def parse_record(value: dict[str, Any], path: str | os.PathLike[str] = "<memory>", line: int = 0) -> Record:
     """Check one object and make a record of it.
 
@@ -100,26 +62,63 @@ def parse_record(value: dict[str, Any], path: str | os.PathLike[str] = "<memory>
     Raises:
         UserError: the object does not have that form.
     """
+    try:
+        messages = _check_messages(value)
+        text, code = (_check_view(value.get(key), key, role) for key, role in VIEW_ROLES.items())
+        if (text is None) != (code is None):
+            lone = "text" if code is None else "code"
+            raise UserError(f"explicit view '{lone}' stands alone; give both 'text' and 'code' or neither")
+    except UserError as error:
+        raise UserError(str(error), path=path, line=line) from None
+    extra = {key: value[key] for key in value if key not in ("messages", "text", "code")}
+    return Record(messages, text, code, str(path), line, extra)
+
+
+def _check_messages(value: dict[str, Any]) -> tuple[dict[str, str], ...]:
     messages = value.get("messages")
     if messages is None:
-        raise _fail(f"no field 'messages'; {_way_to_messages(value)}", path, line)
+        raise UserError(f"no field 'messages'; {_way_to_messages(value)}")
     if not isinstance(messages, list | tuple) or not messages:
-        raise _fail("'messages' must be a list with at least one user and one assistant message", path, line)
-    checked = tuple(_check_message(message, position, path, line) for position, message in enumerate(messages))
+        raise UserError("'messages' must be a list with at least one user and one assistant message")
+    checked = tuple(_check_message(message, f"messages[{position}]") for position, message in enumerate(messages))
     turns = [message["role"] for message in checked if message["role"] != "system"]
     if any(message["role"] == "system" for message in checked[1:]):
-        raise _fail("a system message that is not the first; move it to the front", path, line)
+        raise UserError("a system message that is not the first; move it to the front")
     for role in ("user", "assistant"):
         if role not in turns:
-            raise _fail(f"'messages' has no {role} message; every record needs one", path, line)
+            raise UserError(f"'messages' has no {role} message; every record needs one")
     if turns != ["user", "assistant"] * (len(turns) // 2):
-        raise _fail(f"the turns are {_some(turns)}; expected user and assistant in turn, assistant last", path, line)
-    views = {key: _check_view(value.get(key), key, role, path, line) for key, role in VIEW_ROLES.items()}
-    if (views["text"] is None) != (views["code"] is None):
-        lone = "text" if views["code"] is None else "code"
-        raise _fail(f"explicit view '{lone}' stands alone; give both 'text' and 'code' or neither", path, line)
-    extra = {key: value[key] for key in value if key not in ("messages", "text", "code")}
-    return Record(checked, views["text"], views["code"], str(path), line, extra)
+        told = ", ".join(turns if len(turns) <= _MOST_WORDS else [*turns[:_MOST_WORDS], "..."])
+        raise UserError(f"the turns are {told}; expected user and assistant in turn, assistant last")
+    return checked
+
+
+def _check_message(message: Any, name: str) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise UserError(f"{name} is {type(message).__name__}, expected an object with 'role' and 'content'")
+    for key in ("role", "content"):
+        if key not in message:
+            raise UserError(f"{name} has no '{key}'; add it")
+        if not isinstance(message[key], str):
+            raise UserError(f"{name}.{key} is {type(message[key]).__name__}, expected a string")
+    if message["role"] not in ROLES:
+        raise UserError(f"{name}.role is {shown(message['role'])}, expected one of {', '.join(ROLES)}")
+    # A system prompt may be empty on purpose (it switches a template's default off); nothing else may.
+    if message["role"] != "system" and not message["content"].strip():
+        raise UserError(f"{name}.content ({message['role']}) is empty; fill it or remove the record")
+    return {"role": message["role"], "content": message["content"]}
+
+
+def _check_view(value: Any, key: str, role: str) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise UserError(f"'{key}' is {type(value).__name__}, expected a string or a list of one message")
+    if len(value) != 1 or not isinstance(value[0], dict) or value[0].get("role") != role:
+        raise UserError(f"'{key}' must hold exactly one {role} message, or be a string")
+    if not isinstance(value[0].get("content"), str):
+        raise UserError(f"'{key}'[0].content must be a string")
+    return str(value[0]["content"])
 
 
 def _way_to_messages(value: dict[str, Any]) -> str:
@@ -149,12 +148,7 @@ class BadRecords:
         self._last = 0
 
     def note(self, error: UserError, line: int | None = None) -> None:
-        """Pass over a line or a row; those of a file come in their order.
-
-        Args:
-            error: what is wrong with it.
-            line: its number, where the error does not have it.
-        """
+        """Pass over a line or a row; those of a file come in their order. Errors may lack its number."""
         line = line or error.line or 0
         if line <= self._last:
             return
@@ -189,8 +183,6 @@ def tell_bad_records(bad: BadRecords | None) -> None:
 
 def _is_list(path: Path) -> bool:
     """Whether a file is a list as a whole, as ``json.dump`` and chat tools write them."""
-    if not path.is_file():
-        return False
     with path.open("rb") as stream:
         return stream.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
@@ -205,10 +197,12 @@ def iterate_records(path: str | os.PathLike[str], bad: BadRecords | None = None)
     Raises:
         UserError: the file is missing, no text, or one of its lines is wrong.
     """
-    if (kind := Path(path).suffix.lower()) in _TABLES and Path(path).is_file():
-        raise UserError(f"is a table ({kind}), not JSON lines; {_PREPARE}", path=path)
-    if kind == ".json" and _is_list(Path(path)):
-        raise UserError(f"is one JSON list, not JSON lines; {_PREPARE}", path=path)
+    if Path(path).is_file():
+        kind = Path(path).suffix.lower()
+        if kind in _TABLES:
+            raise UserError(f"is a table ({kind}), not JSON lines; {_PREPARE}", path=path)
+        if kind == ".json" and _is_list(Path(path)):
+            raise UserError(f"is one JSON list, not JSON lines; {_PREPARE}", path=path)
     lines = read_jsonl(path, "data file", finite=True, **({} if bad is None else {"wrong": bad.note}))
     for line, value in lines:
         try:
@@ -239,7 +233,15 @@ def read_records(path: str | os.PathLike[str], *, bad: BadRecords | None = None)
     return records
 
 
+Data = str | os.PathLike[str] | Iterable[Record | dict[str, Any]]
+"""A file of records, a folder or hub name that ``datasets`` loads, a ``datasets.Dataset``, dicts or ``Record``."""
+
+
 def as_records(values: Iterable[Record | dict[str, Any]]) -> Iterator[Record]:
     """Records from memory: dicts in the form of a file's lines, or records as they are."""
+    if isinstance(values, Mapping):
+        raise UserError(
+            f"expected records, got an object with the keys {', '.join(map(str, values))}; pass one of them"
+        )
     for position, value in enumerate(values, start=1):
         yield value if isinstance(value, Record) else parse_record(value, line=position)

@@ -6,41 +6,18 @@ import csv
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stepjepa.data.records import BadRecords, Record, as_records, parse_record, read_records
+from stepjepa.data.records import BadRecords, Record, parse_record, read_records
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file, holds_half, read_jsonl, read_text
 
 Rows = Iterator[tuple[int, dict[str, Any]]]
 
-Data = str | os.PathLike[str] | Iterable[Record | dict[str, Any]]
-"""A file of records, the name of a data set on the hub, a ``datasets.Dataset``, or records as dicts or ``Record``."""
-
 # Reasoning traces can be longer than the 128 KiB that the csv module allows a field.
 _LONGEST_FIELD = 2**27
-
-
-def read_any(data: Data, split: str | None = None) -> list[Record]:
-    """Check the records of any source.
-
-    Args:
-        data: see :data:`Data`.
-        split: of a data set on the hub.
-
-    Raises:
-        UserError: the source is missing or can't be read, or a record is wrong.
-    """
-    if isinstance(data, str | os.PathLike):
-        name, path = os.fspath(data), Path(data).expanduser()
-        if path.is_file() or path.suffix.lower() in FORMATS or (name.startswith(("/", ".", "~")) and not path.is_dir()):
-            return read_records(path)
-        return [parse_record(row, name, number) for number, row in read_rows(name, split=split)]
-    if isinstance(data, Mapping):
-        raise UserError(f"expected records, got an object with the keys {', '.join(map(str, data))}; pass one of them")
-    return list(as_records(data))
 
 
 def read_rows(
@@ -69,26 +46,31 @@ def read_rows(
     for name, value in (("split", split), ("subset", subset)):
         if value is not None:
             raise UserError(f"--{name} does nothing with a file; leave it out", path=path)
-    return read_file(path, bad)
+    found = existing_file(path, "raw file")
+    suffix = found.suffix.lower()
+    if suffix not in FORMATS:
+        packed = suffix in (".gz", ".zip", ".bz2", ".xz", ".zst", ".tar")
+        remedy = "unpack it first" if packed else "rename or convert it"
+        raise UserError(f"a name that ends in {', '.join(FORMATS)} is expected; {remedy}", path=found)
+    return FORMATS[suffix](found, _raise if bad is None else bad.note)
+
+
+def read_any(source: str | os.PathLike[str]) -> list[Record]:
+    """The records of a file, of a folder that ``datasets`` can load, or of a data set on the hub, by its name.
+
+    Raises:
+        UserError: the source is missing or can't be read, or a record is wrong.
+    """
+    path, name = Path(source).expanduser(), os.fspath(source)
+    if path.is_file() or not (path.is_dir() or not _looks_like_a_path(name)):
+        return read_records(path)
+    return [parse_record(row, name, number) for number, row in read_rows(source)]
 
 
 def _looks_like_a_path(name: str) -> bool:
     # The hub's names have one slash at most and no such endings.
-    return (
-        Path(name).suffix.lower() in FORMATS or name.startswith(("/", ".", "~")) or "\\" in name or name.count("/") > 1
-    )
-
-
-def read_file(path: str | os.PathLike[str], bad: BadRecords | None = None) -> Rows:
-    """The rows of a local file; see :func:`read_rows`."""
-    found = existing_file(path, "raw file")
-    suffix = found.suffix.lower()
-    if suffix not in FORMATS:
-        remedy = (
-            "unpack it first" if suffix in (".gz", ".zip", ".bz2", ".xz", ".zst", ".tar") else "rename or convert it"
-        )
-        raise UserError(f"a name that ends in {', '.join(FORMATS)} is expected; {remedy}", path=found)
-    return FORMATS[suffix](found, _raise if bad is None else bad.note)
+    is_file = Path(name).suffix.lower() in FORMATS
+    return is_file or name.startswith(("/", ".", "~")) or "\\" in name or name.count("/") > 1
 
 
 Wrong = Callable[[UserError, int], None]
@@ -119,23 +101,12 @@ def _read_json(path: Path, wrong: Wrong) -> Rows:
     if not isinstance(value, list):
         raise UserError("expected a list of objects", path=path)
     for number, row in enumerate(value, start=1):
-        if not isinstance(row, dict):
-            told = f"element {number} is a JSON {type(row).__name__}, expected an object"
-            wrong(UserError(told, path=path), number)
-        elif holds_half(row):
-            told = f"element {number} holds half of a character (a lone surrogate); remove it"
-            wrong(UserError(told, path=path), number)
-        else:
+        if isinstance(row, dict) and not holds_half(row):
             yield number, row
-
-
-def _not_utf8(path: Path) -> UserError:
-    """The error for a file of text, with the line that is wrong; readers decode ahead and can't tell it."""
-    try:
-        read_text(path)
-    except UserError as error:
-        return error
-    raise AssertionError("a file has changed while it was read")
+        else:
+            half = "holds half of a character (a lone surrogate); remove it"
+            fault = half if isinstance(row, dict) else f"is a JSON {type(row).__name__}, expected an object"
+            wrong(UserError(f"element {number} {fault}", path=path), number)
 
 
 def _read_csv(path: Path, wrong: Wrong) -> Rows:
@@ -172,17 +143,18 @@ def _read_table(path: Path, wrong: Wrong, dialect: dict[str, Any], *, unquote: b
                     row = [_unquoted(field) for field in fields] if unquote else fields
                     if names is None:
                         names = _header(row, path)
-                    elif len(row) != len(names):
-                        counts = f"{len(row)} fields where the header has {len(names)}"
-                        told = f"{counts}; quote a field that holds a separator"
-                        wrong(UserError(told, path=path, line=line), line)
-                    else:
+                    elif len(row) == len(names):
                         yield line, dict(zip(names, row, strict=True))
+                    else:
+                        told = f"{len(row)} fields where the header has {len(names)}; quote a field with a separator"
+                        wrong(UserError(told, path=path, line=line), line)
                 line = table.line_num + 1
     except csv.Error as error:
         raise UserError(f"not valid {path.suffix[1:].upper()} ({error})", path=path, line=line) from None
     except UnicodeDecodeError:
-        raise _not_utf8(path) from None
+        # A decoder reads ahead and can't tell the line that is wrong; this does, and raises.
+        read_text(path)
+        raise
     finally:
         csv.field_size_limit(before)
 
@@ -200,13 +172,9 @@ def _read_parquet(path: Path, wrong: Wrong) -> Rows:
     import pyarrow
     from pyarrow import parquet
 
-    number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
+            yield from enumerate((row for batch in file.iter_batches() for row in batch.to_pylist()), start=1)
     # Text that is none, and dates that Python does not have, are found out row by row.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise UserError(f"no readable Parquet file ({_first_line(error)}); write it again", path=path) from None

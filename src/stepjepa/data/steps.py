@@ -14,16 +14,9 @@ SEPARATORS = {
 
 
 class Step(NamedTuple):
-    """One step as character positions in the text it was found in.
-
-    Attributes:
-        start: first character of the step.
-        content_end: one past its last character, the separator not counted.
-        end: one past the separator that closes it; equals ``content_end`` for a last step without one.
-    """
+    """Characters ``start`` to ``end`` of the text it was found in, the separator that closes it included."""
 
     start: int
-    content_end: int
     end: int
 
 
@@ -63,14 +56,14 @@ def find_steps(text: str, separator: str = "blank") -> list[Step]:
     start = seen = 0
     for match in pattern.finditer(text):
         if text[seen : match.start()].strip():
-            steps.append(Step(start, match.start(), match.end()))
+            steps.append(Step(start, match.end()))
             start = match.end()
         elif steps:
             steps[-1] = steps[-1]._replace(end=match.end())
             start = match.end()
         seen = match.end()
     if text[seen:].strip():
-        steps.append(Step(start, len(text), len(text)))
+        steps.append(Step(start, len(text)))
     elif steps:
         steps[-1] = steps[-1]._replace(end=len(text))
     return steps

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from stepjepa.chat.system_prompts import training_system_prompt, with_system_prompt
 from stepjepa.data.records import bad_records, read_records
+from stepjepa.data.trained_prompts import share_trained_on
 from stepjepa.errors import UserError
 from stepjepa.evaluation.batcher import Batcher
 from stepjepa.evaluation.judging import choose_records
@@ -99,8 +100,9 @@ class Evaluation:
 
         Returns:
             The summary, as written beside the lines: see ``summary.summarise``, and ``model_path``, ``test_file``,
-            ``test_fingerprint``, ``task``, ``headline``, ``lenient``, ``similarity``, ``settings``; ``generated_now``
-            examples in ``seconds`` at ``tokens_per_second`` (of this run alone, None if it generated nothing).
+            ``test_fingerprint``, ``task``, ``headline``, ``lenient``, ``similarity``, ``settings``; ``trained_on``, see
+            ``data.trained_prompts``; ``generated_now`` examples in ``seconds`` at ``tokens_per_second`` (of this run
+            alone, None if it generated nothing).
 
         Raises:
             UserError: the model can't be loaded, is too large for the memory with this batch size, or has too few
@@ -129,6 +131,7 @@ class Evaluation:
             "test_fingerprint": self._identity["test_file"],
             **self.asked.summarise(lines),
             "similarity": self._similarity_summary(similarities["totals"], lines) if similarities else None,
+            "trained_on": share_trained_on(self.settings.model_path, self.records.values()),
             "settings": self._identity,
             "generated_now": len(fresh),
             "seconds": seconds,

@@ -99,6 +99,8 @@ def format_summary(summary: Mapping[str, Any]) -> str:
     lines += [f"  {name}: {_short(value)}" for name, value in summary["details"].items()]
     if summary.get("similarity") is not None:
         lines += _similarity_lines(summary["similarity"])
+    if seen := describe_trained_on(summary.get("trained_on")):
+        lines.append(f"  {seen}")
     if summary["gold_loss"] is not None:
         lines.append(f"  LM loss on the right answers {summary['gold_loss']:.4f} ({summary['gold_tokens']} tokens)")
     if summary["generated_tokens"] is not None:
@@ -112,6 +114,20 @@ def format_summary(summary: Mapping[str, Any]) -> str:
             f"  {summary['generated_tokens']} tokens generated, {summary['ran_on']:.1%} of answers ran on; {speed}"
         )
     return "\n".join(lines)
+
+
+def describe_trained_on(shares: Mapping[str, float] | None) -> str | None:
+    """Say which share of the test prompts was trained on; None where that is none, or not known.
+
+    Args:
+        shares: of ``data.trained_prompts.share_trained_on``.
+    """
+    if not shares or not shares["normalised"]:
+        return None
+    return (
+        f"{shares['exact']:.1%} of the test prompts were trained on ({shares['normalised']:.1%} but for case and "
+        "blanks), so the scores are none of new prompts"
+    )
 
 
 def _similarity_lines(similarity: Mapping[str, Any]) -> list[str]:

@@ -15,8 +15,10 @@ from typing import Any
 
 from stepjepa.arguments import NEEDS_VIEWS, PUBLISHED_WITH_REGULAR
 from stepjepa.config import JepaConfig
+from stepjepa.data.trained_prompts import FORMS
 from stepjepa.errors import UserError, shown
 from stepjepa.evaluation.output import model_fingerprint
+from stepjepa.evaluation.summary import describe_trained_on
 from stepjepa.fields import Fields, checked_fields, read_fields
 from stepjepa.files import read_jsonl
 from stepjepa.run_folder import RUN_FILE, read_run
@@ -77,6 +79,7 @@ class EvaluatedRun:
         model: fingerprint of the model that was evaluated, if it is known.
         views: whose similarity was measured: ``llm-jepa`` or ``step-jepa``; None if it was not.
         loaded: how the model was loaded for training: dtype, chat template, attention; empty if it is not known.
+        trained_on: which share of the test prompts was trained on, in words; None if none was, or it is not known.
     """
 
     folder: Path
@@ -92,6 +95,7 @@ class EvaluatedRun:
     model: str | None
     views: str | None
     loaded: dict[str, Any]
+    trained_on: str | None = None
 
     @property
     def files(self) -> list[Path]:
@@ -136,6 +140,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
     settings, protocol = _settings(run), _protocol(run, summary)
     indices, examples = _examples(file, summary)
     results, similarity = run.inner("results"), summary.inner_or_none("similarity")
+    seen = summary.inner_or_none("trained_on")
     evaluated, loaded, versions = (
         fields.inner_or_none(name) for fields, name in ((summary, "settings"), (run, "loaded"), (run, "versions"))
     )
@@ -161,6 +166,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         None if evaluated is None else evaluated.text_or_none("model"),
         None if evaluated is None else evaluated.text_or_none("similarity"),
         {} if loaded is None else dict(loaded.values),
+        None if seen is None else describe_trained_on({form: seen.number(form) for form in FORMS}),
     )
 
 

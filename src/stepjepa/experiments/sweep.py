@@ -17,6 +17,7 @@ from stepjepa.experiments.grid import Trial
 from stepjepa.experiments.report import as_text, report
 from stepjepa.experiments.sweep_folder import FAILED, FINISHED, INTERRUPTED, SweepFolder
 from stepjepa.experiments.trial_run import Ending, TrialRun, end_all
+from stepjepa.locks import locked
 from stepjepa.signals import Interruptions
 
 
@@ -67,17 +68,12 @@ def sweep(
         UserError: another sweep is running in the folder, or see :meth:`SweepFolder.state`; nothing has been started
             then.
     """
-    from filelock import FileLock, Timeout
     from tqdm import tqdm
 
     engine = Local() if engine is None else engine
     folder.states(trials)
     folder.path.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = FileLock(folder.path / "sweep.lock").acquire(timeout=0.5)
-    except Timeout:
-        raise UserError("another sweep is at work there; wait for it or stop it", path=folder.path) from None
-    with lock, Interruptions() as asked:
+    with locked(folder.path, "stepjepa sweep"), Interruptions() as asked:
         states = folder.states(trials)
         outcome = Outcome([trial for trial in trials if states[trial.name] == FINISHED])
         if not retry_failed:

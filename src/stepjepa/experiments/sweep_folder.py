@@ -1,7 +1,6 @@
 """The folder of a sweep: what there is of each trial, and how it continues.
 
 sweep.json                     the grid, all its trials, versions
-sweep.lock                     held while a sweep is running
 _slurm/                        files of submitit, where trials are jobs
 <label>/seed82/                run folder, with the evaluation in test.jsonl
 <label>/seed82.trial.json      the flags, and how the trial ended

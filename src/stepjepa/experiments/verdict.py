@@ -146,6 +146,9 @@ def _doubts(runs: Sequence[EvaluatedRun]) -> Iterator[str]:
         values = sorted({_shown(run.loaded[what]) for run in runs if what in run.loaded})
         if len(values) > 1:
             yield f"the runs were trained with different {what}: {', '.join(values)}; arms that differ in it say less"
+    for run in runs:
+        if run.trained_on is not None:
+            yield f"{run.folder}: {run.trained_on}"
     models: dict[str, EvaluatedRun] = {}
     for run in runs:
         if run.model is not None:

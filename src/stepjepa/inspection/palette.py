@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from stepjepa.drawing import PALETTE
+
 
 class Colours(NamedTuple):
-    """The colours of a kind of tokens.
+    """The colours of a kind of tokens."""
 
-    Attributes:
-        meaning: the kind in words.
-        strong: for pictures.
-        shades: terminal backgrounds of neighbouring tokens, taken in turn; distinct also with sixteen colours.
-    """
-
-    meaning: str
-    strong: str
-    shades: tuple[str, str]
+    meaning: str  # the kind in words
+    strong: str  # for pictures
+    shades: tuple[str, str]  # terminal backgrounds of neighbouring tokens; distinct also with sixteen colours
 
 
 COLOURS = {
-    "shared": Colours("shared by several sequences", "#7b6fb8", ("magenta", "bright_magenta")),
-    "main": Colours("main text", "#4c78a8", ("cyan", "bright_cyan")),
-    "source": Colours("source view", "#f58518", ("yellow", "bright_yellow")),
-    "target": Colours("target view", "#54a24b", ("green", "bright_green")),
+    "shared": Colours("shared by several sequences", PALETTE[3], ("magenta", "bright_magenta")),
+    "main": Colours("main text", PALETTE[0], ("cyan", "bright_cyan")),
+    "source": Colours("source view", PALETTE[4], ("yellow", "bright_yellow")),
+    "target": Colours("target view", PALETTE[2], ("green", "bright_green")),
 }
 READ = "◂"
 """Behind a token whose state is read."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from stepjepa.drawing import drawable
 from stepjepa.files import atomic_write
 from stepjepa.inspection.palette import COLOURS, visible_text
-from stepjepa.inspection.record import Inspection, visible_matrix
+from stepjepa.inspection.record import Inspection, TokenInfo, visible_matrix
 from stepjepa.inspection.view import passing
 
 FONT = "DejaVu Sans Mono"
@@ -26,13 +25,7 @@ _NARROW = 0.012
 
 
 def write_png(inspection: Inspection, path: str | os.PathLike[str], title: str) -> None:
-    """Draw the tree, each token at its position, and the attention matrix, each key in the colour of its branch.
-
-    Args:
-        inspection: from ``inspection.inspect_records``.
-        path: the file to write, replaced if it is there.
-        title: over the picture.
-    """
+    """Draw the tree, each token at its position, and the attention matrix, each key in the colour of its branch."""
     from matplotlib.figure import Figure
 
     size, lines = len(inspection.tokens), _lines(inspection)
@@ -107,18 +100,22 @@ def _draw_matrix(axes: Any, inspection: Inspection) -> None:
         axes.tick_params(length=2, pad=1)
 
 
-def _readouts(inspection: Inspection) -> Iterator[tuple[float, str]]:
+def _readouts(inspection: Inspection) -> list[tuple[float, str]]:
     """Where to write what is read beside the matrix: queries too near to each other share a line."""
-    together: list[tuple[int, str]] = []
     apart = max(1.0, _APART * len(inspection.tokens))
+    groups: list[list[TokenInfo]] = []
     for token in inspection.tokens:
-        if together and token.readouts and token.place - together[0][0] >= apart:
-            yield sum(place for place, _ in together) / len(together), ", ".join(words for _, words in together)
-            together = []
-        if token.readouts:
-            together.append((token.place, ", ".join(token.readouts)))
-    if together:
-        yield sum(place for place, _ in together) / len(together), ", ".join(words for _, words in together)
+        if token.readouts and groups and token.place - groups[-1][0].place < apart:
+            groups[-1].append(token)
+        elif token.readouts:
+            groups.append([token])
+    return [
+        (
+            sum(token.place for token in group) / len(group),
+            ", ".join(name for token in group for name in token.readouts),
+        )
+        for group in groups
+    ]
 
 
 def _write_legend(figure: Any, inspection: Inspection) -> None:

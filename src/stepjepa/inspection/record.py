@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -36,179 +37,103 @@ class TokenInfo:
     """One token of the rows, which stand behind each other without padding.
 
     Token q sees token k if and only if ``start[q] <= k <= q < end[k]``.
-
-    Attributes:
-        place: its index.
-        id: its token id.
-        text: the text it stands for.
-        branch: index of its branch.
-        position: its position id, the depth in the tree.
-        start: first token that it sees.
-        end: one past the last token that sees it.
-        labels: ids of the tokens that this position must predict, one for each label.
-        label_texts: their texts.
-        readouts: what is read here, such as ``source 1`` for the source of pair 1.
     """
 
-    place: int
+    place: int  # its index
     id: int
     text: str
-    branch: int
-    position: int
-    start: int
-    end: int
-    labels: tuple[int, ...]
+    branch: int  # index of its branch
+    position: int  # its position id, the depth in the tree
+    start: int  # first token that it sees
+    end: int  # one past the last token that sees it
+    labels: tuple[int, ...]  # ids of the tokens that this position must predict, one for each label
     label_texts: tuple[str, ...]
-    readouts: tuple[str, ...]
+    readouts: tuple[str, ...]  # what is read here, such as 'source 1' for the source of pair 1
 
 
 @dataclass(frozen=True, slots=True)
 class BranchInfo:
-    """Neighbouring tokens that the same sequences pass through.
-
-    Attributes:
-        index: its place among the branches.
-        row: that it stands in.
-        kind: ``shared`` if several sequences pass through it, else what it is part of.
-        sequences: indices of those.
-        parent: index of the branch before it in its sequences; None where they begin.
-        isolated: it sees only itself (layout ``inplace``).
-        start: its first token.
-        end: one past its last token.
-    """
+    """Neighbouring tokens that the same sequences pass through."""
 
     index: int
     row: int
-    kind: Kind
-    sequences: tuple[int, ...]
-    parent: int | None
-    isolated: bool
-    start: int
-    end: int
+    kind: Kind  # 'shared' if several sequences pass through it, else what it is part of
+    sequences: tuple[int, ...]  # indices of those
+    parent: int | None  # index of the branch before it in its sequences; None where they begin
+    isolated: bool  # it sees only itself (layout 'inplace')
+    start: int  # its first token
+    end: int  # one past its last token
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceInfo:
-    """Token ids that the model reads as if by themselves.
+    """Token ids that the model reads as if by themselves."""
 
-    Attributes:
-        name: such as ``main`` or ``source 1``, with the record's line if several records are shown.
-        kind: ``main``, ``source`` or ``target``.
-        tokens: how many it has.
-        shared: how many of them other sequences pass through as well.
-        places: ranges ``[start, end)`` of the tokens on its path through the tree.
-    """
-
-    name: str
+    name: str  # such as 'main' or 'source 1', with the record's line if several records are shown
     kind: Kind
-    tokens: int
-    shared: int
-    places: tuple[tuple[int, int], ...]
+    tokens: int  # how many it has
+    shared: int  # how many of them other sequences pass through as well
+    places: tuple[tuple[int, int], ...]  # ranges [start, end) of the tokens on its path through the tree
 
 
 @dataclass(frozen=True, slots=True)
 class PairInfo:
-    """Where the two embeddings of a pair are read.
+    """Where the two embeddings of a pair are read."""
 
-    Attributes:
-        name: ``1`` for the first of its record, with the record's line if several are shown.
-        source: token of the readout, the last one if several are averaged.
-        target: the same.
-        averaged: tokens that are averaged for each of the two.
-    """
-
-    name: str
-    source: int
+    name: str  # '1' for the first of its record, with the record's line if several are shown
+    source: int  # place of the readout, the last one if several tokens are averaged
     target: int
-    averaged: tuple[int, int]
+    averaged: tuple[int, int]  # how many tokens are averaged for each of the two
 
 
 @dataclass(frozen=True, slots=True)
 class PartInfo:
-    """A message or a step of a record.
+    """A message or a step of a record."""
 
-    Attributes:
-        name: the role, or ``step 1`` and so on.
-        text: its content as the record has it.
-        start: position of its first token in the main sequence; None where nothing of it is left there.
-        end: one past the position of its last token.
-        cut: truncation took some of it.
-    """
-
-    name: str
-    text: str
-    start: int | None
-    end: int | None
-    cut: bool
+    name: str  # the role, or 'step 1' and so on
+    text: str  # as the record has it
+    start: int | None  # position of its first token in the main sequence; None where nothing of it is left there
+    end: int | None  # one past the position of its last token
+    cut: bool  # truncation took some of it
 
 
 @dataclass(frozen=True, slots=True)
 class RecordInfo:
-    """What was found in a record.
+    """What was found in a record."""
 
-    Attributes:
-        line: in the file, counted from 1.
-        messages: where they stand.
-        steps: of the last assistant message.
-        pairs: usable pairs of views.
-        pairs_cut: pairs lost to truncation.
-        main_tokens: tokens of the main text: what plain fine-tuning runs.
-        full_tokens: the same before truncation.
-    """
-
-    line: int
+    line: int  # in the file, counted from 1
     messages: tuple[PartInfo, ...]
-    steps: tuple[PartInfo, ...]
-    pairs: int
-    pairs_cut: int
-    main_tokens: int
-    full_tokens: int
+    steps: tuple[PartInfo, ...]  # of the last assistant message
+    pairs: int  # usable pairs of views
+    pairs_cut: int  # pairs lost to truncation
+    main_tokens: int  # of the main text: what plain fine-tuning runs
+    full_tokens: int  # the same before truncation
 
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """What is in the whole file.
+    """What is in the whole file."""
 
-    Attributes:
-        lines: records in the file, skipped ones included.
-        counts: see ``tokenize.COUNTS``.
-        tokens: ``main`` and ``all``, see ``dataset.Prepared``.
-        notes: where this differs from what training would do.
-    """
-
-    lines: int
-    counts: dict[str, int]
-    tokens: dict[str, int]
-    notes: tuple[str, ...]
+    lines: int  # records in the file, skipped ones included
+    counts: dict[str, int]  # see tokenize.COUNTS
+    tokens: dict[str, int]  # 'main' and 'all', see dataset.Prepared
+    notes: tuple[str, ...]  # where this differs from what training would do
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Some records as a micro-batch, and what surrounds them.
-
-    Attributes:
-        path: the file.
-        index: of the first record, counted from 0.
-        config: what was asked for.
-        tokens: of all rows.
-        branches: in the order of their tokens.
-        sequences: of the records, in their order.
-        pairs: the readouts.
-        records: what was found in each.
-        file: what was found in the file.
-        template: what was derived from the chat template.
-    """
+    """Some records as a micro-batch, and what surrounds them."""
 
     path: str
-    index: int
+    index: int  # of the first record, counted from 0
     config: JepaConfig
-    tokens: tuple[TokenInfo, ...]
-    branches: tuple[BranchInfo, ...]
-    sequences: tuple[SequenceInfo, ...]
+    tokens: tuple[TokenInfo, ...]  # of all rows
+    branches: tuple[BranchInfo, ...]  # in the order of their tokens
+    sequences: tuple[SequenceInfo, ...]  # in the order of their records
     pairs: tuple[PairInfo, ...]
     records: tuple[RecordInfo, ...]
     file: FileInfo
-    template: dict[str, str]
+    template: dict[str, str]  # what was derived from the chat template
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists and scalars, for JSON."""
@@ -251,15 +176,16 @@ def inspect_records(
             raise UserError(_why_skipped(lenient), path=record.path, line=record.line)
         parts.append(collator.sequences(Item(found[0])))
         infos.append(_describe(record, found[0], made, parts[-1][0], lost - sum(info.pairs_cut for info in infos)))
-    tokens, branches, sequences, pair_infos = _Packed(parts, [info.line for info in infos], config).describe(tokenizer)
+    tree = _Tree(parts, [info.line for info in infos], config)
+    branches = tree.branches()
     return Inspection(
         records[index].path,
         index,
         config,
-        tokens,
+        tree.tokens(tokenizer, branches),
         branches,
-        sequences,
-        pair_infos,
+        tree.sequences(),
+        tree.pairs(),
         tuple(infos),
         _count_file(records, tokenizer, config, lenient),
         made.template.describe(),
@@ -322,23 +248,17 @@ def _describe(
     return RecordInfo(record.line, messages, steps, len(tokenized.pairs), pairs_cut, len(tokenized.ids), full)
 
 
-class _Packed:
-    """The sequences of some records in rows that stand behind each other without padding.
-
-    Args:
-        parts: the sequences of each record.
-        lines: of the records.
-        config: how they are packed.
-    """
+class _Tree:
+    """The sequences of some records (``parts``) in rows that stand behind each other without padding."""
 
     def __init__(self, parts: Many[Many[Sequence]], lines: Many[int], config: JepaConfig) -> None:
-        self.owners = [number for number, part in enumerate(parts) for _ in part]
-        self.sequences = [sequence for part in parts for sequence in part]
-        self._lines = lines
+        owners = [number for number, part in enumerate(parts) for _ in part]
+        self.all = [sequence for part in parts for sequence in part]
+        self.suffixes = ["" if len(lines) == 1 else f" of line {lines[owner]}" for owner in owners]
         rows = pack(
-            self.sequences,
-            row_length=config.row_length or sum(map(len, self.sequences)),
-            groups=None if config.share_prefixes else self.owners,
+            self.all,
+            row_length=config.row_length or sum(map(len, self.all)),
+            groups=None if config.share_prefixes else owners,
             one_each=config.encoding == "rows",
         )
         width = rows.ids.shape[1]
@@ -348,13 +268,13 @@ class _Packed:
         self.paths: list[Numbers] = [numbers[path] for path in rows.paths]
         self.row = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
         first = (np.cumsum(rows.lengths) - rows.lengths)[self.row]
-        self.ids, self.positions = rows.ids.ravel()[kept], rows.positions.ravel()[kept]
-        self.start, self.end = rows.start.ravel()[kept] + first, rows.end.ravel()[kept] + first
+        self.ids, self.positions = rows.ids.ravel()[kept].tolist(), rows.positions.ravel()[kept].tolist()
+        self.start, self.end = ((each.ravel()[kept] + first).tolist() for each in (rows.start, rows.end))
         # Of each token its sequences, the token before it in them, and whether layout 'inplace' made it part of a view.
         self.passing: list[list[int]] = [[] for _ in kept]
         self.before = np.full(len(kept), -1)
         self.inside: list[Kind | None] = [None] * len(kept)
-        for number, (sequence, path) in enumerate(zip(self.sequences, self.paths, strict=True)):
+        for number, (sequence, path) in enumerate(zip(self.all, self.paths, strict=True)):
             self.before[path[1:]] = path[:-1]
             text = set(sequence.text.tolist())
             for step, place in enumerate(path.tolist()):
@@ -364,72 +284,69 @@ class _Packed:
                 elif sequence.start is not None and sequence.start[step]:
                     self.inside[place] = "target"
 
-    def describe(
-        self, tokenizer: PreTrainedTokenizerBase
-    ) -> tuple[tuple[TokenInfo, ...], tuple[BranchInfo, ...], tuple[SequenceInfo, ...], tuple[PairInfo, ...]]:
-        """Tokens, branches, sequences and pairs."""
+    def tokens(self, tokenizer: PreTrainedTokenizerBase, branches: Many[BranchInfo]) -> tuple[TokenInfo, ...]:
         labels: list[list[int]] = [[] for _ in self.ids]
         readouts: list[list[str]] = [[] for _ in self.ids]
-        read: dict[tuple[int, int], dict[str, tuple[int, int]]] = {}
-        for owner, sequence, path in zip(self.owners, self.sequences, self.paths, strict=True):
+        for sequence, path, suffix in zip(self.all, self.paths, self.suffixes, strict=True):
             for step, label in sequence.labels.tolist():
                 labels[path[step]].append(label)
-            for pair, kind, start, end in sequence.readouts:
-                readouts[path[end - 1]].append(self._name(owner, f"{kind} {pair + 1}"))
-                read.setdefault((owner, pair), {})[kind] = int(path[end - 1]), end - start
-        pairs = []
-        for (owner, pair), both in sorted(read.items()):
-            (source, source_size), (target, target_size) = both["source"], both["target"]
-            pairs.append(PairInfo(self._name(owner, str(pair + 1)), source, target, (source_size, target_size)))
-        texts = {
-            index: token_text(tokenizer, index) for index in {*self.ids.tolist(), *(i for each in labels for i in each)}
-        }
-        branches = self._branches()
-        owner_of = [branch.index for branch in branches for _ in range(branch.start, branch.end)]
-        tokens = tuple(
+            for pair, kind, _, end in sequence.readouts:
+                readouts[path[end - 1]].append(f"{kind} {pair + 1}{suffix}")
+        texts = {index: token_text(tokenizer, index) for index in {*self.ids, *chain.from_iterable(labels)}}
+        branch_of = [branch.index for branch in branches for _ in range(branch.start, branch.end)]
+        return tuple(
             TokenInfo(
-                place,
-                index,
-                texts[index],
-                owner_of[place],
-                int(self.positions[place]),
-                int(self.start[place]),
-                int(self.end[place]),
-                tuple(labels[place]),
-                tuple(texts[label] for label in labels[place]),
-                tuple(readouts[place]),
+                place=place,
+                id=index,
+                text=texts[index],
+                branch=branch_of[place],
+                position=self.positions[place],
+                start=self.start[place],
+                end=self.end[place],
+                labels=tuple(labels[place]),
+                label_texts=tuple(texts[label] for label in labels[place]),
+                readouts=tuple(readouts[place]),
             )
-            for place, index in enumerate(self.ids.tolist())
+            for place, index in enumerate(self.ids)
         )
-        return tokens, branches, tuple(map(self._sequence, range(len(self.sequences)))), tuple(pairs)
 
-    def _name(self, owner: int, name: str) -> str:
-        return name if len(self._lines) == 1 else f"{name} of line {self._lines[owner]}"
-
-    def _kind(self, number: int) -> Kind:
-        sequence = self.sequences[number]
-        return "main" if len(sequence.text) else sequence.readouts[0].kind
-
-    def _sequence(self, number: int) -> SequenceInfo:
-        sequence, path, kind = self.sequences[number], self.paths[number], self._kind(number)
-        name = kind if kind == "main" else f"{kind} {sequence.readouts[0].pair + 1}"
-        shared = sum(len(self.passing[place]) > 1 for place in path)
-        breaks = np.flatnonzero(np.diff(path) != 1) + 1
-        ranges = tuple((int(each[0]), int(each[-1]) + 1) for each in np.split(path, breaks))
-        return SequenceInfo(self._name(self.owners[number], name), kind, len(sequence), shared, ranges)
-
-    def _branches(self) -> tuple[BranchInfo, ...]:
-        keys = [(self.passing[place], self.inside[place], self.start[place]) for place in range(len(self.ids))]
+    def branches(self) -> tuple[BranchInfo, ...]:
+        keys = list(zip(self.passing, self.inside, self.start, strict=True))
         bounds = [place for place in range(len(keys)) if not place or keys[place] != keys[place - 1]]
-        owners = np.repeat(np.arange(len(bounds)), np.diff([*bounds, len(keys)]))
+        branch_of = np.repeat(np.arange(len(bounds)), np.diff([*bounds, len(keys)]))
         found = []
         for index, (start, end) in enumerate(zip(bounds, [*bounds[1:], len(keys)], strict=True)):
             passing, inside, _ = keys[start]
             kind = inside or ("shared" if len(passing) > 1 else self._kind(passing[0]))
-            parent = int(owners[self.before[start]]) if self.before[start] >= 0 else None
+            parent = int(branch_of[self.before[start]]) if self.before[start] >= 0 else None
             row = int(self.row[start])
             found.append(BranchInfo(index, row, kind, tuple(passing), parent, inside == "target", start, end))
         return tuple(found)
+
+    def _kind(self, number: int) -> Kind:
+        sequence = self.all[number]
+        return "main" if len(sequence.text) else sequence.readouts[0].kind
+
+    def sequences(self) -> tuple[SequenceInfo, ...]:
+        found = []
+        for number, (sequence, path, suffix) in enumerate(zip(self.all, self.paths, self.suffixes, strict=True)):
+            kind = self._kind(number)
+            name = kind if kind == "main" else f"{kind} {sequence.readouts[0].pair + 1}"
+            shared = sum(len(self.passing[place]) > 1 for place in path)
+            runs = np.split(path, np.flatnonzero(np.diff(path) != 1) + 1)
+            ranges = tuple((int(run[0]), int(run[-1]) + 1) for run in runs)
+            found.append(SequenceInfo(f"{name}{suffix}", kind, len(sequence), shared, ranges))
+        return tuple(found)
+
+    def pairs(self) -> tuple[PairInfo, ...]:
+        found: dict[str, dict[str, tuple[int, int]]] = {}
+        for sequence, path, suffix in zip(self.all, self.paths, self.suffixes, strict=True):
+            for pair, kind, start, end in sequence.readouts:
+                found.setdefault(f"{pair + 1}{suffix}", {})[kind] = int(path[end - 1]), end - start
+        return tuple(
+            PairInfo(name, both["source"][0], both["target"][0], (both["source"][1], both["target"][1]))
+            for name, both in found.items()
+        )
 
 
 def _count_file(

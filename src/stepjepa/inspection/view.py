@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
-from rich.cells import cell_len
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -22,12 +22,7 @@ NAMED = 3
 
 
 def show(inspection: Inspection, console: Console) -> None:
-    """Print the sequences, the tree, the table of tokens and the counts.
-
-    Args:
-        inspection: from ``inspection.inspect_records``.
-        console: where to.
-    """
+    """Print the sequences, the tree, the table of tokens and the counts."""
     narrow = console.width < NARROW
     console.print(Text(title(inspection), "bold"))
     console.print(_sequences_table(inspection, narrow))
@@ -87,34 +82,26 @@ def _print_tree(inspection: Inspection, console: Console) -> None:
     for branch in inspection.branches:
         depths.append(0 if branch.parent is None else depths[branch.parent] + 1)
         # Deep trees must leave room for text.
-        indent = " " * min(2 * depths[-1], console.width // 4)
+        indent = min(2 * depths[-1], console.width // 4)
         row = f"row {branch.row}, " if rows else ""
         heading = f"{row}{ranged(branch.start, branch.end)} {branch.kind}: {passing(inspection, branch)}"
-        console.print(Text(f"{indent}{heading}{' (sees only itself)' if branch.isolated else ''}", "italic"))
-        line, used = Text(indent), len(indent)
+        lines = [Text(f"{heading}{' (sees only itself)' if branch.isolated else ''}", "italic"), Text()]
         for number, token in enumerate(inspection.tokens[branch.start : branch.end]):
             mark = READ if token.readouts else ""
             edge = "" if coloured or token.place + 1 == branch.end else EDGE
-            shown = visible_text(token.text)
-            width = cell_len(f"{shown}{mark}{edge}")
-            if used > len(indent) and used + width > console.width:
-                console.print(line, no_wrap=True, crop=False)
-                line, used = Text(indent), len(indent)
-            line.append(shown, token_style(branch.kind, number, read=bool(mark)))
-            line.append(f"{mark}{edge}", token_style(branch.kind, number))
-            used += width
+            lines[-1].append(visible_text(token.text), token_style(branch.kind, number, read=bool(mark)))
+            lines[-1].append(f"{mark}{edge}", token_style(branch.kind, number))
             if token.text.endswith("\n"):
-                console.print(line, no_wrap=True, crop=False)
-                line, used = Text(indent), len(indent)
-        if used > len(indent):
-            console.print(line, no_wrap=True, crop=False)
+                lines.append(Text())
+        for line in filter(None, lines):
+            console.print(Padding.indent(line, indent), overflow="fold")
     console.print()
 
 
 def _tokens_table(inspection: Inspection, narrow: bool) -> Table:
-    columns = ["place", "token", "position", "must predict", "read here"]
-    if not narrow:
-        columns = ["place", "token", "id", "position", "must predict", "sees from", "seen before", "read here"]
+    columns = ["place", "token", "id", "position", "must predict", "sees from", "seen before", "read here"]
+    if narrow:
+        columns = [each for each in columns if each not in ("id", "sees from", "seen before")]
     numbers = ("place", "id", "position", "sees from", "seen before")
     table = _table("tokens", *columns, right=numbers, narrow=narrow)
     for token in inspection.tokens:

@@ -22,7 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-from stepjepa.batch.mask import Trees, dense
+from stepjepa.batch.mask import Rule, Trees, dense
 from stepjepa.models.flex import block_mask, flex_forward, uses_flex
 
 SDPA, EAGER = "tree_sdpa", "tree_eager"
@@ -45,60 +45,35 @@ def tree_mask(trees: Trees | None) -> Iterator[None]:
         _current.reset(token)
 
 
-def _allowed(trees: Trees, rule: Callable[..., Tensor]) -> Tensor:
-    """``[R, 1, T, T]`` bool."""
+def _own_rule(mask_function: Rule) -> Rule | None:
     # What a tree shows is at an earlier position, so the causal rule takes nothing away.
-    return dense(trees, None if rule is causal_mask_function else rule)
+    return None if mask_function is causal_mask_function else mask_function
 
 
-def _tree_sdpa_mask(
-    *args: Any,
-    mask_function: Callable[..., Tensor] = causal_mask_function,
-    dtype: torch.dtype = torch.float32,
-    **kwargs: Any,
-) -> Any:
-    trees = _current.get()
-    if trees is None:
-        return sdpa_mask(*args, mask_function=mask_function, dtype=dtype, **kwargs)
-    # Torch would turn a boolean mask into such numbers in every layer, and keep them for each until the backward pass.
-    allowed = _allowed(trees, mask_function)
-    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, -torch.inf)
+def _register_dense(name: str, plain_mask: Any, attention: Any, hidden: Callable[[torch.dtype], float]) -> None:
+    """Attention under a mask of numbers, ``[R, 1, T, T]``: 0 for what is seen, ``hidden`` for what is not."""
+
+    def mask(
+        *args: Any, mask_function: Rule = causal_mask_function, dtype: torch.dtype = torch.float32, **kwargs: Any
+    ) -> Any:
+        trees = _current.get()
+        if trees is None:
+            return plain_mask(*args, mask_function=mask_function, dtype=dtype, **kwargs)
+        # Eager attention would add a boolean mask to the scores as 0 and 1: silently wrong. Fused attention would turn
+        # it into such numbers in every layer, and keep them for each until the backward pass.
+        allowed = dense(trees, _own_rule(mask_function))
+        return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, hidden(dtype))
+
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, mask)
 
 
-def _tree_sdpa_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> Any:
-    if attention_mask is not None and attention_mask.is_floating_point():
-        # Numbers must have the dtype of what they are added to, which need not be the model's.
-        attention_mask = attention_mask.to(query.dtype)
-    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-
-
-def _tree_eager_mask(
-    *args: Any,
-    mask_function: Callable[..., Tensor] = causal_mask_function,
-    dtype: torch.dtype = torch.float32,
-    **kwargs: Any,
-) -> Any:
-    trees = _current.get()
-    if trees is None:
-        return eager_mask(*args, mask_function=mask_function, dtype=dtype, **kwargs)
-    allowed = _allowed(trees, mask_function)
-    # A boolean mask would be added to the scores as 0 and 1 by eager attention: silently wrong.
-    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, torch.finfo(dtype).min)
-
-
-def _tree_eager_attention(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    # Each model file has an eager attention of its own, with its own soft caps and sinks.
-    return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)
-
-
-def _register_flex(name: str, plain_mask: Callable[..., Any], plain_attention: Callable[..., Any]) -> None:
-    def mask(*args: Any, mask_function: Callable[..., Tensor] = causal_mask_function, **kwargs: Any) -> Any:
+def _register_flex(name: str, plain_mask: Any, plain_attention: Any) -> None:
+    def mask(*args: Any, mask_function: Rule = causal_mask_function, **kwargs: Any) -> Any:
         trees = _current.get()
         if trees is None:
             return plain_mask(*args, mask_function=mask_function, **kwargs)
-        return block_mask(trees, None if mask_function is causal_mask_function else mask_function)
+        return block_mask(trees, _own_rule(mask_function))
 
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
@@ -110,12 +85,24 @@ def _register_flex(name: str, plain_mask: Callable[..., Any], plain_attention: C
     AttentionMaskInterface.register(name, mask)
 
 
-AttentionInterface.register(SDPA, _tree_sdpa_attention)
-AttentionMaskInterface.register(SDPA, _tree_sdpa_mask)
-AttentionInterface.register(EAGER, _tree_eager_attention)
-AttentionMaskInterface.register(EAGER, _tree_eager_mask)
+def _sdpa(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> Any:
+    if attention_mask is not None and attention_mask.is_floating_point():
+        # Numbers must have the dtype of what they are added to, which need not be the model's.
+        attention_mask = attention_mask.to(query.dtype)
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+
+def _eager(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    # Each model file has an eager attention of its own, with its own soft caps and sinks.
+    return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)
+
+
+_register_dense(SDPA, sdpa_mask, _sdpa, lambda dtype: -torch.inf)
+_register_dense(EAGER, eager_mask, _eager, lambda dtype: torch.finfo(dtype).min)
 _register_flex(FLEX, sdpa_mask, sdpa_attention_forward)
-_register_flex(FLEX_UNFUSED, eager_mask, _tree_eager_attention)
+_register_flex(FLEX_UNFUSED, eager_mask, _eager)
 
 
 def enable_trees(model: PreTrainedModel) -> None:

@@ -13,6 +13,8 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import TrainingArguments
 
+from stepjepa.models.architecture import base_model
+
 # By name, since not every build of torch has each of them.
 KEPT = frozenset(
     {
@@ -39,15 +41,12 @@ KEPT = frozenset(
 
 
 def enable_selective(model: nn.Module) -> None:
-    """Let a model keep the results of products and attention in its blocks and compute the rest again.
-
-    Args:
-        model: a causal language model or a PEFT wrapper of one, not yet wrapped by DDP or FSDP; changed in place.
+    """Let a model, not yet wrapped by DDP or FSDP, keep the results of products and attention in its blocks.
 
     Raises:
         ValueError: its architecture has no gradient checkpointing.
     """
-    base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]  # PEFT
+    base = base_model(model)
     # The newer name, where transformers has it already.
     enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
     enable({"use_reentrant": False, "context_fn": _contexts})

@@ -58,15 +58,7 @@ class EmaEncoder:
 
     @torch.no_grad()
     def states(self, batch: Batch, layer: int = -1) -> Tensor:
-        """Hidden states under the average: one more pass of the decoder, without head and without gradient.
-
-        Args:
-            batch: on the model's device.
-            layer: as transformers counts ``hidden_states``.
-
-        Returns:
-            ``[R * T, D]``.
-        """
+        """``[R * T, D]`` hidden states under the average: one more pass of the decoder, without a gradient."""
         decoder, states = find_decoder(self._model), []
         for each in batch.passes:
             with tree_mask(each.trees):
@@ -99,15 +91,9 @@ class EmaEncoder:
 
 
 class EmaCallback(TrainerCallback):
-    """Lets the average follow after every optimizer step.
+    """Lets the average follow the model after every optimizer step that was taken."""
 
-    Args:
-        encoder: to be updated.
-        model: whose weights it follows.
-        taken: whether the last step was; one that was left out has changed nothing to follow.
-    """
-
-    def __init__(self, encoder: EmaEncoder, model: nn.Module, taken: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, encoder: EmaEncoder, model: nn.Module, taken: Callable[[], bool]) -> None:
         self._encoder = encoder
         self._model = model
         self._taken = taken

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from stepjepa.batch.collate import Batch
-from stepjepa.models.architecture import find_decoder
+from stepjepa.models.architecture import causal_model, find_decoder
 from stepjepa.models.attention import tree_mask
 from stepjepa.models.heads import find_heads
-from stepjepa.models.lm_head import LMHead, causal_model
+from stepjepa.models.lm_head import LMHead
 
 Result = TypeVar("Result")
 
@@ -37,7 +38,6 @@ class Encoded:
         self._layer = layer
         self.head = head
         self.heads = nn.ModuleDict() if heads is None else heads
-        self._pairs: tuple[Tensor, Tensor] | None = None
 
     def at(self, index: Tensor, layer: int = -1) -> Tensor:
         """Hidden states at flat positions: ``[...]`` to ``[..., D]``.
@@ -50,23 +50,21 @@ class Encoded:
             raise ValueError(f"expected a layer that a term names in 'layers' ({known}), got {layer}")
         return self._states[layer][index]
 
-    @property
+    @cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
         """Source embeddings ``[P, D]``, through the predictor head if there is one; target embeddings ``[P, D]``."""
-        if self._pairs is None:
-            states = self._states[self._layer]
-            source, target = (read(states, self._batch, kind) for kind in ("source", "target"))
-            if "predictor_head" in self.heads:
-                source = self.heads["predictor_head"](source)
-            self._pairs = source, target
-        return self._pairs
+        states = self._states[self._layer]
+        source, target = (read(states, self._batch, kind) for kind in ("source", "target"))
+        if "predictor_head" in self.heads:
+            source = self.heads["predictor_head"](source)
+        return source, target
 
     def replace_targets(self, averaged: Callable[[Batch, int], Tensor]) -> None:
         """Read the target embeddings from other hidden states, those of averaged weights (``Context.averaged``)."""
         source, target = self.pairs
         # Without gradient also where there is none: no process may wait for another in the backward pass.
         found = read(averaged(self._batch, self._layer), self._batch, "target") if len(target) else target
-        self._pairs = source, found.detach()
+        self.pairs = source, found.detach()
 
     def token_loss(self, index: Tensor, token_ids: Tensor, rows: Tensor | None = None) -> Tensor:
         """Cross-entropy of next tokens, summed: a float32 scalar. No logits of the whole batch are made.
@@ -84,13 +82,7 @@ class Encoded:
 
 
 def read(states: Tensor, batch: Batch, kind: str) -> Tensor:
-    """Embeddings at the readouts of a batch, ``[P, D]``.
-
-    Args:
-        states: ``[R * T, D]``.
-        batch: see ``collate.Batch``.
-        kind: ``source`` or ``target``.
-    """
+    """Embeddings ``[P, D]`` at the readouts of a batch, of states ``[R * T, D]``; kind is ``source`` or ``target``."""
     index = batch[f"{kind}_index"]
     if f"{kind}_tokens" not in batch:
         return states[index]
@@ -143,7 +135,9 @@ def encode(
 
     def before_head(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if len(caught) == len(passes):
-            states = {each: _joined([found[each] for found in caught]) for each in wanted}
+            # The flat positions of several passes stand one pass behind the other.
+            joined = {each: torch.cat([found[each] for found in caught]) for each in wanted if len(caught) > 1}
+            states = joined or caught[0]
             results.append(evaluate(Encoded(states, batch, layer, head, find_heads(model))))
         return (args[0][:, :0],)
 
@@ -171,11 +165,6 @@ def encode(
             f"expected {type(model).__name__} to call its LM head once in a pass, got {len(results)} times"
         )
     return results[0]
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    """The flat positions of several passes, one pass behind the other."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def decoder_inputs(batch: Batch, layers: Sequence[int] = (-1,)) -> dict[str, Any]:

@@ -36,12 +36,8 @@ def uses_flex(model: PreTrainedModel) -> bool:
 def refuse_flex_training(model: PreTrainedModel, device: torch.device) -> None:
     """Say before the first step what FlexAttention can't train.
 
-    Args:
-        model: not a PEFT wrapper but the transformers model itself; any attention implementation.
-        device: where it will be trained.
-
     Raises:
-        ValueError: its attention is FlexAttention, and the device is a CPU or the attention has dropout.
+        ValueError: the model's attention is FlexAttention, and the device is a CPU or the attention has dropout.
     """
     if not uses_flex(model):
         return
@@ -107,11 +103,6 @@ def _run(query: Tensor, *args: Any, **kwargs: Any) -> Any:
         return _compiled()(query, *args, **kwargs)
 
 
-def _refuse_gradient(query: Tensor) -> None:
-    if _on_cpu(query) and torch.is_grad_enabled() and query.requires_grad:
-        raise ValueError(NO_TRAINING_ON_CPU)
-
-
 def flex_forward(
     module: nn.Module,
     query: Tensor,
@@ -125,24 +116,21 @@ def flex_forward(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it.
+    """Attention as transformers calls it, under the mask of :func:`block_mask`.
 
     Args:
         module: the attention layer.
         query: ``[B, H, T, d]``.
         key: ``[B, G, T, d]``, H a multiple of G.
         value: the same.
-        attention_mask: of :func:`block_mask`.
+        attention_mask: its blocks.
         scaling: of the scores; None is ``d ** -0.5``.
-        dropout: 0.
+        dropout: 0, else ValueError.
         softcap: bound of the scores.
         s_aux: ``[H]`` attention sinks: scores that take a share of the softmax and give nothing.
 
     Returns:
         ``[B, T, H, d]``, and None for the weights.
-
-    Raises:
-        ValueError: there is dropout, or a gradient is needed on a CPU.
     """
     if dropout:
         raise ValueError(f"FlexAttention has no dropout, got {dropout}; set it to 0 in the model's configuration")
@@ -151,11 +139,8 @@ def flex_forward(
         # A dry run, for shapes and memory: those of a fused kernel that is given no mask tensor.
         found = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
         return found.transpose(1, 2).contiguous(), None
-    _refuse_gradient(query)
-
-    def capped(score: Tensor, *_: Tensor) -> Tensor:
-        assert softcap is not None
-        return softcap * torch.tanh(score / softcap)
+    if _on_cpu(query) and torch.is_grad_enabled() and query.requires_grad:
+        raise ValueError(NO_TRAINING_ON_CPU)
 
     length = query.shape[2]
     if more := attention_mask.seq_lengths[0] - length:
@@ -164,7 +149,7 @@ def flex_forward(
         query,
         key,
         value,
-        score_mod=None if softcap is None else capped,
+        score_mod=None if softcap is None else lambda score, *_: softcap * torch.tanh(score / softcap),
         block_mask=attention_mask,
         scale=scaling,
         enable_gqa=grouped,

@@ -11,19 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.tensor import DTensor
 
 HEADS = "term_heads"
 """Name of the submodule of a model that holds them, each under a name of its own."""
 
 
 class PredictorHead(nn.Module):
-    """``[P, D]`` to ``[P, D]``: one linear layer, or two with a GELU between them.
-
-    Args:
-        kind: ``linear`` or ``mlp``.
-        width: D; the hidden layer of the MLP is twice as wide.
-    """
+    """``[P, D]`` to ``[P, D]``: one ``linear`` layer, or an ``mlp`` of two with a GELU, twice as wide inside."""
 
     def __init__(self, kind: str, width: int) -> None:
         super().__init__()
@@ -43,11 +37,10 @@ class PredictorHead(nn.Module):
 
 
 def attach_heads(model: nn.Module, heads: Mapping[str, nn.Module]) -> None:
-    """Make heads submodules of a model, so that they are trained, sharded and moved with it.
+    """Make heads submodules of a model in place of earlier ones, so that they are trained, sharded and moved with it.
 
     Args:
-        model: a causal language model, or a PEFT wrapper of one; changed in place. Heads that an earlier trainer left
-            are removed.
+        model: a causal language model, or a PEFT wrapper of one; changed in place.
         heads: by name.
     """
     model._modules.pop(HEADS, None)
@@ -103,11 +96,11 @@ def load_heads(heads: nn.ModuleDict, folder: str | Path) -> None:
         path = _file(folder, name)
         if not path.is_file():
             raise ValueError(f"expected {path.name} in {folder}, got none; the checkpoint was made without this head")
+        state: dict[str, Any] = load_file(path)
         try:
-            if any(isinstance(parameter, DTensor) for parameter in head.parameters()):
-                set_model_state_dict(head, {**load_file(path)}, options=StateDictOptions(full_state_dict=True))
-            else:
-                head.load_state_dict(load_file(path))
+            if state.keys() != head.state_dict().keys():  # Torch passes over those that are missing.
+                raise RuntimeError(f"it has {', '.join(state)}")
+            set_model_state_dict(head, state, options=StateDictOptions(full_state_dict=True))
         except RuntimeError as error:
             raise ValueError(f"expected a head of the same kind and width in {path}: {error}") from None
 

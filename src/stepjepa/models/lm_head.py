@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from stepjepa.models.architecture import find_decoder
+from stepjepa.models.architecture import base_model, causal_model, find_decoder
 
 FEWEST_LOGITS = 2**20
 """A chunk is not cut smaller than this many logits: products of few rows are slow."""
@@ -45,31 +45,26 @@ def summed_cross_entropy(
     if chunk is None:
         vocabulary, width = head.weight.shape
         chunk = max(width // 4, FEWEST_LOGITS // vocabulary, 1)
-    labels = _Labels(label_ids, rows, chunk, torch.is_grad_enabled())
-    found: Tensor = _SummedCrossEntropy.apply(states, head.weight, head.bias, labels)
+    found: Tensor = _SummedCrossEntropy.apply(
+        states, head.weight, head.bias, label_ids, rows, chunk, torch.is_grad_enabled()
+    )
     return found
-
-
-class _Labels(NamedTuple):
-    ids: Tensor
-    rows: Tensor
-    chunk: int
-    differentiate: bool
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
     """The gradients of the sum are taken in the forward pass, and multiplied by what comes back."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, labels: _Labels) -> Tensor:
-        wanted = [labels.differentiate and needed for needed in ctx.needs_input_grad[:3]]
+    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, *labels: Any) -> Tensor:
+        label_ids, rows, chunk, differentiate = labels
+        wanted = [differentiate and needed for needed in ctx.needs_input_grad[:3]]
         device = states.device.type
         dtype = multiplies_in(states)
-        several = len(states) > labels.chunk
-        starts = range(0, len(states), labels.chunk)
+        several = len(states) > chunk
+        starts = range(0, len(states), chunk)
         # Not bincount: its shape depends on values, of which a dry run has none.
-        ones = torch.ones_like(labels.rows, dtype=torch.float32)
-        shared = ones.new_zeros(len(states)).index_add_(0, labels.rows, ones)[:, None]
+        ones = torch.ones_like(rows, dtype=torch.float32)
+        shared = ones.new_zeros(len(states)).index_add_(0, rows, ones)[:, None]
         with torch.autocast(device, enabled=False):
             values, matrix = states.to(dtype), weight.to(dtype)
             total = states.new_zeros((), dtype=torch.float32)
@@ -79,11 +74,11 @@ class _SummedCrossEntropy(torch.autograd.Function):
             by_weight = torch.zeros(weight.shape, dtype=summed, device=weight.device) if wanted[1] else None
             by_bias = torch.zeros(len(weight), dtype=torch.float32, device=weight.device) if wanted[2] else None
             for start in starts:
-                part = slice(start, start + labels.chunk)
+                part = slice(start, start + chunk)
                 logits = F.linear(values[part], matrix, None if bias is None else bias.to(dtype)).float()
                 # Labels of other chunks weigh nothing; to pick out the own ones, the device would be waited for.
-                place = (labels.rows - start).clamp(0, len(logits) - 1), labels.ids
-                own = (labels.rows >= start) & (labels.rows < start + labels.chunk)
+                place = (rows - start).clamp(0, len(logits) - 1), label_ids
+                own = (rows >= start) & (rows < start + chunk)
                 norms = logits.logsumexp(-1, keepdim=True)
                 # Filled, not multiplied: the loss of another chunk's label may be infinite here.
                 total += (norms[place[0], 0] - logits[place]).masked_fill(~own, 0).sum()
@@ -115,20 +110,13 @@ class _SummedCrossEntropy(torch.autograd.Function):
         if gradients is None:
             raise RuntimeError("expected one backward pass through the LM loss, got a second one")
         # In place: one of them is as large as the head's weight.
-        return (*(None if gradient is None else gradient.mul_(upstream[0]) for gradient in gradients), None)
+        return (*(None if gradient is None else gradient.mul_(upstream[0]) for gradient in gradients), *[None] * 4)
 
 
 def multiplies_in(states: Tensor) -> torch.dtype:
     """The dtype of a linear layer's product here, under autocast or not."""
     device = states.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
-
-
-def causal_model(model: nn.Module) -> Any:
-    """The causal language model under DDP and the like; a PEFT wrapper stays."""
-    while not hasattr(model, "get_output_embeddings") and isinstance(getattr(model, "module", None), nn.Module):
-        model = model.module  # type: ignore[assignment]  # checked on the line above
-    return model
 
 
 class LMHead:
@@ -176,7 +164,7 @@ class LMHead:
 
     def _by_the_model(self, states: Tensor) -> Tensor:
         """What the model makes of hidden states, its decoder left out."""
-        base = self._causal.get_base_model() if hasattr(self._causal, "peft_config") else self._causal
+        base = base_model(self._causal)
         decoder = find_decoder(base)
         stand_in = {"forward": lambda *_, **__: BaseModelOutputWithPast(last_hidden_state=states)}
         ids = torch.zeros((1, states.shape[1]), dtype=torch.long, device=states.device)

@@ -18,33 +18,23 @@ from stepjepa.chat.template import ChatTemplate
 from stepjepa.config import DTYPES
 from stepjepa.errors import UserError
 from stepjepa.files import read_json_object
-from stepjepa.models.names import refuse_missing
-from stepjepa.models.presets import PREFIX, make_config, preset_tokenizer, read_template
-from stepjepa.models.presets import train_tokenizer as new_tokenizer
-from stepjepa.models.pretraining import as_loaded, chat_form, fit_config, random_model
+from stepjepa.models import presets
+from stepjepa.models.presets import PREFIX, read_template, refuse_missing
 from stepjepa.models.quantization import quantization_options
-from stepjepa.models.token_rows import give_plain_tokens, give_predictors, grow
+from stepjepa.models.token_rows import give_plain_tokens, give_predictors, grow, keep_rows_alone
+from stepjepa.models.weights import load_adapter, load_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# One of them is in every folder that has a tokenizer.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-)
-
+TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model")
+"""One of them is in every folder that has a tokenizer."""
 
 SAFE = ("model.safetensors", "model.safetensors.index.json")
 SAFE_ADAPTER = ("adapter_model.safetensors",)
 
-PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
-"""Endings of weights in other formats. Reading some of them runs what they hold; ``training_args.bin``, which the
-Trainer writes beside weights, is never read."""
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
+"""Endings of weights in other formats. Reading some of them runs what they hold."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +73,14 @@ def torch_dtype(name: str) -> torch.dtype | str:
     return "auto" if name == "auto" else getattr(torch, name)
 
 
-def load_tokenizer(name: str, *, chat_template: str | None = None, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a folder or hub id.
+def new_dtype(config: Any, name: str) -> torch.dtype:
+    """The dtype of a model that is built from a configuration; ``auto`` is the configuration's, or float32."""
+    dtype = torch_dtype(name)
+    return dtype if isinstance(dtype, torch.dtype) else config.dtype or torch.float32
 
-    Args:
-        name: folder or hub id.
-        chat_template: a Jinja file that takes the place of the tokenizer's own.
-        trust_remote_code: run code that comes with the model.
+
+def load_tokenizer(name: str, *, chat_template: str | None = None, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a folder or hub id, with the template of a Jinja file instead of its own if one is named.
 
     Raises:
         UserError: there is none, or it can't be read.
@@ -119,6 +110,7 @@ def load_model(
     train_tokenizer: int | None = None,
     plain: bool = False,
     quantization: dict[str, Any] | None = None,
+    allow_missing_weights: bool = False,
 ) -> tuple[PreTrainedModel, Any]:
     """A causal language model for training, with its tokenizer.
 
@@ -138,6 +130,7 @@ def load_model(
             top.
         plain: add the tokens of the form without a chat, and let generation stop at its end of turn.
         quantization: of ``quantization.quantization_options``, to load trained weights in 4 or 8 bits.
+        allow_missing_weights: draw weights at random that ``name`` lacks, instead of refusing it.
 
     Returns:
         The model, in training mode, and the tokenizer.
@@ -146,8 +139,6 @@ def load_model(
         UserError: no such preset, folder or hub id, or it can't be loaded, or its weights are no safetensors;
             ``train_tokenizer`` with trained weights, or too small.
     """
-    from transformers import AutoModelForCausalLM
-
     quiet_bars()
     tokenizer: Any
     if (Path(name) / "adapter_config.json").is_file():
@@ -160,15 +151,14 @@ def load_model(
         )
         ends = add_plain_tokens(tokenizer)[1:] if plain else list(ChatTemplate(tokenizer).end_of_turn_ids)
         ends += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        wanted = torch_dtype(dtype)
         with reported(f"can't build a model from '{name}'"):
-            model = random_model(
+            model = presets.random_model(
                 config,
                 tokenizer,
-                seed=seed,
-                dtype=wanted if isinstance(wanted, torch.dtype) else config.dtype or torch.float32,
-                ends=ends,
-                attention=attn_implementation,
+                ends,
+                seed,
+                dtype=new_dtype(config, dtype),
+                attn_implementation=attn_implementation,
                 trust_remote_code=trust_remote_code,
             )
     else:
@@ -180,9 +170,9 @@ def load_model(
         refuse_pickled(name)
         tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
         with reported(f"can't load a model from '{name}'"):
-            model = AutoModelForCausalLM.from_pretrained(
+            model = load_weights(
                 name,
-                use_safetensors=True,
+                allow_missing=allow_missing_weights,
                 dtype=torch_dtype(dtype),
                 attn_implementation=attn_implementation,
                 trust_remote_code=trust_remote_code,
@@ -208,36 +198,30 @@ def new_config(
     from transformers import AutoConfig
 
     if name.startswith(PREFIX):
-        preset, tokenizer = preset_tokenizer(name, texts, chat_template, vocabulary)
-        if plain:
-            add_plain_tokens(tokenizer)
-        return tokenizer, make_config(preset, tokenizer)
-    refuse_missing(name)
-    with reported(f"can't load a configuration from '{name}'"):
-        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-    folder = Path(name)
-    has_one = not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZER_FILES)
-    if vocabulary is None and not has_one:
-        raise UserError("holds no tokenizer; put one there, or train one with --train_tokenizer SIZE", path=folder)
-    tokenizer = None
-    if has_one:
-        tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
-    if vocabulary is not None:
-        tokenizer = new_tokenizer(texts, vocabulary, chat_form(tokenizer))
-        if chat_template is not None:
-            tokenizer.chat_template = read_template(chat_template)
-        tokenizer = as_loaded(tokenizer, config, trust_remote_code=trust_remote_code)
+        config, anew = presets.preset_config(name), True
+        tokenizer: Any = presets.preset_tokenizer(name, texts, chat_template, vocabulary)
+    else:
+        refuse_missing(name)
+        with reported(f"can't load a configuration from '{name}'"):
+            config, anew = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code), vocabulary is not None
+        folder, tokenizer = Path(name), None
+        if not folder.is_dir() or any(path for file in TOKENIZER_FILES for path in folder.glob(file)):
+            tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
+        elif vocabulary is None:
+            raise UserError("holds no tokenizer; put one there, or train one with --train_tokenizer SIZE", path=folder)
+        if vocabulary is not None:
+            tokenizer = presets.train_tokenizer(texts, vocabulary, presets.chat_form(tokenizer))
+            if chat_template is not None:
+                tokenizer.chat_template = read_template(chat_template)
+            tokenizer = presets.as_loaded(tokenizer, config, trust_remote_code=trust_remote_code)
     if plain:
         add_plain_tokens(tokenizer)
-    fit_config(config, tokenizer, anew=vocabulary is not None)
+    presets.fit_config(config, tokenizer, anew=anew)
     return tokenizer, config
 
 
 def refuse_pickled(folder: str | os.PathLike[str]) -> None:
     """Refuse a model or checkpoint folder whose weights are there, but not as safetensors.
-
-    Args:
-        folder: of a whole model or an adapter; anything that is no folder passes.
 
     Raises:
         UserError: it holds pickled weights alone, which can run code when they are read.
@@ -246,9 +230,7 @@ def refuse_pickled(folder: str | os.PathLike[str]) -> None:
     wanted = SAFE_ADAPTER if (found / "adapter_config.json").is_file() else SAFE
     if any((found / name).is_file() for name in wanted):
         return
-    pickled = sorted({f.name for pattern in PICKLED for f in found.glob(pattern)} - {"training_args.bin"})
-    weights = [name for name in pickled if "model" in name]
-    if weights:
+    if weights := sorted(file.name for file in found.glob("*model*") if file.suffix in PICKLED):
         raise UserError(
             f"holds its weights as {weights[0]}, and only safetensors are read, since other formats can run code; "
             "where you trust it, convert it: from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), transformers or PEFT",
@@ -283,8 +265,6 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequ
     """
     from peft import LoraConfig, get_peft_model
 
-    from stepjepa.models.adapters import carry_rows
-
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.rank,
@@ -294,7 +274,7 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequ
         trainable_token_indices=list(trainable_ids) or None,
     )
     wrapped = get_peft_model(model, config)
-    carry_rows(wrapped)
+    keep_rows_alone(wrapped)
     wrapped.enable_input_require_grads()  # gradient checkpointing needs a gradient at the frozen embedding's output
     return wrapped
 
@@ -319,8 +299,6 @@ def load_for_inference(
     Raises:
         UserError: nothing there can be loaded.
     """
-    from transformers import AutoModelForCausalLM
-
     name = str(path)
     if name.startswith(PREFIX):
         raise UserError(f"'{name}' has random weights; name the folder of a run that trained it")
@@ -342,19 +320,11 @@ def load_for_inference(
         refuse_pickled(base)
     options = {} if quantization is None else quantization_options(quantization, device=device)
     with reported(f"can't load a model from '{base}'"):
-        model = AutoModelForCausalLM.from_pretrained(
-            base, dtype=torch_dtype(dtype), use_safetensors=True, trust_remote_code=trust_remote_code, **options
-        )
+        model = load_weights(base, dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code, **options)
         if adapter.is_file():
-            model = _merge(model, name, len(tokenizer))
+            grow(model, len(tokenizer))
+            model = load_adapter(model, name).merge_and_unload()
     if device is None:
         device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     # Quantized weights are where they belong already.
     return (model if options else model.to(device)).eval(), tokenizer
-
-
-def _merge(model: PreTrainedModel, adapter: str, vocabulary: int) -> PreTrainedModel:
-    from peft import PeftModel
-
-    grow(model, vocabulary)
-    return PeftModel.from_pretrained(model, adapter).merge_and_unload()

@@ -1,17 +1,20 @@
-"""Small models and tokenizers built on the spot, with no hub: ``preset:tiny``, ``preset:small`` ..."""
+"""Models with random weights and newly trained tokenizers: presets such as ``preset:tiny``, and ``--pretrain``."""
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stepjepa.chat.template import ChatTemplate
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 PREFIX = "preset:"
 
@@ -32,48 +35,35 @@ SPARE_ROWS = 32
 
 BYTES = 256
 
+# Learning merges takes a time that is quadratic in the length of a word: one of a million characters would take hours.
+_LONG_WORD = re.compile(r"\S{200}")
+
+# Digits, blanks, line ends, contractions, letters outside ASCII: what tokenizers differ in.
+_MIXED_TEXT = "It's 3,145.92  km\n\n\tto A\u00df\u4e2d: don't\n"
+
 
 class ChatForm(NamedTuple):
-    """What a newly trained tokenizer knows of chats.
+    """What a newly trained tokenizer knows of chats."""
 
-    Attributes:
-        template: Jinja source.
-        special: its special tokens, in the order of their ids.
-        eos: the one that ends a text.
-        pad: the one that fills rows up.
-        bos: the one that begins a text, if any.
-        frequent: what the template writes around special tokens and contents.
-    """
-
-    template: str
-    special: tuple[str, ...]
+    template: str  # Jinja source
+    special: tuple[str, ...]  # special tokens, in the order of their ids
     eos: str
     pad: str
     bos: str | None
-    frequent: tuple[str, ...]
+    frequent: tuple[str, ...]  # what the template writes around special tokens and contents
 
 
 CHATML = ChatForm(CHAT_TEMPLATE, SPECIAL_TOKENS, eos="<|im_end|>", pad="<|pad|>", bos=None, frequent=ROLE_WORDS)
 
 
-@dataclass(frozen=True)
-class Preset:
-    """The shape of a small model.
+class Preset(NamedTuple):
+    """The shape of a small model."""
 
-    Attributes:
-        family: ``model_type`` of the transformers configuration.
-        vocabulary: most tokens of the tokenizer trained for it.
-        hidden: width.
-        layers: depth.
-        heads: query heads; a quarter of them, at least one, are key-value heads.
-        feed_forward: inner width of the MLP.
-    """
-
-    family: str
-    vocabulary: int
+    family: str  # ``model_type`` of the transformers configuration
+    vocabulary: int  # most tokens of the tokenizer trained for it
     hidden: int
     layers: int
-    heads: int
+    heads: int  # of queries; a quarter of them, at least one, are key-value heads
     feed_forward: int
 
 
@@ -88,19 +78,11 @@ PRESETS = {
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of a name such as ``preset:tiny``.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The preset of a name such as ``preset:tiny``; UserError if there is none."""
     key = name.removeprefix(PREFIX)
     if key not in PRESETS:
         raise UserError(f"no preset '{key}'; choose one of {', '.join(PREFIX + known for known in PRESETS)}")
     return PRESETS[key]
-
-
-# Learning merges takes a time that is quadratic in the length of a word: one of a million characters would take hours.
-_LONG_WORD = re.compile(r"\S{200}")
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, form: ChatForm = CHATML) -> PreTrainedTokenizerFast:
@@ -152,61 +134,179 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, form: ChatForm = CHAT
 
 def preset_tokenizer(
     name: str, texts: Iterable[str], chat_template: str | None = None, vocabulary: int | None = None
-) -> tuple[Preset, PreTrainedTokenizerFast]:
-    """A preset and the tokenizer trained for it.
+) -> PreTrainedTokenizerFast:
+    """The tokenizer of a preset, trained on some texts.
 
     Args:
         name: such as ``preset:tiny``.
-        texts: what the tokenizer is trained on.
+        texts: what to learn merges from.
         chat_template: a Jinja file instead of the built-in template.
-        vocabulary: most tokens of it; None for the preset's own number.
+        vocabulary: most tokens; None for the preset's own number.
 
     Raises:
         UserError: there is no such preset or file, or the vocabulary is too small.
     """
-    preset = find_preset(name)
-    tokenizer = train_tokenizer(texts, preset.vocabulary if vocabulary is None else vocabulary)
+    tokenizer = train_tokenizer(texts, find_preset(name).vocabulary if vocabulary is None else vocabulary)
     if chat_template is not None:
         tokenizer.chat_template = read_template(chat_template)
-    return preset, tokenizer
+    return tokenizer
 
 
 def read_template(path: str) -> str:
-    """The text of a chat template file.
-
-    Raises:
-        UserError: there is no such file.
-    """
+    """The text of a chat template file; UserError if there is none."""
     return existing_file(path, "chat template").read_text(encoding="utf-8")
 
 
-def vocabulary_rows(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Rows of the embedding of a model made for a tokenizer: some to spare, and a multiple of 64, as hardware likes."""
-    return -(-(len(tokenizer) + SPARE_ROWS) // 64) * 64
-
-
-def make_config(preset: Preset, tokenizer: PreTrainedTokenizerFast, positions: int = 4096) -> PretrainedConfig:
-    """The transformers configuration of a preset, for a tokenizer.
-
-    Args:
-        preset: the shape.
-        tokenizer: gives the vocabulary and the special ids.
-        positions: longest row that the rotary embedding is declared for.
-    """
+def preset_config(name: str) -> PretrainedConfig:
+    """The transformers configuration of a preset, to be fitted to a tokenizer by :func:`fit_config`."""
     from transformers import AutoConfig
 
+    preset = find_preset(name)
     shape: dict[str, Any] = {
-        "vocab_size": vocabulary_rows(tokenizer),
         "hidden_size": preset.hidden,
         "num_hidden_layers": preset.layers,
         "num_attention_heads": preset.heads,
         "num_key_value_heads": max(1, preset.heads // 4),
         "head_dim": preset.hidden // preset.heads,
         "intermediate_size": preset.feed_forward,
-        "max_position_embeddings": positions,
+        "max_position_embeddings": 4096,
         "tie_word_embeddings": True,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
     }
     return AutoConfig.for_model(preset.family, **shape)
+
+
+def chat_form(tokenizer: PreTrainedTokenizerBase | None) -> ChatForm:
+    """The chats of a tokenizer, for a new one that takes its place.
+
+    The template is kept with the special tokens that it writes and those that begin and end a text. Padding gets a
+    token of its own unless the old one serves for nothing else: a padding row of an embedding is zero and not trained.
+
+    Args:
+        tokenizer: the old one; None, or one without a usable template, gives ChatML.
+    """
+    if tokenizer is None or not tokenizer.chat_template:
+        return CHATML
+    try:
+        template = ChatTemplate(tokenizer)
+    except UserError:
+        return CHATML
+    written = template.special_tokens()
+    eos = str(tokenizer.eos_token or template.end_of_turn)
+    bos = None if tokenizer.bos_token is None else str(tokenizer.bos_token)
+    used = dict.fromkeys([*written, template.end_of_turn, eos, *([bos] if bos else [])])
+    pad = CHATML.pad if tokenizer.pad_token is None or tokenizer.pad_token in used else str(tokenizer.pad_token)
+    return ChatForm(str(tokenizer.chat_template), (pad, *used), eos, pad, bos, template.own_words())
+
+
+def as_loaded(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, *, trust_remote_code: bool) -> Any:
+    """A new tokenizer as transformers will load it from a folder of a model with this configuration.
+
+    For some families (Qwen2 is one) it cuts texts into words in their own way, whatever was saved. A model must be
+    trained on the tokens that it will be shown later.
+
+    Raises:
+        UserError: the family's own tokenizer does not understand this one's vocabulary.
+    """
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    ids = loaded(_MIXED_TEXT, add_special_tokens=False)["input_ids"]
+    # A token more, as some families want, is no harm.
+    if not tokenizer.get_vocab().items() <= loaded.get_vocab().items() or loaded.decode(ids) != _MIXED_TEXT:
+        raise UserError(
+            f"transformers loads tokenizers of the family '{config.model_type}' in a way of its own that a new "
+            "byte-level one does not survive; leave --train_tokenizer out"
+        )
+    # The name is that of the temporary folder.
+    loaded.name_or_path = ""
+    return loaded
+
+
+def fit_config(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, *, anew: bool) -> None:
+    """Give a configuration the vocabulary and the special ids of a tokenizer.
+
+    Args:
+        config: changed in place.
+        tokenizer: with all tokens but those of predictors, for which there are rows to spare.
+        anew: the tokenizer is a new one, so the number of rows follows from it alone; otherwise a configuration that
+            has rows enough keeps them.
+    """
+    decoder = config.get_text_config(decoder=True)
+    rows = len(tokenizer) + SPARE_ROWS
+    # A multiple of 64, as hardware likes.
+    rows = decoder.vocab_size if not anew and decoder.vocab_size >= rows else -(-rows // 64) * 64
+    used = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    # The row of the padding token is zero and not trained, so no other token may share it.
+    pad = None if tokenizer.pad_token_id in used else tokenizer.pad_token_id
+    for part in (config, decoder) if decoder is not config else (config,):
+        part.vocab_size = rows
+        part.bos_token_id, part.eos_token_id, part.pad_token_id = (*used, pad)
+
+
+def random_model(
+    config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int], seed: int, **options: Any
+) -> PreTrainedModel:
+    """A causal language model with random weights, as its family draws them.
+
+    Weights depend on the seed alone, wherever the global generator stands, which is left where it is; so they are equal
+    on all processes.
+
+    Args:
+        config: fitted to the tokenizer.
+        tokenizer: gives the special ids of generation.
+        ends: tokens at which generation stops.
+        seed: of the weights.
+        options: of ``AutoModelForCausalLM.from_config``.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **options)
+    settings: Any = model.generation_config
+    settings.bos_token_id, settings.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
+    settings.eos_token_id = None
+    add_ends(model, ends)
+    return model
+
+
+def add_ends(model: PreTrainedModel, ends: Sequence[int]) -> None:
+    """Let a model's generation stop at some tokens as well, by its generation settings, changed in place."""
+    settings: Any = model.generation_config
+    known = settings.eos_token_id
+    before = [] if known is None else known if isinstance(known, list) else [known]
+    every = list(dict.fromkeys([*before, *ends]))
+    settings.eos_token_id = every[0] if len(every) == 1 else every
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a model would be asked of the hub: neither a preset, nor a folder, nor what can only be a path.
+
+    A name such as ``runs/one`` is a path where there is a folder ``runs``.
+    """
+    if ":" in name or Path(name).is_dir() or name.startswith(("/", ".", "~")) or name.count("/") > 1:
+        return False
+    return "/" not in name or not Path(name).parent.is_dir()
+
+
+def refuse_missing(name: str) -> None:
+    """Say of a folder that it is missing, and of a preset that it is misspelt, before it is taken for a hub id.
+
+    Raises:
+        UserError: it is no folder, and no hub id either.
+    """
+    if Path(name).is_dir() or is_hub_id(name):
+        return
+    if ":" in name:
+        near = difflib.get_close_matches(name, [PREFIX + preset for preset in PRESETS], n=1, cutoff=0.4)
+        remedy = f"did you mean {near[0]}?" if near else f"presets begin with {PREFIX}, such as {PREFIX}tiny"
+        raise UserError(f"no model '{name}', and no hub id holds a colon; {remedy}")
+    parent = Path(name).expanduser().parent
+    folders = [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
+    near = difflib.get_close_matches(Path(name).name, folders, n=1)
+    remedy = f"did you mean {Path(name).parent / near[0]}?" if near else "check the path"
+    raise UserError(f"no such model folder; {remedy}", path=name)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
 from typing import Any
 
 import torch
@@ -31,8 +30,7 @@ def quantization_options(
         kind: ``4bit`` or ``8bit``.
         compute: dtype of products in 4 bits; None for bfloat16 where the accelerator has it, else float32. Products in
             8 bits choose their own.
-        device: where the weights go; None for the accelerator that is this process's own (``LOCAL_RANK``), or the CPU
-            where there is none.
+        device: where the weights go; None for the accelerator, or the CPU where there is none.
 
     Raises:
         UserError: bitsandbytes is not installed.
@@ -47,26 +45,23 @@ def quantization_options(
         )
     from transformers import BitsAndBytesConfig
 
-    if compute is None:
-        compute = torch.bfloat16 if torch.accelerator.is_available() else torch.float32
     if kind == "4bit":
         config = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=compute,
+            bnb_4bit_compute_dtype=compute or (torch.bfloat16 if torch.accelerator.is_available() else torch.float32),
         )
     else:
         config = BitsAndBytesConfig(load_in_8bit=True)
-    return {"quantization_config": config, "device_map": {"": str(_own_device() if device is None else device)}}
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
+        device = "cpu" if accelerator is None else f"{accelerator.type}:{torch.accelerator.current_device_index()}"
+    return {"quantization_config": config, "device_map": {"": str(device)}}
 
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
-    """How many values a model's parameters have: those that are trained, and all. In 4 bits two share a byte.
-
-    Args:
-        model: quantized or not.
-    """
+    """How many values a model's parameters have: those that are trained, and all. In 4 bits two share a byte."""
 
     def size(parameter: nn.Parameter) -> int:
         state = getattr(parameter, "quant_state", None)
@@ -77,20 +72,7 @@ def parameter_counts(model: nn.Module) -> tuple[int, int]:
 
 
 def compute_dtype(dtype: str, *, bf16: bool, fp16: bool) -> torch.dtype:
-    """The dtype of products for a run.
-
-    Args:
-        dtype: of the weights that are not quantized, a name in ``config.DTYPES``.
-        bf16: autocast to bfloat16, as in ``TrainingArguments``.
-        fp16: to float16.
-    """
+    """The dtype of products for a run: of autocast, else that of the weights that are not quantized."""
     if bf16 or (dtype in ("bfloat16", "auto") and not fp16):
         return torch.bfloat16
     return torch.float16 if fp16 or dtype == "float16" else torch.float32
-
-
-def _own_device() -> torch.device:
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        return torch.device("cpu")
-    return torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))

@@ -8,12 +8,12 @@ from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.chat.plain_template import add_plain_tokens
 from stepjepa.chat.predictors import predictor_ids
 from stepjepa.config import JepaConfig
-from stepjepa.models.adapters import train_rows
+from stepjepa.models.architecture import base_model
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.encode import check_layer
 from stepjepa.models.flex import uses_flex
 from stepjepa.models.probe import choose_encoding
-from stepjepa.models.token_rows import give_plain_tokens, give_predictors
+from stepjepa.models.token_rows import give_plain_tokens, give_predictors, train_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,11 +24,6 @@ CPU_ROW, DENSE_ROW, FLEX_ROW = 1024, 2048, 8192
 CPU_ATTENTION = 2.8
 """Tokens of a row, over the model's width, at which attention under a mask costs as much on a CPU as all else of a
 layer (measured on ``preset:tiny``: a quarter of a step at 250 tokens without a mask)."""
-
-
-def base_model(model: Any) -> Any:
-    """The transformers model under a PEFT wrapper, or the model itself."""
-    return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
 def set_up(model: Any, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, seed: int = 42) -> tuple[str, str]:
@@ -62,15 +57,7 @@ def set_up(model: Any, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, s
 def set_up_attention(model: Any, config: JepaConfig) -> tuple[str, str]:
     """The part of :func:`set_up` that needs no values, so that a model on the meta device can be set up, too.
 
-    Args:
-        model: with rows for all tokens of the objective; changed in place.
-        config: the objective.
-
-    Returns:
-        The encoding, see ``collate.Encoding``, and why.
-
-    Raises:
-        ValueError: the model can't be trained with this objective; the message names the remedy.
+    Takes, returns and raises the same; the model must have rows for all tokens of the objective.
     """
     base = base_model(model)
     encoding, reason = choose_encoding(base, config.encoding)
@@ -96,10 +83,9 @@ def packing(model: Any, config: JepaConfig, device_type: str, processes: int = 1
     decoder = base_model(model).config.get_text_config()
     on_cpu = device_type == "cpu"
     row_length = CPU_ROW if on_cpu else FLEX_ROW if uses_flex(base_model(model)) else DENSE_ROW
-    several = on_cpu and processes == 1
     return {
         "row_length": config.row_length or row_length,
-        "attention_length": round(CPU_ATTENTION * decoder.hidden_size) if several else None,
+        "attention_length": round(CPU_ATTENTION * decoder.hidden_size) if on_cpu and processes == 1 else None,
         "share_prefixes": config.share_prefixes,
         "positions": getattr(decoder, "max_position_embeddings", None),
     }

@@ -1,27 +1,32 @@
-"""New tokens of a model: their rows in its embedding and head, spare ones first."""
+"""Rows of new tokens in a model's embedding and head: spare ones first; trained with an adapter; removed for export."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stepjepa.chat.plain_template import add_plain_tokens
 from stepjepa.chat.predictors import add_predictor_tokens, all_predictor_ids
-from stepjepa.models.pretraining import add_ends
+from stepjepa.errors import UserError
+from stepjepa.models.presets import add_ends
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+TOKEN_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""Files of a tokenizer that name its added tokens."""
 
 
 def give_plain_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int = 42) -> list[int]:
     """Add the tokens of the form without a chat to a tokenizer and rows for them to a model, which stops at its end.
 
-    Rows are found as for predictor tokens, see :func:`give_predictors`.
-
     Args:
-        model: changed in place.
+        model: changed in place, as by :func:`give_predictors`.
         tokenizer: changed in place.
         seed: of the new rows.
 
@@ -33,16 +38,6 @@ def give_plain_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     _fill_rows(model, len(tokenizer), [index for index in ids if index >= known], seed)
     add_ends(model, ids[1:])
     return ids
-
-
-def adapter_ids(tokenizer: PreTrainedTokenizerBase, *, plain: bool) -> list[int]:
-    """Tokens whose rows an adapter must train and carry with it: its base, loaded again, has none of them.
-
-    Args:
-        tokenizer: with all tokens of the run.
-        plain: the run has no chat format; then the tokens of that form are among them.
-    """
-    return sorted({*all_predictor_ids(tokenizer), *(add_plain_tokens(tokenizer) if plain else ())})
 
 
 def give_predictors(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, seed: int = 42) -> None:
@@ -65,13 +60,6 @@ def give_predictors(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
     _fill_rows(model, len(tokenizer), [index for index in ids if index not in known], seed)
 
 
-def _fill_rows(model: PreTrainedModel, rows: int, new: Sequence[int], seed: int) -> None:
-    """Rows for new tokens: spare ones first."""
-    resized = grow(model, rows)
-    if new:
-        _make_distinct(model.get_input_embeddings().weight, new, seed, anew=resized)
-
-
 def grow(model: PreTrainedModel, rows: int) -> bool:
     """Make the embedding larger if need be; new rows of a separate head are the mean of the others."""
     known = model.get_input_embeddings().weight.shape[0]
@@ -85,17 +73,138 @@ def grow(model: PreTrainedModel, rows: int) -> bool:
     return True
 
 
-def _make_distinct(weight: torch.Tensor, rows: Sequence[int], seed: int, *, anew: bool) -> None:
-    """Draw rows from the distribution of those before them: ``anew``, or where they are zero or alike."""
+def _fill_rows(model: PreTrainedModel, rows: int, new: Sequence[int], seed: int) -> None:
+    """Rows for new tokens, drawn from the distribution of those before them unless spare ones tell them apart."""
+    resized = grow(model, rows)
+    if not new:
+        return
     with torch.no_grad():
-        old = weight[: min(rows)].float()
+        weight = model.get_input_embeddings().weight
+        old, fresh = weight[: min(new)].float(), weight[list(new)].float()
         mean, spread = old.mean(0), old.std(0)
-        fresh = weight[list(rows)].float()
         scale = spread.norm()
-        distances = torch.cdist(fresh, fresh) + torch.eye(len(rows), device=fresh.device) * scale
+        distances = torch.cdist(fresh, fresh) + torch.eye(len(new), device=fresh.device) * scale
         told_apart = bool(distances.min() > 0.5 * scale and (fresh.norm(dim=-1) > 0.5 * scale).all())
-        if told_apart and not anew:
-            return
-        generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(fresh.shape, generator=generator).to(fresh.device)
-        weight[list(rows)] = (mean + spread * noise).to(weight.dtype)
+        if resized or not told_apart:
+            noise = torch.randn(fresh.shape, generator=torch.Generator().manual_seed(seed)).to(fresh.device)
+            weight[list(new)] = (mean + spread * noise).to(weight.dtype)
+
+
+# -- Adapters ----------------------------------------------------------------------------------------------------------
+
+
+def adapter_ids(tokenizer: PreTrainedTokenizerBase, *, plain: bool) -> list[int]:
+    """Tokens whose rows an adapter must train and carry with it: its base, loaded again, has none of them.
+
+    They are the predictor tokens and, for a run without a chat format (``plain``), the tokens of that form.
+    """
+    return sorted({*all_predictor_ids(tokenizer), *(add_plain_tokens(tokenizer) if plain else ())})
+
+
+def keep_rows_alone(model: Any) -> None:
+    """Let a PEFT model save its trained rows, and no copy of the whole embedding as PEFT does when it was resized."""
+    model.save_pretrained = partial(model.save_pretrained, save_embedding_layers=False)
+
+
+def train_rows(model: Any, ids: Sequence[int]) -> None:
+    """Let the active adapter of a PEFT model train and save the embedding rows of some tokens.
+
+    Args:
+        model: a PEFT wrapper of a model that has these rows; changed in place.
+        ids: of the tokens.
+
+    Raises:
+        ValueError: this type of adapter can't train rows, or trains other ones already.
+    """
+    from peft.utils.other import set_additional_trainable_modules
+
+    config = model.active_peft_config
+    embedding = model.get_input_embeddings()
+    if any(parameter.requires_grad for name, parameter in embedding.named_parameters() if "token_adapter" not in name):
+        return  # The whole embedding is trained.
+    named = getattr(config, "trainable_token_indices", None)
+    known = {index for part in (named.values() if isinstance(named, dict) else [named or ()]) for index in part}
+    if known.issuperset(ids):
+        return
+    wants = "call add_lora(load_model(..., predictors=K)[0], settings, all_predictor_ids(tokenizer)) instead"
+    if known:
+        raise ValueError(f"expected an adapter that trains the rows {sorted(ids)}, got one that trains others; {wants}")
+    if not hasattr(config, "trainable_token_indices"):
+        kind = getattr(config.peft_type, "value", config.peft_type)
+        raise ValueError(f"an adapter of type {kind} can't train the rows of new tokens; take LoRA: {wants}")
+    base = model.get_base_model()
+    config.trainable_token_indices = list(ids)
+    keep_rows_alone(model)
+    set_additional_trainable_modules(base, config, base.config.to_dict(), model.active_adapter)
+
+
+# -- Export ------------------------------------------------------------------------------------------------------------
+
+
+def strip_rows(model: PreTrainedModel, tokenizer: Any, base_rows: int | None = None) -> int:
+    """Remove the rows of the predictor tokens from the embedding and the head, where they were added for them.
+
+    Args:
+        model: changed in place; its generation configuration no longer suppresses what it no longer has.
+        tokenizer: with the predictor tokens.
+        base_rows: rows of the base model, which stay, where they are known; else rows are removed where none are beyond
+            the predictor tokens.
+
+    Returns:
+        How many rows were removed.
+
+    Raises:
+        UserError: there are no predictor tokens, or others stand behind them and would change their ids.
+    """
+    ids, known = all_predictor_ids(tokenizer), len(tokenizer)
+    if not ids:
+        raise UserError("--strip_predictors: the tokenizer has no predictor tokens; leave it out")
+    if behind := sorted(set(range(ids[0], known)) - set(ids)):
+        raise UserError(
+            f"--strip_predictors: {len(behind)} tokens stand behind the predictor tokens (the first is "
+            f"{tokenizer.convert_ids_to_tokens(behind[0])!r}) and would change their ids; leave it out"
+        )
+    rows = int(model.get_input_embeddings().weight.shape[0])
+    if base_rows is None:
+        base_rows = ids[0] if rows == known else rows
+    keep = min(max(base_rows, ids[0]), rows)
+    if keep < rows:
+        model.resize_token_embeddings(keep, mean_resizing=False)
+    suppressed = [index for index in model.generation_config.suppress_tokens or () if index < keep]
+    model.generation_config.suppress_tokens = suppressed or None
+    return rows - keep
+
+
+def strip_tokenizer(folder: str | Path, tokenizer: Any, load: Callable[[str], Any]) -> None:
+    """Remove the predictor tokens from the tokenizer files of a folder.
+
+    Args:
+        folder: where ``tokenizer`` was saved; changed in place.
+        tokenizer: with the predictor tokens.
+        load: reads a tokenizer of a folder.
+
+    Raises:
+        UserError: the tokenizer still has them then, since its format names them elsewhere.
+    """
+    names = frozenset(tokenizer.convert_ids_to_tokens(all_predictor_ids(tokenizer)))
+    for path in (Path(folder) / name for name in TOKEN_FILES):
+        if path.is_file():
+            content = _without(json.loads(path.read_text(encoding="utf-8")), names)
+            path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if names & set(load(str(folder)).get_added_vocab()):
+        raise UserError(
+            f"--strip_predictors: a {type(tokenizer).__name__} names its tokens in files that can't be changed here; "
+            "leave it out"
+        )
+
+
+def _without(value: Any, names: frozenset[str]) -> Any:
+    """A JSON value without what stands for one of the tokens: by its key, as a text, or by its ``content``."""
+
+    def stays(inner: Any) -> bool:
+        text = inner.get("content") if isinstance(inner, dict) else inner
+        return not (isinstance(text, str) and text in names)
+
+    if isinstance(value, dict):
+        return {key: _without(each, names) for key, each in value.items() if key not in names and stays(each)}
+    return [_without(each, names) for each in value if stays(each)] if isinstance(value, list) else value

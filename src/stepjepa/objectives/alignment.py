@@ -8,18 +8,20 @@ directions, and gets exactly 0 as its gradient.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from stepjepa.config import DEFAULTS
 from stepjepa.models.heads import PredictorHead
-from stepjepa.objectives.term import Context, Term, scheduled, term
+from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
     from stepjepa.batch.collate import Batch
-    from stepjepa.config import JepaConfig, LbdSchedule
+    from stepjepa.config import LbdSchedule
     from stepjepa.models.encode import Encoded
 
 SHORTEST = 1e-8
@@ -102,7 +104,7 @@ class InfoNCE:
         temperature: divides the cosines.
     """
 
-    temperature: float = 0.07
+    temperature: float = DEFAULTS["infonce_temperature"]
 
     def __call__(self, source: Tensor, target: Tensor, first: int = 0) -> Tensor:
         """Sum over the sources.
@@ -119,19 +121,9 @@ class InfoNCE:
         return losses.masked_fill(~(here & there[wanted]), 0).sum()
 
 
-def make_distance(name: str, temperature: float = 0.07) -> Distance:
-    """The distance of a ``jepa_loss_type``.
-
-    Args:
-        name: ``cosine``, ``l2``, ``mse`` or ``infonce``.
-        temperature: of ``infonce``; the others have none.
-
-    Raises:
-        ValueError: no such loss.
-    """
+def make_distance(name: str, temperature: float = DEFAULTS["infonce_temperature"]) -> Distance:
+    """The distance of a ``jepa_loss_type``; only ``infonce`` has a temperature."""
     losses: dict[str, Distance] = {"cosine": Cosine(), "l2": L2(), "mse": MSE(), "infonce": InfoNCE(temperature)}
-    if name not in losses:
-        raise ValueError(f"jepa_loss_type: expected one of {', '.join(losses)}, got '{name}'")
     return losses[name]
 
 
@@ -144,8 +136,9 @@ class Alignment(Term):
         weight: lambda of the paper.
         distance: between the embeddings of pairs, summed.
         through_target: train the model through the target embedding, too.
-        schedule: of the weight over the run; see ``JepaConfig.lbd_schedule``.
-        warmup: share of the run over which it rises, for ``warmup``.
+        schedule: of the weight over the run: ``constant``; ``warmup`` rises from 0 over the first share of the run;
+            ``cosine`` falls to 0 along half a cosine.
+        warmup: that share.
         head: kind of the predictor head on the source, see ``heads.PredictorHead``; None for none.
     """
 
@@ -170,7 +163,6 @@ class Alignment(Term):
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         """Distances, summed over the pairs."""
-        del batch
         source, target = encoded.pairs
         if not self.through_target:
             target = target.detach()
@@ -181,7 +173,11 @@ class Alignment(Term):
 
     def weight_at(self, progress: float | None) -> float:
         """By the schedule."""
-        return scheduled(self.weight, self.schedule, self.warmup, progress)
+        if progress is None or self.schedule == "constant":
+            return self.weight
+        if self.schedule == "warmup":
+            return self.weight * min(1.0, progress / self.warmup)
+        return self.weight * 0.5 * (1 + math.cos(math.pi * progress))
 
     @property
     def logged_weight(self) -> str | None:
@@ -190,21 +186,4 @@ class Alignment(Term):
 
     def modules(self, config: Any) -> nn.Module | None:
         """The predictor head."""
-        if self.head is None:
-            return None
-        return PredictorHead(self.head, int(config.hidden_size))
-
-    @classmethod
-    def from_config(cls, config: JepaConfig, seed: int) -> Self | None:
-        """In every mode with views."""
-        del seed
-        if not config.uses_views:
-            return None
-        return cls(
-            config.lbd,
-            make_distance(config.jepa_loss_type, config.infonce_temperature),
-            config.target_grad == "on",
-            config.lbd_schedule,
-            config.lbd_warmup,
-            None if config.predictor_head == "none" else config.predictor_head,
-        )
+        return None if self.head is None else PredictorHead(self.head, int(config.hidden_size))

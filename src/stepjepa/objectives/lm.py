@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -11,7 +11,6 @@ from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
     from stepjepa.batch.collate import Batch
-    from stepjepa.config import JepaConfig
     from stepjepa.models.encode import Encoded
 
 
@@ -25,16 +24,8 @@ class LMLoss(Term):
         return len(batch["label_ids"])
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
-        """Cross-entropy, summed; with prompt labels in the batch the head runs for their positions, too."""
-        del context
-        index, rows = _positions(batch, "label")
-        return encoded.token_loss(index, batch["label_ids"], rows)
-
-    @classmethod
-    def from_config(cls, config: JepaConfig, seed: int) -> Self:
-        """Every objective has it."""
-        del seed
-        return cls(weight=config.gamma)
+        """Cross-entropy, summed."""
+        return _cross_entropy(encoded, batch, "label")
 
 
 @term("prompt_loss", "prompt LM loss")
@@ -50,21 +41,14 @@ class PromptLoss(Term):
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         """Cross-entropy, summed."""
-        del context
-        index, rows = _positions(batch, "prompt")
-        return encoded.token_loss(index, batch["prompt_ids"], rows)
-
-    @classmethod
-    def from_config(cls, config: JepaConfig, seed: int) -> Self | None:
-        """Where ``prompt_loss_weight`` is not 0."""
-        del seed
-        return cls(weight=config.prompt_loss_weight) if config.prompt_loss_weight else None
+        return _cross_entropy(encoded, batch, "prompt")
 
 
-def _positions(batch: Batch, kind: str) -> tuple[Tensor, Tensor]:
-    """Distinct flat positions of one kind of labels, and at which of them each label is read."""
+def _cross_entropy(encoded: Encoded, batch: Batch, kind: str) -> Tensor:
+    """Of one kind of labels; the head runs once for each distinct position that carries one."""
     index, rows = batch["head_index"], batch[f"{kind}_row"]
-    if not len(batch["prompt_row"]):
-        return index, rows
-    used, own = rows.unique(return_inverse=True)
-    return index[used], own
+    if len(batch["prompt_row"]):
+        # Both kinds have positions among these.
+        used, rows = rows.unique(return_inverse=True)
+        index = index[used]
+    return encoded.token_loss(index, batch[f"{kind}_ids"], rows)

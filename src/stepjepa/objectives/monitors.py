@@ -29,15 +29,7 @@ REMEDIES = (
 
 
 def pair_similarity(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine of matched pairs and of all others in a batch.
-
-    Args:
-        source: ``[P, D]``.
-        target: ``[P, D]``.
-
-    Returns:
-        Two scalars: the sum over the P matched pairs, and the sum over the P * (P - 1) shuffled ones.
-    """
+    """Sums of the cosines of the P matched pairs of embeddings ``[P, D]``, and of the P * (P - 1) shuffled ones."""
     first, second = F.normalize(source.float(), dim=-1), F.normalize(target.float(), dim=-1)
     matched = (first * second).sum()
     return matched, first.sum(0) @ second.sum(0) - matched
@@ -69,12 +61,7 @@ def effective_rank(embeddings: Tensor, *, centred: bool = False) -> float:
 
 
 def retrieval_top1(source: Tensor, target: Tensor) -> float:
-    """Share of sources whose nearest target by cosine is their own; 0 for no pairs.
-
-    Args:
-        source: ``[P, D]``.
-        target: ``[P, D]``.
-    """
+    """Share of sources ``[P, D]`` whose nearest target by cosine is their own; 0 for no pairs."""
     if len(source) == 0:
         return 0.0
     similarity = F.normalize(source.float(), dim=-1) @ F.normalize(target.float(), dim=-1).T

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from stepjepa.batch.collate import Batch
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.models.encode import Encoded, encode
-from stepjepa.objectives.alignment import Alignment
+from stepjepa.objectives.alignment import Alignment, make_distance
 from stepjepa.objectives.lm import LMLoss, PromptLoss
 from stepjepa.objectives.regularizers import Covariance, SIGReg, Variance
 from stepjepa.objectives.term import TERMS, Context, Term, load_term
@@ -21,6 +21,30 @@ from stepjepa.objectives.tube import RandomSpan, Tube
 for kind in (LMLoss, PromptLoss, Alignment, SIGReg, Variance, Covariance, Tube, RandomSpan):
     # In the order in which they are logged, whatever the order of imports.
     TERMS[kind.name] = TERMS.pop(kind.name)
+
+
+def _terms(config: JepaConfig) -> Iterator[Term]:
+    """The terms that a configuration describes."""
+    yield LMLoss(config.gamma)
+    if config.prompt_loss_weight:
+        yield PromptLoss(config.prompt_loss_weight)
+    if config.uses_views:
+        yield Alignment(
+            config.lbd,
+            make_distance(config.jepa_loss_type, config.infonce_temperature),
+            through_target=config.target_grad == "on",
+            schedule=config.lbd_schedule,
+            warmup=config.lbd_warmup,
+            head=None if config.predictor_head == "none" else config.predictor_head,
+        )
+        for kind, weight in ((SIGReg, config.sigreg), (Variance, config.variance), (Covariance, config.covariance)):
+            if weight:
+                yield kind(weight)
+    if config.stp:
+        yield (Tube if config.stp_form == "paper" else RandomSpan)(config.stp, config.jepa_layer)
+    for each in config.terms:
+        yield load_term(each["term"], each["args"])
+
 
 Counts = Mapping[str, Tensor | float]
 """Term -> what its mean is over, of a whole optimizer step."""
@@ -46,18 +70,13 @@ class Objective:
         self.layer = layer
 
     @classmethod
-    def from_config(cls, config: JepaConfig, seed: int = 42) -> Objective:
+    def from_config(cls, config: JepaConfig) -> Objective:
         """The objective that a configuration describes.
-
-        Args:
-            config: see ``JepaConfig``.
-            seed: of what is drawn at random.
 
         Raises:
             UserError: a term of the user's own can't be loaded.
         """
-        built_in = [found for kind in TERMS.values() if (found := kind.from_config(config, seed)) is not None]
-        return cls([*built_in, *(load_term(each["term"], each["args"]) for each in config.terms)], config.jepa_layer)
+        return cls(_terms(config), config.jepa_layer)
 
     @property
     def names(self) -> list[str]:
@@ -95,12 +114,11 @@ class Objective:
             seed: of their weights, which draw nothing from what else is random.
         """
         found: dict[str, nn.Module] = {}
-        for name, each in self.terms.items():
-            with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):
+            for name, each in self.terms.items():
                 torch.manual_seed(seed)
-                head = each.modules(config)
-            if head is not None:
-                found[each.head_name or name] = head
+                if (head := each.modules(config)) is not None:
+                    found[each.head_name or name] = head
         return found
 
     def sums(self, encoded: Encoded, batch: Batch, context: Context) -> dict[str, Tensor]:
@@ -124,21 +142,13 @@ class Objective:
 
 
 class Losses(NamedTuple):
-    """What :func:`jepa_loss` gives.
+    """What :func:`jepa_loss` gives."""
 
-    Attributes:
-        loss: the weighted sum of the terms' means, a scalar to call ``backward()`` on.
-        parts: term -> its mean.
-        sums: term -> its sum over the micro-batch.
-        source: ``[P, D]`` source embeddings, without gradient.
-        target: ``[P, D]`` target embeddings, without gradient.
-    """
-
-    loss: Tensor
-    parts: dict[str, Tensor]
-    sums: dict[str, Tensor]
-    source: Tensor
-    target: Tensor
+    loss: Tensor  # the weighted sum of the terms' means, a scalar to call ``backward()`` on
+    parts: dict[str, Tensor]  # term -> its mean
+    sums: dict[str, Tensor]  # term -> its sum over the micro-batch
+    source: Tensor  # [P, D] source embeddings, without gradient
+    target: Tensor  # [P, D] target embeddings, without gradient
 
 
 def jepa_loss(

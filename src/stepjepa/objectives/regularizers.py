@@ -7,8 +7,9 @@ averaged for SIGReg, as their papers do. All of them need several embeddings to 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,6 @@ from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
     from stepjepa.batch.collate import Batch
-    from stepjepa.config import JepaConfig
     from stepjepa.models.encode import Encoded
 
 
@@ -37,15 +37,14 @@ class Regularizer(Term):
         """Pairs."""
         return batch.pairs
 
-    def value(self, embeddings: Tensor, step: int) -> Tensor:
-        """What is to be small, of one side's embeddings ``[P, D]``: a float32 scalar."""
-        raise NotImplementedError
+    @abstractmethod
+    def value(self, embeddings: Tensor, context: Context) -> Tensor:
+        """What is to be small, of one side's embeddings ``[P, D]``: a float32 scalar, 0 for less than two."""
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         """The value of both sides, times this process's share of the pairs."""
-        del batch
         source, target = encoded.pairs
-        sides = (self.value(context.gather(side)[0], context.step) for side in (source, target))
+        sides = (self.value(context.gather(side)[0], context) for side in (source, target))
         # Each process brings in its own share of pairs, so that all together bring in one for every pair.
         return sum(sides, start=source.new_zeros((), dtype=torch.float32)) * len(source)
 
@@ -60,26 +59,25 @@ class SIGReg(Regularizer):
     ``N * integral |mean exp(itx) - exp(-t^2/2)|^2 exp(-t^2/2) dt`` over -3 to 3, by the trapezoidal rule at 33 points.
 
     Attributes:
-        directions: M, how many are drawn, anew at every step.
-        seed: of the directions; they depend on it and on the step alone, so that every process draws the same.
+        directions: M, how many are drawn, anew at every step; by seed and step alone, so that every process draws the
+            same.
     """
 
     weight: float = 0.05
     directions: int = 256
-    seed: int = 42
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         """The mean of both sides, not their sum."""
         return super().__call__(encoded, batch, context) / 2
 
-    def value(self, embeddings: Tensor, step: int) -> Tensor:
+    def value(self, embeddings: Tensor, context: Context) -> Tensor:
         """The statistic, averaged over the directions."""
         values = embeddings.float()
         count, width = values.shape
         if count < 2:
             return values.sum() * 0
         # Drawn on the CPU: other devices have other generators.
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        generator = torch.Generator().manual_seed(context.seed * 1_000_003 + context.step)
         sketch = torch.randn((width, self.directions), generator=generator).to(values.device)
         projected = values @ F.normalize(sketch, dim=0)  # [P, M]
         # The integrand is even, so half the line will do.
@@ -88,11 +86,6 @@ class SIGReg(Regularizer):
         angles = projected[:, :, None] * t  # [P, M, 17]
         apart = (angles.cos().mean(0) - normal) ** 2 + angles.sin().mean(0) ** 2  # [M, 17]
         return (2 * count * torch.trapezoid(apart * normal, t, dim=-1)).mean()
-
-    @classmethod
-    def from_config(cls, config: JepaConfig, seed: int) -> Self | None:
-        """Where ``sigreg`` is not 0."""
-        return cls(config.sigreg, seed=seed) if config.uses_views and config.sigreg else None
 
 
 @term("variance_loss", "variance")
@@ -103,19 +96,12 @@ class Variance(Regularizer):
     The variance term of VICReg (arXiv 2105.04906, eq. 1 and 2, with gamma 1).
     """
 
-    def value(self, embeddings: Tensor, step: int = 0) -> Tensor:
+    def value(self, embeddings: Tensor, context: Context) -> Tensor:
         """See the class."""
-        del step
         values = embeddings.float()
         if len(values) < 2:
             return values.sum() * 0
         return F.relu(1 - torch.sqrt(values.var(dim=0) + 1e-4)).mean()
-
-    @classmethod
-    def from_config(cls, config: JepaConfig, seed: int) -> Self | None:
-        """Where ``variance`` is not 0."""
-        del seed
-        return cls(config.variance) if config.uses_views and config.variance else None
 
 
 @term("covariance_loss", "covariance")
@@ -126,9 +112,8 @@ class Covariance(Regularizer):
     The covariance term of VICReg (arXiv 2105.04906, eq. 3 and 4).
     """
 
-    def value(self, embeddings: Tensor, step: int = 0) -> Tensor:
+    def value(self, embeddings: Tensor, context: Context) -> Tensor:
         """See the class."""
-        del step
         values = embeddings.float()
         count, width = values.shape
         if count < 2:
@@ -139,9 +124,3 @@ class Covariance(Regularizer):
         every = products.square().sum()
         own = centred.square().sum(0).square().sum()
         return (every - own) / (count - 1) ** 2 / width
-
-    @classmethod
-    def from_config(cls, config: JepaConfig, seed: int) -> Self | None:
-        """Where ``covariance`` is not 0."""
-        del seed
-        return cls(config.covariance) if config.uses_views and config.covariance else None

@@ -6,8 +6,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stepjepa.errors import UserError
@@ -15,16 +18,34 @@ from stepjepa.own_code import load_class
 
 if TYPE_CHECKING:
     from stepjepa.batch.collate import Batch
-    from stepjepa.config import JepaConfig
     from stepjepa.models.encode import Encoded
-
-Gather = Callable[[Tensor], tuple[Tensor, int]]
-"""Rows ``[P, D]`` to those of all processes, and the index of the first of one's own; see ``gathering.gather_rows``."""
 
 
 def alone(rows: Tensor) -> tuple[Tensor, int]:
-    """The ``Gather`` of a single process."""
+    """:func:`gather_rows` of a single process."""
     return rows, 0
+
+
+def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
+    """The rows ``[P, D]`` of all processes, in the order of their ranks; P may differ from process to process.
+
+    Every process must call it, also with no rows.
+
+    Returns:
+        ``[P of all, D]``, through which gradients flow back to where each row came from, and the index in it of this
+        process's first row.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return rows, 0
+    from torch.distributed.nn.functional import all_gather
+
+    counts = torch.cat(all_gather(torch.tensor([len(rows)], device=rows.device))).tolist()
+    if not any(counts):
+        return rows, 0
+    # Collectives take tensors of one shape.
+    parts = all_gather(F.pad(rows, (0, 0, 0, max(counts) - len(rows))))
+    found = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+    return found, sum(counts[: dist.get_rank()])
 
 
 @dataclass(frozen=True)
@@ -36,14 +57,14 @@ class Context:
         seed: of the run; what a term draws at random must depend on it, the step and ``Members.draws`` alone, so that a
             resumed run draws the same.
         progress: share of the run that is over, 0 to 1; None outside training, where weights have no schedule.
-        gather: brings in rows of other processes, with gradients; to be called equally often on each.
+        gather: brings in rows of other processes, see :func:`gather_rows`; to be called equally often on each.
         averaged: a batch and a layer to the hidden states ``[R * T, D]`` under averaged weights; None if none are kept.
     """
 
     step: int = 0
     seed: int = 42
     progress: float | None = None
-    gather: Gather = alone
+    gather: Callable[[Tensor], tuple[Tensor, int]] = alone
     averaged: Callable[[Batch, int], Tensor] | None = None
 
 
@@ -67,7 +88,6 @@ class Term(ABC):
     """Hidden states that it reads with ``Encoded.at``."""
     of_pairs: ClassVar[bool] = False
     """It is a mean over pairs of views: there is none in regular training and in steps without views."""
-
     head_name: ClassVar[str | None] = None
     """What its own weights are called; None for its name."""
 
@@ -88,7 +108,6 @@ class Term(ABC):
 
     def weight_at(self, progress: float | None) -> float:
         """The weight at a share of the run, 0 to 1; None for the weight itself."""
-        del progress
         return self.weight
 
     @property
@@ -104,13 +123,6 @@ class Term(ABC):
         Args:
             config: of the model's decoder (``model.config.get_text_config()``).
         """
-        del config
-        return None  # the value is what the caller asks for
-
-    @classmethod
-    def from_config(cls, config: JepaConfig, seed: int) -> Self | None:
-        """The term that a configuration describes; None where it has none."""
-        del config, seed
         return None
 
 
@@ -157,20 +169,3 @@ def load_term(address: str, settings: Mapping[str, Any]) -> Term:
     except (TypeError, ValueError) as error:
         raise UserError(f"--term_args: '{address}' does not take these settings: {error}") from None
     return made
-
-
-def scheduled(weight: float, schedule: str, warmup: float, progress: float | None) -> float:
-    """A weight that changes over the run.
-
-    Args:
-        weight: the largest.
-        schedule: ``constant``; ``warmup`` rises from 0 over the first share of the run; ``cosine`` falls to 0 along
-            half a cosine.
-        warmup: that share.
-        progress: share of the run that is over; None for the weight itself.
-    """
-    if progress is None or schedule == "constant":
-        return weight
-    if schedule == "warmup":
-        return weight * min(1.0, progress / warmup)
-    return weight * 0.5 * (1 + math.cos(math.pi * progress))

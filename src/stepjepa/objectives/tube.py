@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,13 +18,29 @@ from stepjepa.objectives.term import Context, Term, term
 if TYPE_CHECKING:
     from stepjepa.batch.collate import Batch
     from stepjepa.batch.pack import Numbers
-    from stepjepa.config import JepaConfig
     from stepjepa.models.encode import Encoded
+
+
+@dataclass
+class _OfTexts(Term):
+    """A term on the states of each text; what it draws depends on the seed of the run, and epoch and index of the text.
+
+    Attributes:
+        layer: hidden state that is read.
+    """
+
+    weight: float = 0.02
+    layer: int = -1
+
+    @property
+    def layers(self) -> tuple[int, ...]:  # type: ignore[override]  # depends on a setting here
+        """The one that is read."""
+        return (self.layer,)
 
 
 @term("stp_loss", "STP")
 @dataclass
-class Tube(Term):
+class Tube(_OfTexts):
     """``1 - cos(h_t - h_r, h_r - h_s)`` at three random places s < r < t of each main text (arXiv 2602.22617).
 
     It is 0 where hidden states move on a straight line, and where two of the three are one and the same. It needs no
@@ -32,17 +48,7 @@ class Tube(Term):
 
     Attributes:
         layer: hidden state that is read.
-        seed: of the places, with epoch and index of the record.
     """
-
-    weight: float = 0.02
-    layer: int = -1
-    seed: int = 42
-
-    @property
-    def layers(self) -> tuple[int, ...]:  # type: ignore[override]  # depends on a setting here
-        """The one that is read."""
-        return (self.layer,)
 
     def count(self, batch: Batch) -> int:
         """Records of three tokens or more."""
@@ -50,23 +56,19 @@ class Tube(Term):
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         """Summed over the records."""
-        del context
-        drawn = [
-            _triple(text, (self.seed, *draw)) for text, draw in zip(_texts(batch), batch["members"].draws, strict=True)
-        ]
-        triples = np.array([triple for triple in drawn if triple is not None], np.int64).reshape(-1, 3)
-        index = torch.from_numpy(triples).to(batch["label_ids"].device)
+        triples = [np.empty((0, 3), np.int64)]
+        for text, draw in zip(_texts(batch), batch["members"].draws, strict=True):
+            if len(text) >= 3:
+                # Every choice is as likely as any other.
+                chosen = np.random.default_rng((context.seed, *draw)).choice(len(text), 3, replace=False)
+                triples.append(text[np.sort(chosen)][None])
+        index = torch.from_numpy(np.concatenate(triples)).to(batch["label_ids"].device)
         return tube(encoded.at(index, self.layer))
-
-    @classmethod
-    def from_config(cls, config: JepaConfig, seed: int) -> Self | None:
-        """Where ``stp`` is not 0 and ``stp_form`` is ``paper``."""
-        return cls(config.stp, config.jepa_layer, seed) if config.stp and config.stp_form == "paper" else None
 
 
 @term("stp_span_loss", "STP of a random span")
 @dataclass
-class RandomSpan(Term):
+class RandomSpan(_OfTexts):
     """``1 - cos(patch, before + after)`` for a random span of each record's messages: the published ``random_span``.
 
     A text moves by ``h_i - h_(i-1)`` at each token i of a message of user or assistant. The patch is the sum of these
@@ -75,17 +77,7 @@ class RandomSpan(Term):
 
     Attributes:
         layer: hidden state that is read.
-        seed: of the spans, with epoch and index of the record.
     """
-
-    weight: float = 0.02
-    layer: int = -1
-    seed: int = 42
-
-    @property
-    def layers(self) -> tuple[int, ...]:  # type: ignore[override]  # depends on a setting here
-        """The one that is read."""
-        return (self.layer,)
 
     def count(self, batch: Batch) -> int:
         """Records with two tokens of messages or more."""
@@ -93,32 +85,39 @@ class RandomSpan(Term):
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         """Summed over the records."""
-        del context
-        places: list[Numbers] = [np.empty((0, 2), np.int64)]
-        owners: list[Numbers] = []
-        signs: list[Numbers] = []
+        # [M, 2] the places before and after each move, and [M] what it is part of: 2i + 1 for the patch of record i,
+        # 2i for what surrounds it.
+        places, parts, count = [np.empty((0, 2), np.int64)], [np.empty(0, np.int64)], 0
         for moves, draw in zip(_moves(batch), batch["members"].draws, strict=True):
             if len(moves) >= 2:
-                first, last = _span(len(moves), (self.seed, *draw))
-                patch = np.zeros(len(moves), np.int64)
-                patch[first:last] = 1
-                owners.append(len(owners) * np.ones(len(moves), np.int64))
+                first, last = _span(len(moves), (context.seed, *draw))
+                part = np.full(len(moves), 2 * count)
+                part[first:last] += 1
                 places.append(moves)
-                signs.append(patch)
-        device, count = batch["label_ids"].device, len(owners)
+                parts.append(part)
+                count += 1
+        device = batch["label_ids"].device
         before, after = torch.from_numpy(np.concatenate(places)).to(device).unbind(1)
         moved = encoded.at(after, self.layer).float() - encoded.at(before, self.layer).float()
-        if not count:
-            return moved.sum()
-        # Row 2i sums up what surrounds the patch of record i, row 2i + 1 the patch.
-        rows = torch.from_numpy(2 * np.concatenate(owners) + np.concatenate(signs)).to(device)
-        sums = moved.new_zeros((2 * count, moved.shape[1])).index_add(0, rows, moved)
+        sums = moved.new_zeros((2 * count, moved.shape[1]))
+        sums = sums.index_add(0, torch.from_numpy(np.concatenate(parts)).to(device), moved)
         return apart(sums[::2], sums[1::2]).sum()
 
-    @classmethod
-    def from_config(cls, config: JepaConfig, seed: int) -> Self | None:
-        """Where ``stp`` is not 0 and ``stp_form`` is ``random_span``."""
-        return cls(config.stp, config.jepa_layer, seed) if config.stp and config.stp_form == "random_span" else None
+
+def tube(triples: Tensor) -> Tensor:
+    """``1 - cos(h_t - h_r, h_r - h_s)``, summed: a float32 scalar, 0 for no triples.
+
+    Args:
+        triples: ``[S, 3, D]``, hidden states at places s < r < t of a text.
+    """
+    first, second, third = triples.float().unbind(dim=1)
+    return apart(third - second, second - first).sum()
+
+
+def _texts(batch: Batch) -> list[Numbers]:
+    """The flat places of each record's own text that see all before them."""
+    members = batch["members"]
+    return [np.delete(path, alone) for path, alone in zip(members.paths, members.isolated, strict=True)]
 
 
 def _moves(batch: Batch) -> list[Numbers]:
@@ -139,27 +138,3 @@ def _span(length: int, place: tuple[int, ...]) -> tuple[int, int]:
     first = int(draw.integers(length))
     last = int(draw.integers(first + 1, length + 1 if first else length))
     return first, last
-
-
-def tube(triples: Tensor) -> Tensor:
-    """``1 - cos(h_t - h_r, h_r - h_s)``, summed: a float32 scalar, 0 for no triples.
-
-    Args:
-        triples: ``[S, 3, D]``, hidden states at places s < r < t of a text.
-    """
-    first, second, third = triples.float().unbind(dim=1)
-    return apart(third - second, second - first).sum()
-
-
-def _texts(batch: Batch) -> list[Numbers]:
-    """The flat places of each record's own text that see all before them."""
-    members = batch["members"]
-    return [np.delete(path, alone) for path, alone in zip(members.paths, members.isolated, strict=True)]
-
-
-def _triple(text: Numbers, place: tuple[int, ...]) -> tuple[int, int, int] | None:
-    """Three ascending places, every choice as likely as any other; None for a text of less than three tokens."""
-    if len(text) < 3:
-        return None
-    first, second, third = sorted(np.random.default_rng(place).choice(len(text), 3, replace=False))
-    return int(text[first]), int(text[second]), int(text[third])

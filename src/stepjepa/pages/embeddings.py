@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stepjepa.analysis.files import JSON_FILE, REST, Analysis, ModelAnalysis, load
 from stepjepa.analysis.plots import COLOURED_BY, PLANE_NAMES
-from stepjepa.analysis.points import BOTH_VIEWS, NEXT_STEP, sampled_pairs
+from stepjepa.analysis.points import BOTH_VIEWS, NEXT_STEP, sampled
 from stepjepa.drawing import PALETTE
 from stepjepa.errors import visible
 from stepjepa.files import read_jsonl
@@ -109,7 +109,7 @@ def describe_points(
 
 def drawn_pairs(analysis: Analysis, model: ModelAnalysis) -> NDArray[np.int64]:
     """The pair ``[M]`` of every point, as :func:`stepjepa.analysis.points.choose_points` has drawn them."""
-    pairs = sampled_pairs(len(model.arrays["pair"]), analysis.settings["max_points"], analysis.settings["seed"])
+    pairs = sampled(len(model.arrays["pair"]), analysis.settings["max_points"], analysis.settings["seed"])
     return np.concatenate([pairs, pairs]) if analysis.settings["t_sne_type"] in BOTH_VIEWS else pairs
 
 

@@ -28,11 +28,13 @@ class Counts:
     Attributes:
         read: rows read, used or not.
         dropped: what was left out, by reason.
+        changed: what was done to records that were kept.
         columns: the names in the first row, for error messages.
     """
 
     read: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    changed: Counter[str] = field(default_factory=Counter)
     columns: tuple[str, ...] = ()
 
     def watch(self, rows: Rows) -> Rows:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from stepjepa.answers.scoring import marked_answers, parse_number, same_answer
 from stepjepa.data.records import BadRecords
 from stepjepa.errors import UserError
 from stepjepa.own_code import load
 from stepjepa.preparing.conversion import Counts, convert_rows
-from stepjepa.preparing.step_splitting import drop_thinking, split_response, tidy_step
+from stepjepa.preparing.step_splitting import drop_thinking, split_response, thinking_steps, tidy_step
 from stepjepa.tasks.base import Unusable, chat_record
 
 FEW_STEPS = "fewer than two steps"
+THINKING_REMOVED = "thinking removed (--keep_thinking, --think_steps)"
 QUESTION_FIELD, RESPONSE_FIELD = "question", "deepseek_response"
 SYSTEM_PROMPT = (
     "Please solve the problem step by step (separate steps with double newlines), "
@@ -53,6 +56,8 @@ class StepOptions:
         system_prompt: content of the system message of every record.
         splitter: a function from a response to its steps, in place of :func:`split_response`.
         require_correct: keep a record only if its response ends in the right answer.
+        thinking: what becomes of ``<think>...</think>``: ``remove`` it, ``keep`` it as it is, or make ``steps`` of the
+            blocks that blank lines divide it into.
     """
 
     response_field: str = RESPONSE_FIELD
@@ -60,6 +65,7 @@ class StepOptions:
     system_prompt: str = SYSTEM_PROMPT
     splitter: Splitter | None = None
     require_correct: bool = False
+    thinking: Literal["remove", "keep", "steps"] = "remove"
 
 
 def _text_field(value: Mapping[str, Any], name: str) -> str:
@@ -93,7 +99,7 @@ def _ground_truth(value: Mapping[str, Any]) -> str | None:
 
 def _find_steps(response: str, options: StepOptions) -> list[str]:
     if options.splitter is None:
-        return split_response(response)
+        return thinking_steps(response) if options.thinking == "steps" else split_response(response)
     try:
         steps: object = options.splitter(response)
     except Exception as error:  # whatever the user's function comes up with
@@ -106,11 +112,12 @@ def _find_steps(response: str, options: StepOptions) -> list[str]:
 
 def _prepare(value: Mapping[str, Any], options: StepOptions) -> dict[str, Any]:
     question = _text_field(value, options.question_field)
-    response = drop_thinking(_text_field(value, options.response_field))
+    whole = _text_field(value, options.response_field)
+    response = drop_thinking(whole)
     if not response:
         raise Unusable(f"'{options.response_field}' holds only thinking")
     truth = _ground_truth(value)
-    steps = _find_steps(response, options)
+    steps = _find_steps(response if options.thinking == "remove" else whole, options)
     if len(steps) < 2:
         raise Unusable(FEW_STEPS)
     if options.require_correct:
@@ -156,4 +163,14 @@ def prepare_records(
     Raises:
         UserError: a field, or what the splitter gave, has the wrong type; only without ``bad``.
     """
-    return convert_rows(values, lambda value: _prepare(value, options), limit=limit, path=path, bad=bad)
+    changed: Counter[str] = Counter()
+
+    def convert(value: Mapping[str, Any]) -> dict[str, Any]:
+        record = _prepare(value, options)
+        if options.thinking == "remove" and re.search("</?think>", value[options.response_field]):
+            changed[THINKING_REMOVED] += 1
+        return record
+
+    records, counts = convert_rows(values, convert, limit=limit, path=path, bad=bad)
+    counts.changed.update(changed)
+    return records, counts

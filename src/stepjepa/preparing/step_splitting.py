@@ -43,6 +43,23 @@ def drop_thinking(text: str) -> str:
     return _trim(text.partition("<think>")[0])
 
 
+def thinking_steps(text: str) -> list[str]:
+    """The blocks of a response's thinking, divided by blank lines, and behind them the steps of its answer.
+
+    Args:
+        text: the response, perhaps with ``<think>...</think>``; a closing tag alone ends thinking that began in the
+            prompt.
+
+    Returns:
+        Steps without tags and without blank lines in them; those of :func:`split_response` where there is no thinking.
+    """
+    before, closed, answer = _unix_lines(text).rpartition("</think>")
+    if not closed:
+        return split_response(answer)
+    blocks = _BLANK_LINES.split(re.sub("</?think>", "\n\n", before))
+    return [*filter(None, map(tidy_step, blocks)), *split_response(answer)]
+
+
 def _trim(text: str) -> str:
     """Without blank lines around it; the first line keeps its indent, which says how deep a list is nested."""
     return re.sub(r"^\s*\n", "", text).rstrip()

@@ -4,8 +4,6 @@ A new task is a class derived from :class:`Task` under the decorator :func:`task
 ``tasks.registry`` lists. One of your own is named on the command line by where it is, ``--task my_module:MyTask``.
 """
 
-# option() makes the field
-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -14,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
+from stepjepa.answers.workers import Outcome, Workers
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.options import FROM_ONE, Range, option, wrong_value
@@ -34,14 +33,7 @@ class Unusable(ValueError):  # noqa: N818  # a verdict on a row, not a mishap
 
 
 def chat_record(system: str, user: str, assistant: str, **extra: Any) -> dict[str, Any]:
-    """A training record of three messages.
-
-    Args:
-        system: the system prompt, the same for all records of a data set.
-        user: the question, the source view of LLM-JEPA.
-        assistant: the answer, its target view.
-        extra: other fields of the record.
-    """
+    """A training record of three messages, and perhaps other fields."""
     contents = {"system": system, "user": user, "assistant": assistant}
     return {"messages": [{"role": role, "content": content} for role, content in contents.items()], **extra}
 
@@ -67,12 +59,7 @@ class Continuation:
 
 
 class Likelihood(NamedTuple):
-    """How likely a model finds a continuation.
-
-    Attributes:
-        log_probability: natural logarithm of the probability of all its tokens.
-        tokens: how many those are.
-    """
+    """The natural logarithm of the probability of all tokens of a continuation, and how many those are."""
 
     log_probability: float
     tokens: int
@@ -84,8 +71,7 @@ class Response:
 
     Attributes:
         text: generated before the model stopped, without special tokens.
-        likelihoods: of what :meth:`Task.continuations` asked for, by label; None where there is no model to ask, as
-            for answers that another program generated.
+        likelihoods: of :meth:`Task.continuations`, by label; None for answers that another program generated.
     """
 
     text: str
@@ -97,8 +83,7 @@ class Scored:
     """The verdict on one response.
 
     Attributes:
-        scores: by name; True and False, or numbers of which the mean makes sense. The names are the same for every
-            record of a task, unless some are only measured with likelihoods.
+        scores: by name, True and False or numbers of which the mean makes sense; the same names for all records.
         extracted: what was read out of the truth and of the response, by name; None where nothing was found.
         error: why the headline score is not reached, one of the constants above; None for ``wrong answer``.
     """
@@ -110,11 +95,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """Settings of the tasks; each task names those it uses in :attr:`Task.takes`.
-
-    Raises:
-        UserError: a value is out of range.
-    """
+    """Settings of the tasks; each task names those it uses in :attr:`Task.takes`."""
 
     spider_path: str | None = option(None, "databases of Spider, <DIR>/<name>/<name>.sqlite", metavar="DIR")
     missing_databases: Literal["error", "skip"] = option(
@@ -138,12 +119,11 @@ class Task(ABC):
     Attributes:
         name: as given to ``--task``.
         headline: the score that counts when only one is shown.
-        lenient: the score that overlooks what follows the right answer; beside the headline it shows how much of that
-            is stopping at the right place.
+        lenient: the score that overlooks what follows the right answer.
         beginning: the score of answers that begin right, the headline with ``--startswith``.
         takes: the fields of :class:`TaskOptions` that make a difference to this task.
-        system_prompt: of the data set's records, by which they are recognised; empty for none.
-        file_names: how the names of its files begin, in lower case with ``_``, by which they are recognised as well.
+        system_prompt: recognises the data set's records; empty for none.
+        file_names: how the names of its files begin, in lower case with ``_``, which recognise it, too.
         options: what the user set.
     """
 
@@ -155,6 +135,7 @@ class Task(ABC):
     system_prompt: ClassVar[str] = ""
     file_names: ClassVar[tuple[str, ...]] = ()
     options: TaskOptions = TaskOptions()
+    _workers: Workers | None = None
 
     @classmethod
     def from_options(cls, options: TaskOptions) -> Self:
@@ -193,11 +174,7 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, record: Record, response: Response) -> Scored:
-        """Judge a response.
-
-        Raises:
-            UserError: as :meth:`truth`.
-        """
+        """Judge a response; raises as :meth:`truth`."""
 
     def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
         """Judge several responses; for tasks that judge them in parallel in processes of their own."""
@@ -212,20 +189,37 @@ class Task(ABC):
         return scored.extracted.get("answer", response.text.strip()) or None
 
     def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What else the summary should say, from all lines of an evaluation: tables by class, by difficulty.
+        """What else the summary should say, as values for JSON: tables by class, by difficulty.
 
         Args:
-            lines: at least one, as ``evaluation`` writes them; before an evaluation is resumed those that it has, to
-                see whether they are sound.
-
-        Returns:
-            Values that JSON can hold.
+            lines: of an evaluation, as written to its file, at least one.
         """
         return {}
 
+    def run_within_limits(
+        self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], seconds: float | None = None
+    ) -> list[Outcome]:
+        """Call a function, always the same, with each tuple of arguments in processes that end at their limits.
+
+        Args:
+            function: see :class:`stepjepa.answers.workers.Workers`.
+            calls: the arguments.
+            seconds: the longest a call may take, by default ``--time_limit``.
+        """
+        if self._workers is None:
+            limits = self.options
+            self._workers = Workers(
+                function,
+                seconds=seconds or limits.time_limit,
+                memory=limits.memory_limit,
+                processes=limits.workers,
+            )
+        return self._workers.map(calls)
+
     def close(self) -> None:
         """End processes; the task is not used again."""
-        return
+        if self._workers is not None:
+            self._workers.close()
 
 
 REGISTERED: dict[str, type[Task]] = {}

@@ -14,9 +14,8 @@ class BoxedTask(Task):
     r"""The truth is the field ``ground_truth`` where a record has one, else what the assistant message marks.
 
     Scores: ``correct`` (the last marked answer is right), ``first_correct`` (the first one is, perhaps the model ran
-    on to others), ``answered`` (there is a marked answer at all), and ``exact``, ``prefix``, ``contains`` of the whole
-    text against the record's solution. An answer that is not marked is wrong; numbers elsewhere in the text are not
-    guessed at.
+    on to others), ``answered`` (there is a marked answer), and ``exact``, ``prefix``, ``contains`` of the whole text
+    against the record's solution. An answer that is not marked is wrong.
     """
 
     headline = "correct"

@@ -23,8 +23,7 @@ class Gsm8kTask(BoxedTask):
     """The last marked answer, as a number: ``#### 18``, or a box where that comes later or alone.
 
     Scores: those of :class:`~stepjepa.tasks.boxed.BoxedTask`, which count marked answers only; with ``--last_number``
-    also ``last_number_correct``, where a response that marks no answer is judged by its last number. ``correct`` never
-    depends on that setting, so that the strict and the lenient figure stand side by side.
+    also ``last_number_correct``, where a response that marks no answer is judged by its last number.
     """
 
     takes = ("last_number",)
@@ -35,8 +34,7 @@ class Gsm8kTask(BoxedTask):
     def recognises(cls, record: Record) -> bool:
         """By prompt or file name, or a solution whose last line is ``#### 18``.
 
-        A solution with the field ``ground_truth`` beside it is left to ``boxed``: it is a model's, and others in its
-        file may end otherwise.
+        A solution with the field ``ground_truth`` is a model's, and others in its file may end otherwise: ``boxed``.
         """
         solved = record.extra.get(FIELD) is None and _answer_line(record.answer) is not None
         return solved or cls.is_of_data_set(record)
@@ -74,7 +72,7 @@ class Gsm8kTask(BoxedTask):
         Args:
             row: ``question`` and ``answer``.
             steps: separate the lines of the solution by blank lines, so that each is a step; the line of the answer
-                stays with the last one. Otherwise the solution stays as it is.
+                stays with the last one.
             socratic: keep the question in front of each line of the socratic variant (``question ** answer``).
             calculator: keep the annotations ``<<48/2=24>>``.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepjepa.answers.plain_text import answer_start
 from stepjepa.data.records import Record
@@ -28,20 +28,8 @@ LETTERS = "ABCD"
 _ENDING = "ending_"
 
 
-class Choices(NamedTuple):
-    """What is asked.
-
-    Attributes:
-        context: the text to go on with.
-        endings: four texts, A to D.
-    """
-
-    context: str
-    endings: tuple[str, ...]
-
-
-def read_choices(record: Record) -> Choices:
-    """Context and endings of a user message: the context, then lines that begin ``A) `` to ``D) ``.
+def read_choices(record: Record) -> tuple[str, tuple[str, ...]]:
+    """Context and four endings of a user message: the context, then lines that begin ``A) `` to ``D) ``.
 
     Where such a beginning stands several times, the last one that leaves room for the others counts, so that a
     context may have lines like ``A) `` of its own. A record with a ``text`` view says itself where its context ends.
@@ -64,7 +52,7 @@ def read_choices(record: Record) -> Choices:
         end = start
     if not message[:end].strip():
         raise record_error(record, "the user message has no context before 'A) '; add it")
-    return Choices(message[:end], tuple(endings))
+    return message[:end], tuple(endings)
 
 
 # A letter that stands as an answer: alone, set off by a bracket or a stop, or followed by a reason; and not followed by
@@ -84,14 +72,9 @@ def read_letter(text: str, endings: Sequence[str]) -> str | None:
     """The letter that an answer in words means, or None for no letter or several.
 
     Read are: an ending copied as it is, with or without its letter; letters that a phrase announces (``The answer
-    is B``, ``option (b)``), all announced ones being the same; a letter that is all there is in the first line, however
-    often and in whatever brackets; else a letter with which the first line begins (``B``,
-    ``(B)``, ``b) because ...``). Two letters side by side (``A or B``), a letter with another letter's ending, and
-    what comes after the first line (the model ran on) count for nothing.
-
-    Args:
-        text: what the model said.
-        endings: A to D.
+    is B``, ``option (b)``), if all are the same; a letter that is all there is in the first line; else a letter with
+    which the first line begins (``(B)``, ``b) because ...``). Two letters side by side (``A or B``), a letter with
+    another letter's ending, and what comes after the first line count for nothing.
     """
     copied = _copied(text, endings)
     if copied:
@@ -124,13 +107,11 @@ def _plain(text: str) -> str:
 class HellaswagTask(Task):
     """The truth is a letter, A to D.
 
-    Scores: ``correct``, the letter that the model finds most probable as the first of its answer is the true one;
+    Scores: ``correct``, the letter that the model finds most probable as its answer is the true one;
     ``ending_correct``, the ending most probable per character behind the bare context is the true one
-    (lm-evaluation-harness calls that acc_norm; it rewrites the ``[header]`` marks of the contexts, which are left as
-    they are here, as in the published files); ``said_correct``, the letter read from what the model said,
-    see :func:`read_letter`. The prompt is never cut. Without likelihoods, as for answers of another program,
-    ``correct`` is ``said_correct`` and there is no ``ending_correct``. Of equally probable letters or endings the
-    first counts; NaN is no probability.
+    (lm-evaluation-harness calls that acc_norm, but rewrites the ``[header]`` marks of the contexts, which are left as
+    they are here); ``said_correct``, the letter read from what the model said, see :func:`read_letter`. Without
+    likelihoods, as for answers of another program, ``correct`` is ``said_correct`` and there is no ``ending_correct``.
     """
 
     headline = "correct"
@@ -154,7 +135,7 @@ class HellaswagTask(Task):
         ]
 
     def score(self, record: Record, response: Response) -> Scored:
-        truth, endings = self.truth(record), read_choices(record).endings
+        truth, endings = self.truth(record), read_choices(record)[1]
         said = read_letter(response.text, endings)
         extracted: dict[str, str | None] = {"truth": truth, "answer": said, "said": said}
         scores: dict[str, bool | float] = {"correct": said == truth}
@@ -171,10 +152,7 @@ class HellaswagTask(Task):
 
     @classmethod
     def convert(cls, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A record in the published form, from a row of ``hellaswag`` as it is on the hub.
-
-        Args:
-            row: ``ctx`` (or ``ctx_a`` and ``ctx_b``), ``endings``, and ``label`` as a number or a digit.
+        """A record in the published form, from a row with ``ctx`` (or ``ctx_a``, ``ctx_b``), ``endings`` and ``label``.
 
         Raises:
             Unusable: the context is empty, there are not four endings, or the label is missing, as in the test split.

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from stepjepa.answers.plain_text import strip_code_fence
 from stepjepa.answers.scoring import text_scores
-from stepjepa.answers.workers import Workers
 from stepjepa.data.records import Record
 from stepjepa.tasks.base import (
     NO_ANSWER,
@@ -49,9 +48,8 @@ class Verdict(NamedTuple):
 
     Attributes:
         verdict: one of the constants above.
-        reason: for a different one a line on which the two differ, shortened if long; for a malformed one what is
-            wrong; for an undecided one which limit was reached; for an equivalent one what both describe, if that is
-            no line at all or every line.
+        reason: different: a line on which the two differ, shortened if long; malformed: what is wrong; undecided: which
+            limit was reached; equivalent: what both describe, if that is no line at all or every line.
     """
 
     verdict: str
@@ -59,12 +57,7 @@ class Verdict(NamedTuple):
 
 
 def judge(answer: str, truth: str) -> Verdict:
-    """Compare two expressions; without a limit of time, so for processes that can be ended.
-
-    Args:
-        answer: any text.
-        truth: an expression.
-    """
+    """Compare any text with an expression; without a limit of time, so to be run by :meth:`Task.run_within_limits`."""
     try:
         parse(answer)
     except RegexSyntaxError as error:
@@ -82,24 +75,18 @@ class NlRxTask(Task):
 
     Scores: ``equivalent`` (the whole answer is an expression that describes the same lines as the truth), ``exact``
     (it is the same text, as in the published figures), ``prefix`` (it begins with the truth, perhaps the model ran on),
-    ``contains``, and ``undecided`` (whether it is equivalent could not be found out within the limits). White space
-    around the answer does not count; for ``equivalent`` neither does the fence of code that it is shown in.
+    ``contains``, and ``undecided`` (the limits were reached before equivalence was decided; not counted as right).
+    White space around the answer does not count; for ``equivalent`` neither does the fence of code around it.
 
     The headline is ``equivalent``, since one description has many right expressions and the published files hold one
-    of them; nothing in it is guessed, so it differs from ``exact`` only by answers that are proven right. An undecided
-    one is not counted as right: the true share lies between the share of ``equivalent`` and that plus the share of
-    ``undecided``. An answer that is not of the dialect, or continues after the expression, is wrong.
-
-    Of the 10,000 published expressions 1503 describe no line at all (``(dog)&(truck)``: both words and nothing else),
-    493 every line and 217 every line but the empty one. Whatever says as little is equivalent to them; how many
-    answers are right in that way only is told apart in the details.
+    of them. Of the 10,000 published expressions 1503 describe no line at all, 493 every line and 217 every line but the
+    empty one; whatever says as little is equivalent to them, and the details count such answers.
     """
 
     headline = "equivalent"
     lenient = "prefix"
     takes = ("time_limit", "memory_limit", "workers")
     system_prompt = "Convert natural language to regular expression."
-    _workers: Workers | None = None
 
     @classmethod
     def recognises(cls, record: Record) -> bool:
@@ -119,21 +106,14 @@ class NlRxTask(Task):
 
     def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
         """Compare as text, then in processes with limits whatever differs."""
-        pairs = [
-            (strip_code_fence(response.text), self.truth(record))
-            for record, response in zip(records, responses, strict=True)
-        ]
-        verdicts = {(answer, truth): Verdict(SAME_TEXT) for answer, truth in pairs if answer == truth}
-        verdicts |= {(answer, truth): Verdict(EMPTY) for answer, truth in pairs if not answer}
+        answers = [strip_code_fence(response.text) for response in responses]
+        pairs = [(answer, self.truth(record)) for answer, record in zip(answers, records, strict=True)]
+        verdicts = {pair: Verdict(SAME_TEXT) for pair in pairs if pair[0] == pair[1]}
+        verdicts |= {pair: Verdict(EMPTY) for pair in pairs if not pair[0]}
         # Samples of one record often agree; each pair is decided once.
         waiting = [pair for pair in dict.fromkeys(pairs) if pair not in verdicts]
         if waiting:
-            if self._workers is None:
-                limits = self.options
-                self._workers = Workers(
-                    judge, seconds=limits.time_limit, memory=limits.memory_limit, processes=limits.workers
-                )
-            for pair, outcome in zip(waiting, self._workers.map(waiting), strict=True):
+            for pair, outcome in zip(waiting, self.run_within_limits(judge, waiting), strict=True):
                 verdicts[pair] = Verdict(UNDECIDED, outcome.message) if outcome.failure else outcome.value
         return [
             _scored(verdicts[pair], text_scores(response.text, pair[1]))
@@ -143,25 +123,19 @@ class NlRxTask(Task):
     def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """How the answers were decided.
 
-        ``verdicts`` counts them; ``trivially_equivalent`` are those of the equivalent ones that differ as text from a
-        truth that describes no line, or every line; ``equivalent_at_least`` and ``equivalent_at_most`` are the bounds
-        of the true share where some are undecided. Of several samples of one record the one that the majority gave
-        counts, as in the lines.
+        ``verdicts`` counts them; ``trivially_equivalent`` are the equivalent ones that differ as text from a truth that
+        describes no line, or every line; ``equivalent_at_least`` and ``equivalent_at_most`` are the bounds of the true
+        share where some are undecided.
         """
-        counts = Counter(line["extracted"]["verdict"] for line in lines)
+        verdicts = [(line["extracted"]["verdict"], line["extracted"]["reason"]) for line in lines]
+        counts = Counter(verdict for verdict, _ in verdicts)
         right = sum(counts[verdict] for verdict in _RIGHT)
-        trivial = sum(
-            line["extracted"]["verdict"] == EQUIVALENT and line["extracted"]["reason"] is not None for line in lines
-        )
+        trivial = sum(verdict == EQUIVALENT and reason is not None for verdict, reason in verdicts)
         details: dict[str, Any] = {"verdicts": dict(counts.most_common()), "trivially_equivalent": trivial}
         if counts[UNDECIDED]:
             details["equivalent_at_least"] = right / len(lines)
             details["equivalent_at_most"] = (right + counts[UNDECIDED]) / len(lines)
         return details
-
-    def close(self) -> None:
-        if self._workers is not None:
-            self._workers.close()
 
 
 def _scored(verdict: Verdict, texts: dict[str, bool | float]) -> Scored:

@@ -9,19 +9,14 @@ the published set are of this grammar, and phrases, productions and depths are a
 from __future__ import annotations
 
 import random
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from tqdm import tqdm
-
 # The strings of a description, in the order in which they occur.
 STRINGS = ("dog", "truck", "ring", "lake")
 _STRING = "WORD"
-
-_FEWEST_TIMES, _MOST_TIMES = 2, 7
 
 
 class Production(NamedTuple):
@@ -30,7 +25,7 @@ class Production(NamedTuple):
     Attributes:
         wording: with ``{}`` for each part, ``{times}`` for a number.
         regex: likewise.
-        parts: the group of productions that each part is taken from.
+        parts: the group of productions that each part is drawn from.
         negated: the wording under a "not", where it is another one.
     """
 
@@ -40,7 +35,7 @@ class Production(NamedTuple):
     negated: str | None = None
 
 
-_THREE = ("literal", "literal", "literal")
+_THREE = ("literal",) * 3
 PRODUCTIONS = {
     "number": Production("a number", "[0-9]"),
     "capital letter": Production("a capital letter", "[A-Z]"),
@@ -71,17 +66,14 @@ _FUNCTIONS = ("containing", "words with", "starting with", "ending with", "follo
 _REPETITIONS = ("at least once", "or more times", "zero or more times")
 _MODIFIERS = (*_REPETITIONS, "containing only")
 _COMPOSITIONS = ("or", "not", "and", "before", "and, and", "either, or")
+_TRIPLES = {"and, and", "either, or"}
+# What a part is drawn from; every literal is in all of the groups that have any.
 GROUPS = {
     "any": _FUNCTIONS + _COMPOSITIONS + _MODIFIERS + _LITERALS,
     "no literal": _FUNCTIONS + _COMPOSITIONS + _MODIFIERS,
     "no composition": (*_FUNCTIONS, *_MODIFIERS, *_LITERALS, "or"),
     "literal": _LITERALS,
 }
-# Where no room is left for parts.
-_WITHOUT_PARTS = {
-    group: tuple(name for name in names if not PRODUCTIONS[name].parts) for group, names in GROUPS.items()
-}
-_TRIPLES = frozenset({"and, and", "either, or"})
 
 # Clumsy phrases and how the published set says them, replaced one after the other everywhere in a description.
 _SMOOTHER = (
@@ -111,13 +103,7 @@ _AVOIDED = (
 
 
 class Tree(NamedTuple):
-    """A description.
-
-    Attributes:
-        name: of a production.
-        parts: what is put into it.
-        times: the number in it, where it has one.
-    """
+    """A description: the name of a production, what is put into it, and the number in it, where it has one."""
 
     name: str
     parts: tuple[Tree, ...] = ()
@@ -160,13 +146,13 @@ def _name_strings(text: str) -> str:
     return text
 
 
-class _Limits(NamedTuple):
-    """How large a tree may become; where a limit is reached, only literals fit.
+class _Room(NamedTuple):
+    """How large a tree may become below a place; where no room is left in one way, only literals fit.
 
     Attributes:
-        depth: of productions one below the other, literals left out.
-        size: of productions on one way down, each with the number of its parts added.
-        compositions: of "and" and "or" on one way down.
+        depth: productions one below the other, literals left out.
+        size: productions on one way down, each with the number of its parts added.
+        compositions: "and" and "or" on one way down.
     """
 
     depth: int
@@ -176,20 +162,20 @@ class _Limits(NamedTuple):
 
 # So many draws give about 10,000 pairs, as the published set has, and small and large ones in its proportion. Of the
 # small ones hardly any is new at the end.
-_SMALL, _SMALL_DRAWS = _Limits(depth=2, size=5), 600_000
-_LARGE, _LARGE_DRAWS = _Limits(depth=3, size=7), 60_000
+_SMALL, _SMALL_DRAWS = _Room(depth=2, size=5), 600_000
+_LARGE, _LARGE_DRAWS = _Room(depth=3, size=7), 60_000
 
 # Draws in a row that bring nothing new before the grammar counts as used up.
 _PATIENCE = 50_000
 
 
-def _draw_parts(groups: tuple[str, ...], draw: random.Random, room: _Limits) -> tuple[Tree, ...] | None:
+def _draw_parts(groups: tuple[str, ...], draw: random.Random, room: _Room) -> tuple[Tree, ...] | None:
     """Trees for several parts side by side, each from its group of productions; None where one finds no room."""
     depth, size, compositions = room
     names = []
     for group in groups:
-        full = depth <= 0 or size <= 0 or compositions <= 0
-        candidates = _WITHOUT_PARTS[group] if full else GROUPS[group]
+        full = min(depth, size, compositions) <= 0
+        candidates = (_LITERALS if group != "no literal" else ()) if full else GROUPS[group]
         if not candidates:
             return None
         name = candidates[int(draw.random() * len(candidates))]
@@ -198,16 +184,15 @@ def _draw_parts(groups: tuple[str, ...], draw: random.Random, room: _Limits) -> 
         compositions -= name in ("and", "or")
     trees = []
     for name in names:
-        parts = _draw_parts(PRODUCTIONS[name].parts, draw, _Limits(depth - 1, size, compositions))
+        parts = _draw_parts(PRODUCTIONS[name].parts, draw, _Room(depth - 1, size, compositions))
         if parts is None:
             return None
-        times = draw.randint(_FEWEST_TIMES, _MOST_TIMES) if name == "or more times" else None
-        trees.append(Tree(name, parts, times))
+        trees.append(Tree(name, parts, draw.randint(2, 7) if name == "or more times" else None))
     return tuple(trees)
 
 
-def _draw_tree(draw: random.Random, limits: _Limits) -> Tree | None:
-    parts = _draw_parts(("no literal",), draw, limits)
+def _draw_tree(draw: random.Random, room: _Room) -> Tree | None:
+    parts = _draw_parts(("no literal",), draw, room)
     # There are so many sets of three literals that half of them are skipped.
     if parts is None or (_TRIPLES.intersection(parts[0].names()) and draw.random() < 0.5):
         return None
@@ -243,19 +228,19 @@ def _draw_pairs(seed: int) -> Iterator[Pair]:
     known: set[Tree] = set()
     pairs: dict[str, str] = {}
 
-    def new_pair(limits: _Limits) -> Pair | None:
-        tree = _draw_tree(draw, limits)
+    def new_pair(room: _Room) -> Pair | None:
+        tree = _draw_tree(draw, room)
         if tree is None or tree in known:
             return None
         known.add(tree)
-        if not is_sound(tree) or describe(tree) in pairs:
+        if not is_sound(tree) or (description := describe(tree)) in pairs:
             return None
-        pairs[describe(tree)] = express(tree)
-        return describe(tree), pairs[describe(tree)]
+        pairs[description] = express(tree)
+        return description, pairs[description]
 
-    for limits, draws in ((_SMALL, _SMALL_DRAWS), (_LARGE, _LARGE_DRAWS)):
+    for room, draws in ((_SMALL, _SMALL_DRAWS), (_LARGE, _LARGE_DRAWS)):
         for _ in range(draws):
-            new_pair(limits)
+            new_pair(room)
     first = list(pairs.items())
     draw.shuffle(first)
     yield from first
@@ -265,15 +250,6 @@ def _draw_pairs(seed: int) -> Iterator[Pair]:
         failures = failures + 1 if pair is None else 0
         if pair is not None:
             yield pair
-
-
-def _take(size: int, pairs: Iterator[Pair], name: str) -> list[Pair]:
-    if size < 0:
-        raise ValueError(f"{name}: expected 0 or more, got {size}")
-    taken = list(tqdm(islice(pairs, size), "generate", size, unit="pair", disable=not sys.stderr.isatty()))
-    if len(taken) < size:
-        raise ValueError(f"{name}: expected a size that the grammar has pairs for, got {size} and found {len(taken)}")
-    return taken
 
 
 def generate_split(size: int, test_size: int, seed: int) -> tuple[list[Pair], list[Pair]]:
@@ -294,7 +270,15 @@ def generate_split(size: int, test_size: int, seed: int) -> tuple[list[Pair], li
         ValueError: a size is negative, or larger than the number of descriptions in the grammar.
     """
     pairs = _draw_pairs(seed)
-    test = _take(test_size, pairs, "test_size")
-    tested = {regex for _, regex in test}
-    train = _take(size, (pair for pair in pairs if pair[1] not in tested), "size")
-    return train, test
+
+    def take(number: int, name: str, avoid: set[str]) -> list[Pair]:
+        if number < 0:
+            raise ValueError(f"{name}: expected 0 or more, got {number}")
+        taken = list(islice((pair for pair in pairs if pair[1] not in avoid), number))
+        if len(taken) < number:
+            told = f"{name}: expected a size that the grammar has pairs for, got {number} and found {len(taken)}"
+            raise ValueError(told)
+        return taken
+
+    test = take(test_size, "test_size", set())
+    return take(size, "size", {regex for _, regex in test}), test

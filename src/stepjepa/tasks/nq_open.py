@@ -31,7 +31,7 @@ _INITIALS = re.compile(r"(?<!\S)([^\W\d_]) (?=[^\W\d_](?!\S))")
 
 
 class NormalForms(NamedTuple):
-    """A text as it is compared, under the two readings of punctuation; equal under one of them is equal.
+    """A text as it is compared; texts are equal if one of the forms is.
 
     Attributes:
         joined: punctuation left out, as the scripts of SQuAD and NQ-Open do: ``T-Bone`` becomes ``tbone``.
@@ -43,17 +43,12 @@ class NormalForms(NamedTuple):
 
 
 def normal_forms(text: str) -> NormalForms:
-    """What is compared of a text.
+    """What is compared of an answer, or of several with ``;`` between them, which stays as a word.
 
-    As in SQuAD: lower case, no articles, no punctuation, single spaces. Where that script would call something equal
-    that no person would, or the other way round, this goes with the person: a decimal point, a minus sign and what
-    separates two numbers count (``1.5`` is not ``15``), commas that group digits don't; an article counts where no
-    word follows it (``vitamin A``); accents, compatibility forms of Unicode and invisible characters don't count;
-    neither does the spacing of initials (``B. F. Skinner``, ``BF Skinner``). A text of nothing but punctuation stands
-    for itself.
-
-    Args:
-        text: an answer, or several with ``;`` between them; there both forms have ``;`` as a word.
+    As in SQuAD: lower case, no articles, no punctuation, single spaces. Unlike there, a decimal point, a minus sign and
+    what separates two numbers count (``1.5`` is not ``15``), commas that group digits don't; an article counts where no
+    word follows it (``vitamin A``); accents, compatibility forms of Unicode, invisible characters and the spacing of
+    initials (``B. F. Skinner``) don't. A text of nothing but punctuation stands for itself.
     """
     text = _decomposed(text).casefold()
     text = _IGNORED.sub("", text).translate(_SAME)
@@ -67,14 +62,10 @@ def normal_forms(text: str) -> NormalForms:
     return NormalForms(joined, parted)
 
 
-# Marks in one run are sorted by a method that takes the square of their number.
-_PIECE = 256
-
-
 def _decomposed(text: str) -> str:
-    if text.isascii():
-        return text
-    return "".join(unicodedata.normalize("NFKD", text[at : at + _PIECE]) for at in range(0, len(text), _PIECE))
+    # In pieces: sorting the marks of one run takes the square of their number.
+    piece = 256
+    return "".join(unicodedata.normalize("NFKD", text[at : at + piece]) for at in range(0, len(text), piece))
 
 
 def _without_articles(words: list[str]) -> list[str]:
@@ -110,17 +101,12 @@ def _repaired(text: str) -> str:
 class NqOpenTask(Task):
     """The truth lists the answers that count, with ``;`` between them: the aliases.
 
-    Scores, all on :func:`normal_forms`: ``exact`` (the answer is an alias), ``prefix`` (it begins with one),
-    ``contains`` (an alias stands somewhere in it, as whole words).
+    Scores, all on :func:`normal_forms`: ``exact`` (the answer is an alias, or a list of aliases), ``prefix`` (it begins
+    with one), ``contains`` (an alias stands somewhere in it, as whole words). Meaning is not judged: ``9`` is not
+    ``Nine``, and ``not Amma`` contains ``Amma``.
 
-    The headline is ``exact``, NQ-Open's own metric since Lee et al. (2019), so that it compares with other work. The
-    LLM-JEPA paper describes ``contains`` ("any ground-truth answer appears as a substring of the generated output"),
-    which is shown beside it; but its script tests whether a part of what was generated stands in the truth
-    (``--scoring reference``), so no published figure was made with it, and it favours a model that says much.
-
-    Models trained on these files answer in their form, ``one; another``. Such a list is ``exact`` when everything in
-    it is an alias. An answer that is empty, or nothing but articles and punctuation, is wrong. Meaning is not judged:
-    ``9`` is not ``Nine``, and ``not Amma`` contains ``Amma``.
+    The headline is ``exact``, NQ-Open's own metric since Lee et al. (2019). The LLM-JEPA paper describes ``contains``,
+    which favours a model that says much; its script does something else (``--scoring reference``).
     """
 
     headline = "exact"
@@ -159,10 +145,7 @@ class NqOpenTask(Task):
 
     @classmethod
     def convert(cls, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A record in the published form, from a row of ``nq_open`` as it is on the hub.
-
-        Args:
-            row: ``question``, and ``answer`` as a list of strings (or one string).
+        """A record in the published form, from a row of the hub: ``question``, and ``answer``, a list or one string.
 
         Raises:
             Unusable: the question or every answer is missing or empty, or an answer is no text.

@@ -30,9 +30,6 @@ _GROUPED = ("sentence", "text", "paraphrase", "caption")
 _GROUPS = ("group", "group_id", "set_id", "paraphrase_set_id", "paraphrase_id", "cluster")
 _LABELS = ("label", "is_duplicate")
 
-NOT_PARAPHRASES = "label 0: no paraphrases"
-NO_LABEL = "no label"
-OTHER_LABEL = "label neither 0 nor 1"
 EMPTY = "empty sentence"
 DUPLICATE = "sentence repeated in its group"
 SINGLE = "single sentence"
@@ -45,17 +42,15 @@ def records_of(
     """Pretraining records from sentence pairs or groups: in a group of n, n - 1 times a sentence and its successor.
 
     Args:
-        rows: line numbers and rows: two sentences (``sentence1``, ``sentence2``; ``text``, ``paraphrase``;
-            ``question1``, ``question2`` ...; or more, numbered on), perhaps with a ``label``, of which only 1 is kept;
-            a list of sentences (``set``, ``sentences``, ``paraphrases``), perhaps with a first one beside it
-            (``text``); or sentences with the ``group`` that they belong to, one in a row or several, the rows of a
-            group in order but not necessarily together.
+        rows: line numbers and rows: two sentences or more (``sentence1``, ``sentence2``; ``text``, ``paraphrase``),
+            perhaps with a ``label``, of which only 1 is kept; a list of sentences (``set``, ``sentences``,
+            ``paraphrases``), perhaps with a first one beside it (``text``); or sentences and their ``group``, whose
+            rows stand in order but not necessarily together.
         wrong: takes number and fault of a row that has none of these forms; the row is skipped.
 
     Returns:
-        The records, with ``group`` (the row's own, or else its line number) and ``position`` (of the user's sentence
-        in its group, counted from 1, what was dropped not counted); and why how many sentences, pairs or groups were
-        dropped.
+        The records, with ``group`` (the row's own, or its line number) and ``position`` (of the user's sentence in its
+        group, from 1); and how much was dropped, by reason.
     """
     dropped: Counter[str] = Counter()
     groups: dict[tuple[bool, Hashable], list[Any]] = {}
@@ -96,18 +91,13 @@ def _group(columns: Mapping[str, Any]) -> str | int | None:
 
 
 def _sentences(columns: Mapping[str, Any], *, grouped: bool) -> list[Any]:
-    """The sentences of a row.
-
-    Raises:
-        Unusable: its label says that they are no paraphrases.
-        UserError: it has none of the known forms.
-    """
+    """The sentences of a row; :class:`Unusable` by its label, UserError for an unknown form."""
     named = next((name for name in _LABELS if name in columns), None)
     label = "1" if named is None else as_label(columns[named])
     if label is None:
-        raise Unusable(NO_LABEL)
+        raise Unusable("no label")
     if label.lower() not in ("1", "true"):
-        raise Unusable(NOT_PARAPHRASES if label.lower() in ("0", "false") else OTHER_LABEL)
+        raise Unusable("label 0: no paraphrases" if label.lower() in ("0", "false") else "label neither 0 nor 1")
     for name in _LISTS:
         if name in columns:
             listed = as_list(columns[name])
@@ -130,7 +120,7 @@ def _sentences(columns: Mapping[str, Any], *, grouped: bool) -> list[Any]:
 
 
 def _distinct(sentences: Sequence[Any], dropped: Counter[str]) -> list[str]:
-    """Those that say something, each once; case and spacing make no paraphrase."""
+    """Each sentence once, whatever its case and spacing."""
     kept: dict[str, str] = {}
     for sentence in sentences:
         text = " ".join(sentence.split()) if isinstance(sentence, str) else ""
@@ -146,8 +136,7 @@ def _distinct(sentences: Sequence[Any], dropped: Counter[str]) -> list[str]:
 def within_and_between(embeddings: np.ndarray, groups: Sequence[Hashable]) -> dict[str, float | int | None]:
     """How alike embeddings are in a group and across groups: mean cosine over all pairs of different rows.
 
-    Exact, and linear in the number of rows: the cosines of all pairs of a set add up to half of what the squared
-    length of the sum of its unit vectors exceeds its size by.
+    Linear in the number of rows: the cosines of all pairs of n unit vectors add up to (|their sum|^2 - n) / 2.
 
     Args:
         embeddings: [N, D]
@@ -169,7 +158,7 @@ def within_and_between(embeddings: np.ndarray, groups: Sequence[Hashable]) -> di
         raise ValueError(f"expected embeddings with a direction, got zero, infinity or NaN in row {int(bad.argmax())}")
     rows = rows / lengths
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
-    members = np.array([numbers[group] for group in groups], dtype=np.intp)
+    members = [numbers[group] for group in groups]
     sums = np.zeros((len(numbers), rows.shape[1]))  # [groups, D]
     np.add.at(sums, members, rows)
     sizes = np.bincount(members, minlength=len(numbers))

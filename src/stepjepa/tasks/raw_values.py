@@ -13,11 +13,7 @@ _ITEM = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
 
 def read_text_field(row: Mapping[str, Any], name: str) -> str:
-    """A field that must hold text.
-
-    Raises:
-        Unusable: it is missing, empty or something else.
-    """
+    """A field that must hold text; :class:`Unusable` if it is missing, empty or something else."""
     value = row.get(name)
     if value is None:
         raise Unusable(f"no field '{name}'")

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from stepjepa.data.records import Record
-from stepjepa.errors import UserError
-from stepjepa.tasks.base import WRONG, Continuation, Response, Scored, Task, TaskOptions
+from stepjepa.tasks.base import WRONG, Continuation, Response, Scored, Task
 from stepjepa.tasks.hellaswag import LETTERS, most_likely
 
 REFERENCE = "reference"
 REFERENCE_PREFIX = "reference_prefix"
-
-# What the Spider task puts into 'extracted': what the shell would have printed.
-SHELL_TRUTH, SHELL_ANSWER = "truth_output", "answer_output"
 
 # Without MULTILINE: the marked line must be the last one.
 _HASHES = re.compile(r"\n#### (.+)$")
@@ -44,9 +40,6 @@ class ReferenceTask(Task):
 
     Args:
         task: the task to score with beside it. It is closed together with this one.
-
-    Raises:
-        UserError: the rules can't be followed with this task.
     """
 
     headline = REFERENCE
@@ -58,10 +51,6 @@ class ReferenceTask(Task):
         # The same class stands for many tasks; results of one must not be taken for those of another.
         self.name = f"{task.name}-{REFERENCE}"  # type: ignore[misc]
         self.takes = task.takes  # type: ignore[misc]
-
-    @classmethod
-    def from_options(cls, options: TaskOptions) -> Self:
-        raise UserError("the published rules are no task of their own; pass --scoring reference with the task's name")
 
     def left_out(self, record: Record) -> str | None:
         return self.task.left_out(record)
@@ -107,7 +96,7 @@ class ReferenceTask(Task):
             case "gsm8k":
                 return _marked(said) == _marked(truth)
             case "spider":
-                return _printed(own.extracted, SHELL_TRUTH) == _printed(own.extracted, SHELL_ANSWER)
+                return own.extracted["truth_output"] == own.extracted["answer_output"]
             case _:
                 return said == truth
 
@@ -115,10 +104,3 @@ class ReferenceTask(Task):
 def _marked(text: str) -> str | None:
     found = _HASHES.search(text)
     return found[1] if found else None
-
-
-def _printed(extracted: Mapping[str, str | None], name: str) -> str:
-    """What the shell would have printed; an older file of answers may lack it."""
-    if name not in extracted:
-        raise UserError(f"--scoring reference: the results of the queries are missing ('{name}'); leave --scoring out")
-    return extracted[name] or ""

@@ -62,10 +62,9 @@ class SentimentTask(Task):
     Both data sets have the same system prompt, so both are this task; which labels there are shows in the truths.
 
     Scores: ``correct``, the answer gives the true label and no other, see :func:`read_label`; ``exact``, it is the
-    label and nothing else, as the published script has it; ``first_word``, it begins with the label as a whole word,
-    in any case; ``prefix``, it begins with the label's letters (``--startswith`` of the published script, where
-    ``Goodness`` is Good); ``polarity``, the answer is on the true side, the only score for which a model counts as
-    right that says Positive, as the prompt has it, where the truth is Good or Very Good.
+    label and nothing else, as in the published script; ``first_word``, it begins with the label as a whole word, in any
+    case; ``prefix``, it begins with the label's letters (``--startswith`` of the published script, where ``Goodness``
+    is Good); ``polarity``, the answer is on the true side, in the prompt's words (Positive), too.
     """
 
     headline = "correct"
@@ -94,12 +93,9 @@ class SentimentTask(Task):
         return Scored(scores, {"truth": truth, "answer": said}, error)
 
     def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What was said to the records of each class.
+        """``balanced_accuracy``, the mean of the recalls; ``recall`` and ``count`` of every class that occurs.
 
-        Returns:
-            ``balanced_accuracy``: the mean of the recalls, so that a model that always says the same gets no more
-            than its share; ``recall`` and ``count`` of every class that occurs; ``confusion``: for each true label
-            how often which label was said, ``other`` for none of those that occur.
+        ``confusion`` says for each true label how often which label was said, ``other`` for none of those that occur.
         """
         pairs = [(line["extracted"]["truth"], line["extracted"]["answer"]) for line in lines]
         classes = [label for label in STARS if any(truth == label for truth, _ in pairs)]
@@ -116,12 +112,11 @@ class SentimentTask(Task):
 
     @classmethod
     def convert(cls, row: Mapping[str, Any], *, stars: bool = False) -> dict[str, Any]:
-        """A record in the published form, from a row of a data set as it is on the hub.
+        """A record in the published form, from a row of the hub.
 
         Args:
             row: ``text``, and ``label``: 0 and 1 for Bad and Good (``rotten_tomatoes``, ``yelp_polarity``).
-            stars: the labels 0 to 4 are one star to five, as in ``yelp_review_full``. A row does not say how many
-                labels there are.
+            stars: the labels 0 to 4 are one star to five, as in ``yelp_review_full``.
 
         Raises:
             Unusable: the text is empty, or the label is none of those.

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from stepjepa.answers.scoring import text_scores
-from stepjepa.answers.workers import Workers
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.tasks.base import (
@@ -33,7 +32,7 @@ _LIMITS = ("time", "memory")
 
 
 class _Query(NamedTuple):
-    """A query to be judged: the arguments of ``tasks.sql.execution.judge`` that differ."""
+    """The arguments of ``tasks.sql.execution.judge`` that differ; ``sql`` is None for the true query alone."""
 
     database: str
     gold: str
@@ -48,19 +47,18 @@ class SpiderTask(Task):
     Scores: ``execution``, the whole answer, run on the database, finds the rows that the true query finds, as often
     and, where the true query orders them, in its order; the order of the columns does not count, as in the test-suite
     evaluation of Spider (``sql.execution.same_result``). ``same_columns``: also with the columns in the same order.
-    ``first_statement``: the answer or the first statement in it does so, see :func:`first_statement`; it overlooks
-    that a model ran on. ``exact_text``: the text is the same after normalisation (``sql.text.same_text``) and, where
-    the true query works, finds the same. ``exact``, ``prefix``, ``contains`` of the text as it stands.
+    ``first_statement``: the answer or the first statement in it does so, see :func:`first_statement`. ``exact_text``:
+    the text is the same after normalisation (``sql.text.same_text``) and, where the true query works, finds the same.
+    ``exact``, ``prefix``, ``contains`` of the text as it stands.
 
-    A query that fails is wrong, whatever the true one finds. Where the true query itself fails nothing can be right;
-    such records count as wrong, and ``details`` says how many they are and what the figure is without them.
+    A query that fails is wrong, whatever the true one finds. Where the true query itself fails every answer is wrong;
+    ``details`` says how many such records there are and what the figure is without them.
     """
 
     headline = "execution"
     lenient = "first_statement"
     takes = ("spider_path", "missing_databases", "time_limit", "memory_limit", "workers")
     system_prompt = "Convert natural language to SQL."
-    _workers: Workers | None = None
 
     def __init__(self) -> None:
         # Which true queries work: run once, however many answers there are to each.
@@ -143,15 +141,12 @@ class SpiderTask(Task):
 
     def _judge(self, queries: Sequence[_Query]) -> dict[_Query, Verdict]:
         """The verdict on each query; those that are the same are run once."""
-        limits = self.options
-        if self._workers is None:
-            # Two queries with their own time each; a process is ended only where one of them does not keep it.
-            seconds = 2 * limits.time_limit + 5
-            self._workers = Workers(judge, seconds=seconds, memory=limits.memory_limit, processes=limits.workers)
         wanted = list(dict.fromkeys(queries))
+        seconds = self.options.time_limit
         # Half of the memory is for SQLite, half for the rows that are compared.
-        memory = max(1, limits.memory_limit // 2)
-        outcomes = self._workers.map([(*query, limits.time_limit, memory) for query in wanted])
+        memory = max(1, self.options.memory_limit // 2)
+        # Two queries with their own time each; a process is ended only where one of them does not keep it.
+        outcomes = self.run_within_limits(judge, [(*query, seconds, memory) for query in wanted], 2 * seconds + 5)
         verdicts = {}
         for query, outcome in zip(wanted, outcomes, strict=True):
             if outcome.failure is None:
@@ -178,9 +173,9 @@ class SpiderTask(Task):
 
         Returns:
             ``by_hardness``: for each level of ``tasks.sql.text.hardness`` (``unknown`` for a true query that can't be
-            parsed) how many records, ``n``, and the share that is right, ``execution``; ``failures``: how often
-            answers failed, by kind; ``gold_failures``: how many true queries failed, by reason; where there are any,
-            ``execution_without_gold_failures``: the share of right answers among the other records.
+            parsed) the number of records, ``n``, and the share that is right, ``execution``; ``failures`` of answers
+            and ``gold_failures`` of true queries, counted by reason; if there are any of the latter,
+            ``execution_without_gold_failures``, the share among the other records.
         """
         from stepjepa.tasks.sql.text import HARDNESS, hardness
 
@@ -203,16 +198,9 @@ class SpiderTask(Task):
             details["execution_without_gold_failures"] = sum(fine) / len(fine)
         return details
 
-    def close(self) -> None:
-        if self._workers is not None:
-            self._workers.close()
-
     @classmethod
     def convert(cls, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A training record in the published form, from a row of the original files or of the hub.
-
-        Args:
-            row: ``db_id``, ``question`` and ``query``.
+        """A training record in the published form, from a row with ``db_id``, ``question`` and ``query``.
 
         Raises:
             Unusable: one of them is missing, empty or no text.
@@ -267,10 +255,7 @@ _END = re.compile(
 
 
 def whole_answer(text: str) -> str:
-    """The query that an answer is: all of it, without white space and without the fence of a block of code.
-
-    A fence is how a query is shown, no part of it; anything beside the fence makes the answer more than a query.
-    """
+    """The query that an answer is: all of it, without white space and the fence of a block of code around it."""
     text = text.strip()
     for fence in ("```", "`"):
         inner = text[len(fence) : -len(fence)]
@@ -280,11 +265,10 @@ def whole_answer(text: str) -> str:
 
 
 def first_statement(text: str) -> str:
-    """The query that comes first, without what follows: a model that does not stop has often said the right thing.
+    """The query that comes first, without what follows, which a model that does not stop says behind it.
 
-    A text that does not begin as a query is taken from its first block of code on; what comes before a query is not
-    overlooked otherwise. It ends at the first semicolon, blank line, line with nothing but the name of a role of the
-    chat, next question, or at the end of the block.
+    A text that does not begin as a query is taken from its first block of code on. The query ends at the first
+    semicolon, blank line, line with nothing but the name of a role of the chat, next question, or with the block.
     """
     text = text.strip()
     if not _BEGINNING.match(text):

@@ -1,52 +1,117 @@
 """Word problems in the shape of GSM8K, generated: each step needs the result of the step before it.
 
-A problem is a chain of operations on one amount. Only the numbers by which the amount changes are told; no result on
-the way, the last one included, is a number of the question, so that no step and no answer can be copied from there.
+A problem is a chain of operations on one amount. The question tells only the numbers by which the amount changes. No
+result, the last one included, is a number of the question, so neither a step nor the answer can be copied from there.
 """
 
 from __future__ import annotations
 
+import operator
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from stepjepa.data.records import Record
 from stepjepa.tasks.base import chat_record, task
 from stepjepa.tasks.boxed import BoxedTask
-from stepjepa.tasks.stepmath_stories import BOXES, NAMES, OPENINGS, QUESTIONS, THINGS, TURNS, counted
 
 MAX_STEPS = 8
 
-# Draws in a row that bring nothing new before the problems of a difficulty count as used up.
+# So many draws in a row without a new problem, and the problems of a difficulty count as used up.
 _PATIENCE = 2000
+
+_NAMES = (
+    *("Mia", "Tom", "Ben", "Anna", "Leo", "Sara", "Max", "Zoe"),
+    *("Nina", "Paul", "Emma", "Jack", "Lily", "Omar", "Ruth", "Sam"),
+)
+_THINGS = (
+    *("apple", "badge", "ball", "bead", "book", "button", "card", "coin"),
+    *("cookie", "marble", "nut", "peach", "pen", "shell", "stamp", "sticker"),
+)
+_BOXES = ("bag", "basket", "box", "jar")
+_PLURALS = {"box": "boxes", "peach": "peaches"}
+
+# "story | solution": the equation follows the solution, and whoever the solution begins with has the result.
+# {who} has the amount before, {other} is somebody new, {n} is the number by which the amount changes.
+
+# How a problem begins: both numbers are told.
+_OPENINGS = {
+    "add": [
+        "{who} has {a_things} and buys {n} more. | {who} buys {n} more",
+        "{who} finds {a_things} in the morning and {n} more in the evening. | {who} finds both lots",
+        "{who} has {a_things}. Then {other} brings {n} more. | With what {other} brings",
+    ],
+    "subtract": [
+        "{who} has {a_things} and gives {n} to {other}. | {who} gives {n} away",
+        "{who} buys {a_things} but loses {n} of them on the way. | {who} loses {n}",
+        "{who} takes {a_things} to the market and sells {n} of them. | {who} sells {n}",
+    ],
+    "multiply": [
+        "{who} fills {n_boxes} with {a_things} each. | {who} fills {n_boxes}",
+        "{who} collects {a_things} every day for {n} days. | {who} collects for {n} days",
+        "{other} has {a_things}. {who} has {n} times as many. | {who} has {n} times as many",
+    ],
+    "share": [
+        "{other} shares {a_things} equally among {n} children, and {who} is one of them. | {who} gets one share",
+        "{other} packs {a_things} equally into {n_boxes} and gives one {box} to {who}. | {who} gets one {box}",
+    ],
+    "double": [
+        "{other} has {a_things}. {who} has twice as many. | {who} has twice as many",
+        "{who} has {a_things} and then wins as many again. | {who} wins as many again",
+    ],
+    "halve": [
+        "{other} has {a_things}. {who} has half as many. | {who} has half as many",
+        "{who} has {a_things} and gives half of them to {other}. | {who} keeps half",
+    ],
+}
+
+# How it continues: only the number by which the amount changes is told.
+_TURNS = {
+    "add": [
+        "Then {who} buys {n_things}. | {who} buys {n} more",
+        "After that {other} gives {who} {n_things}. | With what {other} gives",
+        "{other} has {n_things} more than {who}. | {other} has {n} more",
+    ],
+    "subtract": [
+        "Then {who} gives {n_things} to {other}. | {who} gives {n} away",
+        "Later {who} loses {n} of them. | {who} loses {n}",
+        "{other} has {n_things} fewer than {who}. | {other} has {n} fewer",
+    ],
+    "multiply": [
+        "{other} has {n} times as many {things} as {who}. | {other} has {n} times as many",
+        "{other} needs {n} times as many {things} as {who} and buys them all. | {other} buys {n} times as many",
+    ],
+    "share": [
+        "{who} shares them all equally among {n} friends, and {other} is one of them. | {other} gets one share",
+        "{who} packs them all equally into {n_boxes} and gives one {box} to {other}. | {other} gets one {box}",
+    ],
+    "double": [
+        "{other} has twice as many {things} as {who}. | {other} has twice as many",
+        "Then {who} wins as many again. | {who} wins as many again",
+    ],
+    "halve": [
+        "{other} has half as many {things} as {who}. | {other} has half as many",
+        "Then {who} gives half of them to {other}. | {who} keeps half",
+        "Later {who} sells half of them. | {who} sells half",
+    ],
+}
+_QUESTIONS = [f"How many {{things}} does {{who}} {end}?" for end in ("have now", "have in the end", "end up with")]
+
+_SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "share": "/", "double": "*", "halve": "/"}
+_APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
+OPERATIONS = tuple(_SIGNS)
 
 
 @task("stepmath")
 class StepmathTask(BoxedTask):
-    """The problems of ``stepjepa prepare stepmath``: as ``boxed``, known by their system prompt."""
+    """The problems of ``stepjepa prepare stepmath``: as ``boxed``, recognised by their system prompt."""
 
     system_prompt = "Solve the problem step by step. Put the answer in \\boxed{}."
 
     @classmethod
-    def recognises(cls, record: Any) -> bool:
+    def recognises(cls, record: Record) -> bool:
         return cls.is_of_data_set(record)
-
-
-class _Operation(NamedTuple):
-    sign: str
-    apply: Callable[[int, int], int]
-    shrinks: bool = False
-
-
-_OPERATIONS = {
-    "add": _Operation("+", lambda amount, number: amount + number),
-    "subtract": _Operation("-", lambda amount, number: amount - number, shrinks=True),
-    "multiply": _Operation("*", lambda amount, number: amount * number),
-    "share": _Operation("/", lambda amount, number: amount // number, shrinks=True),
-    "double": _Operation("*", lambda amount, number: amount * number),
-    "halve": _Operation("/", lambda amount, number: amount // number, shrinks=True),
-}
-OPERATIONS = tuple(_OPERATIONS)
 
 
 @dataclass(frozen=True)
@@ -79,8 +144,8 @@ class Difficulty:
             raise ValueError(f"max_quantity: expected 4 or more, got {self.max_quantity}")
         if self.max_amount < self.max_quantity:
             raise ValueError(f"max_amount: expected {self.max_quantity} (max_quantity) or more, got {self.max_amount}")
-        unknown = [name for name in self.operations if name not in OPERATIONS]
-        if unknown or not self.operations or len(set(self.operations)) < len(self.operations):
+        different = set(self.operations)
+        if not different or len(different) < len(self.operations) or not different <= set(OPERATIONS):
             got = ", ".join(self.operations) or "none"
             raise ValueError(f"operations: expected different ones of {', '.join(OPERATIONS)}, got {got}")
 
@@ -94,11 +159,11 @@ class _Move(NamedTuple):
 
     @property
     def result(self) -> int:
-        return _OPERATIONS[self.operation].apply(self.amount, self.number)
+        return int(_APPLY[_SIGNS[self.operation]](self.amount, self.number))
 
     @property
     def equation(self) -> str:
-        return f"{self.amount} {_OPERATIONS[self.operation].sign} {self.number}"
+        return f"{self.amount} {_SIGNS[self.operation]} {self.number}"
 
 
 def _moves_from(operation: str, amount: int, difficulty: Difficulty) -> Iterator[_Move]:
@@ -110,78 +175,79 @@ def _moves_from(operation: str, amount: int, difficulty: Difficulty) -> Iterator
         numbers = range(1 if operation in ("add", "subtract") else 3, difficulty.max_quantity + 1)
     for number in numbers:
         move = _Move(operation, amount, number)
-        whole = operation not in ("share", "halve") or amount % number == 0
+        whole = _SIGNS[operation] != "/" or amount % number == 0
         if whole and 1 <= move.result <= difficulty.max_amount:
             yield move
 
 
-def _first_moves(difficulty: Difficulty) -> dict[str, list[_Move]]:
-    """The first moves by operation: both numbers are told, and the result is neither."""
-    moves = {}
+def _choices(
+    difficulty: Difficulty, told: set[int], results: set[int], reached: int | None = None
+) -> dict[str, list[_Move]]:
+    """The next moves, by operation, from the amount that is reached; None before the first move.
+
+    No result may be told anywhere, nor come back: it would make the steps between superfluous.
+    """
+    choices = {}
     for operation in difficulty.operations:
-        # An amount that shrinks may start high.
-        most = difficulty.max_amount if _OPERATIONS[operation].shrinks else difficulty.max_quantity
-        found = [move for amount in range(2, most + 1) for move in _moves_from(operation, amount, difficulty)]
-        moves[operation] = [move for move in found if move.result not in (move.amount, move.number)]
-    return {operation: found for operation, found in moves.items() if found}
+        # A first amount that shrinks may be high.
+        most = difficulty.max_amount if _SIGNS[operation] in "-/" else difficulty.max_quantity
+        moves = [
+            move
+            for amount in (range(2, most + 1) if reached is None else (reached,))
+            for move in _moves_from(operation, amount, difficulty)
+            if move.number not in results and move.result not in {*told, *results, amount, move.number}
+        ]
+        if moves:
+            choices[operation] = moves
+    return choices
 
 
-def _draw_move(draw: random.Random, choices: dict[str, list[_Move]]) -> _Move | None:
-    return draw.choice(choices[draw.choice(list(choices))]) if choices else None
-
-
-def _draw_moves(draw: random.Random, first: dict[str, list[_Move]], difficulty: Difficulty) -> list[_Move] | None:
-    """A chain of moves; None where it ran into a dead end."""
-    if not first:
-        return None
+def _draw_moves(draw: random.Random, choices: dict[str, list[_Move]], difficulty: Difficulty) -> list[_Move] | None:
+    """A chain of moves that begins with one of the choices; None where it ran into a dead end."""
     count = draw.randint(difficulty.min_steps, difficulty.max_steps)
     moves: list[_Move] = []
-    move = _draw_move(draw, first)
-    while move is not None:
-        moves.append(move)
+    while choices:
+        moves.append(draw.choice(choices[draw.choice(list(choices))]))
         if len(moves) == count:
             return moves
-        told = {moves[0].amount, *(each.number for each in moves)}
-        results = {each.result for each in moves}
-        choices = {
-            operation: [
-                each
-                for each in _moves_from(operation, move.result, difficulty)
-                # No result may be told anywhere, nor come back: it would make the steps between superfluous.
-                if each.number not in results and each.result not in told | results | {each.number}
-            ]
-            for operation in difficulty.operations
-        }
-        move = _draw_move(draw, {operation: found for operation, found in choices.items() if found})
+        told = {moves[0].amount, *(move.number for move in moves)}
+        choices = _choices(difficulty, told, {move.result for move in moves}, moves[-1].result)
     return None
+
+
+def _plural(noun: str) -> str:
+    return _PLURALS.get(noun, f"{noun}s")
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun if number == 1 else _plural(noun)}"
 
 
 def _tell(draw: random.Random, moves: list[_Move]) -> tuple[str, list[str]]:
     """A story for the moves: the question, and one sentence a step."""
-    names = draw.sample(NAMES, len(NAMES))
-    thing = draw.choice(THINGS)
-    box = draw.choice(BOXES)
-    holder = names.pop()
+    names = draw.sample(_NAMES, len(_NAMES))
+    thing = draw.choice(_THINGS)
+    box = draw.choice(_BOXES)
+    who = names.pop()
     sentences: list[str] = []
     steps: list[str] = []
     for position, move in enumerate(moves):
-        phrase = draw.choice((TURNS if position else OPENINGS)[move.operation])
-        other = names.pop()
+        story, _, solution = draw.choice((_TURNS if position else _OPENINGS)[move.operation]).partition(" | ")
         words = {
-            "who": holder,
-            "other": other,
-            "things": thing.plural,
-            "box": box.singular,
+            "who": who,
+            "other": names.pop(),
+            "things": _plural(thing),
+            "box": box,
             "n": move.number,
-            "a_things": counted(move.amount, thing),
-            "n_things": counted(move.number, thing),
-            "n_boxes": counted(move.number, box),
-            "equation": f"{move.equation} = {counted(move.result, thing)}",
+            "a_things": _counted(move.amount, thing),
+            "n_things": _counted(move.number, thing),
+            "n_boxes": _counted(move.number, box),
         }
-        sentences.append(phrase.story.format(**words))
-        steps.append(phrase.solution.format(**words))
-        holder = other if phrase.passes_on else holder
-    sentences.append(draw.choice(QUESTIONS).format(who=holder, things=thing.plural))
+        sentences.append(story.format(**words))
+        steps.append(f"{solution.format(**words)}: {move.equation} = {_counted(move.result, thing)}.")
+        if solution.startswith("{other}"):
+            who = str(words["other"])
+    sentences.append(draw.choice(_QUESTIONS).format(who=who, things=_plural(thing)))
     return " ".join(sentences), steps
 
 
@@ -191,32 +257,22 @@ def _make_record(question: str, steps: list[str], answer: int) -> dict[str, Any]
     return chat_record(StepmathTask.system_prompt, question, solution, **fields)
 
 
-# What makes two problems the same whatever the story: their equations.
+# Two problems with the same equations are the same, whatever their story.
 _Chain = tuple[str, ...]
 
 
 def _draw_records(
-    size: int, chance: str, difficulty: Difficulty, name: str, *, avoid: Collection[_Chain] = (), once: bool = False
+    size: int, seed: str, difficulty: Difficulty, name: str, *, avoid: Collection[_Chain] = (), once: bool = False
 ) -> tuple[list[dict[str, Any]], set[_Chain]]:
-    """Records with different questions, and their chains of equations.
+    """Records with different questions, none with a chain to avoid, and their chains of equations.
 
-    Args:
-        size: how many.
-        chance: seed of the draws.
-        difficulty: of the problems.
-        name: of the size, for the error message.
-        avoid: chains that none may have.
-        once: every chain may occur only once, not again with another story.
-
-    Raises:
-        ValueError: the size is negative, or larger than the number of problems of that difficulty.
+    With ``once`` no chain occurs again with another story.
     """
     if size < 0:
         raise ValueError(f"{name}: expected 0 or more, got {size}")
-    draw = random.Random(chance)
-    first = _first_moves(difficulty)
-    records: list[dict[str, Any]] = []
-    questions: set[str] = set()
+    draw = random.Random(seed)
+    first = _choices(difficulty, set(), set())
+    records: dict[str, dict[str, Any]] = {}
     chains: set[_Chain] = set()
     failures = 0
     while len(records) < size:
@@ -224,9 +280,8 @@ def _draw_records(
         if moves is not None:
             chain = tuple(move.equation for move in moves)
             question, steps = _tell(draw, moves)
-            if chain not in avoid and not (once and chain in chains) and question not in questions:
-                records.append(_make_record(question, steps, moves[-1].result))
-                questions.add(question)
+            if chain not in avoid and not (once and chain in chains) and question not in records:
+                records[question] = _make_record(question, steps, moves[-1].result)
                 chains.add(chain)
                 failures = 0
                 continue
@@ -236,11 +291,11 @@ def _draw_records(
                 f"{name}: expected a size that this difficulty has problems for, got {size} and found {len(records)}; "
                 "ask for fewer, or allow more steps, larger numbers or more operations"
             )
-    return records, chains
+    return list(records.values()), chains
 
 
 def generate(size: int, seed: int, difficulty: Difficulty | None = None) -> list[dict[str, Any]]:
-    """Make problems, no two with the same question.
+    """Make problems with different questions.
 
     Args:
         size: how many.

@@ -10,6 +10,8 @@ from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import Prepared
 from stepjepa.batch.sampler import StepSampler
 from stepjepa.chat.predictors import predictor_ids
+from stepjepa.compute.equal_compute import Plan
+from stepjepa.compute.flops import FlopModel
 from stepjepa.config import JepaConfig
 from stepjepa.models.setup import packing
 from stepjepa.objectives.objective import Objective
@@ -18,17 +20,7 @@ from stepjepa.objectives.objective import Objective
 def make_collator(
     model: Any, tokenizer: Any, config: JepaConfig, objective: Objective, *, encoding: str, device: str, processes: int
 ) -> Collator:
-    """The collator of a run.
-
-    Args:
-        model: set up for the objective.
-        tokenizer: with predictor tokens.
-        config: mode, layout, row length.
-        objective: the terms.
-        encoding: ``tree``, ``rows`` or ``concatenated``.
-        device: type of the device that trains.
-        processes: number of them.
-    """
+    """The collator of a run of so many processes on devices of a type, for a model that is set up for the objective."""
     return Collator.of(
         config,
         predictor_ids(tokenizer, (config.predictors or 0) if config.uses_views else 0),
@@ -43,7 +35,7 @@ def make_sampler(
     prepared: Prepared, config: JepaConfig, objective: Objective, args: TrainingArguments, processes: int
 ) -> StepSampler:
     """The one order in which records are trained on, for any accumulation and number of processes."""
-    per_micro_step = args.train_batch_size * processes
+    per_micro_step = args.per_device_train_batch_size * processes
     return StepSampler(
         prepared.dataset.lengths,
         per_micro_step * args.gradient_accumulation_steps,
@@ -53,4 +45,21 @@ def make_sampler(
         jepa_ratio=config.jepa_ratio if config.uses_views else 1.0,
         # What pairs are compared with must be drawn from all records, not from those of like length.
         tight=not objective.compares_pairs,
+    )
+
+
+def make_plan(
+    flops: FlopModel,
+    prepared: Prepared,
+    config: JepaConfig,
+    sampler: StepSampler,
+    collator: Collator,
+    *,
+    args: TrainingArguments,
+    processes: int | None = None,
+) -> Plan:
+    """What every step of a run will cost; ``processes`` where they are others than those of ``args``."""
+    batches_per_step = args.gradient_accumulation_steps * (processes or args.world_size)
+    return Plan(
+        flops, prepared.dataset, sampler, collator, args.per_device_train_batch_size, batches_per_step, config.plain
     )

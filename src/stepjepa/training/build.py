@@ -25,14 +25,14 @@ from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.training.data import open_stream
 from stepjepa.training.failures import cannot_start
-from stepjepa.training.settings import training_arguments
+from stepjepa.training.settings import lora_settings, quantized, training_arguments
 from stepjepa.training.trainer import JepaTrainer
 
 
 def build_trainer(
     args: argparse.Namespace, config: JepaConfig, train_records: list[Record], eval_records: list[Record]
 ) -> tuple[JepaTrainer, LoraSettings | None, dict[str, str]]:
-    """Make the trainer of a run.
+    """Make the trainer of a run; a ``UserError`` says whatever keeps it from its first step.
 
     Args:
         args: of ``commands.train``.
@@ -42,30 +42,10 @@ def build_trainer(
 
     Returns:
         The trainer, the settings of its adapter, and rows for ``console.first_screen``.
-
-    Raises:
-        UserError: whatever keeps the run from its first step.
     """
     training = training_arguments(args, bool(eval_records))
-    try:
-        lora = LoraSettings(args.lora_rank, args.lora_alpha, args.lora_dropout) if args.lora else None
-    except ValueError as error:
-        raise UserError(f"--{error}") from None
-    model: Any
-    model, tokenizer = load_model(
-        args.model_name,
-        texts=(message["content"] for record in train_records for message in record.messages),
-        predictors=(config.predictors or 0) if config.uses_views else 0,
-        seed=args.finetune_seed,
-        dtype=args.dtype,
-        pretrain=args.pretrain,
-        train_tokenizer=args.train_tokenizer,
-        plain=config.plain,
-        chat_template=args.chat_template,
-        attn_implementation=args.attn_implementation,
-        trust_remote_code=args.trust_remote_code,
-        quantization=_quantization(args, training),
-    )
+    lora = lora_settings(args)
+    model, tokenizer = _load(args, config, training, train_records)
     cache: CacheDir = False if args.no_cache else args.cache_dir
     stream = open_stream(args) if args.streaming else None
     data = stream or prepare(train_records, tokenizer, config, cache_dir=cache, say=say)
@@ -94,7 +74,6 @@ def build_trainer(
             track_flop=args.track_flop,
             on_nonfinite=args.on_nonfinite,
         )
-        trainer.selective = args.selective_checkpointing
     except (UserError, OSError):
         raise
     except Exception as error:  # of whatever kind: no step is taken yet, and one line says what is wrong
@@ -102,6 +81,29 @@ def build_trainer(
     if stream is not None:
         told["data"] = _describe_stream(stream, args, len(train_records))
     return trainer, lora, told
+
+
+def _load(
+    args: argparse.Namespace, config: JepaConfig, training: TrainingArguments, records: list[Record]
+) -> tuple[Any, Any]:
+    """Model and tokenizer as the flags ask for them, without an adapter."""
+    kind = quantized(args)
+    compute = compute_dtype(args.dtype, bf16=training.bf16, fp16=training.fp16)
+    return load_model(
+        args.model_name,
+        texts=(message["content"] for record in records for message in record.messages),
+        predictors=(config.predictors or 0) if config.uses_views else 0,
+        seed=args.finetune_seed,
+        dtype=args.dtype,
+        pretrain=args.pretrain,
+        train_tokenizer=args.train_tokenizer,
+        plain=config.plain,
+        chat_template=args.chat_template,
+        attn_implementation=args.attn_implementation,
+        trust_remote_code=args.trust_remote_code,
+        allow_missing_weights=args.allow_missing_weights,
+        quantization=None if kind is None else quantization_options(kind, compute, training.device),
+    )
 
 
 def prompts_of(records: list[Record]) -> list[str | None]:
@@ -147,12 +149,3 @@ def _answer_scores(
         # Worded for that command, whose flags have other names here.
         raise UserError(re.sub(r"--(task|max_new_tokens)\b", r"--eval_\1", str(error))) from None
     return scores, f"to {len(asked):,} records at every evaluation, task {task.name}"
-
-
-def _quantization(args: argparse.Namespace, training: TrainingArguments) -> dict[str, Any] | None:
-    """What loads the frozen weights in 4 or 8 bits, if they are to be."""
-    kind = "4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None
-    if kind is None:
-        return None
-    compute = compute_dtype(args.dtype, bf16=training.bf16, fp16=training.fp16)
-    return quantization_options(kind, compute, training.device)

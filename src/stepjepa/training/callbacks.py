@@ -31,7 +31,7 @@ class MetricsCallback(TrainerCallback):
         kept = []
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
             # A kill may have cut the last line short.
-            with suppress(ValueError, TypeError, KeyError):
+            with suppress(ValueError):
                 if json.loads(line)["step"] <= state.global_step:
                     kept.append(line)
         # What the end of a run logs stands at its last step, too, but the checkpoint does not know of it.
@@ -103,15 +103,7 @@ class StopCallback(TrainerCallback):
 
     All processes do so at the same step, whichever of them was sent the signal. A step that ends an epoch is ended with
     what the epoch's end brings, evaluation among it, and an evaluation is ended too, so that nothing is missing from a
-    run that is resumed later.
-
-    Args:
-        request: entered while training is.
-        processes: how many train together.
-        device: of this one.
-
-    Raises:
-        Stopped: out of ``Trainer.train``, after the checkpoint was written.
+    run that is resumed later. ``Trainer.train`` raises ``Stopped`` then, after the checkpoint was written.
     """
 
     def __init__(self, request: OneRequest, processes: int = 1, device: torch.device | None = None) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import cast
 
+import torch
+from torch import nn
 from transformers import TrainingArguments
 from transformers.trainer_utils import HubStrategy
 
@@ -13,6 +15,7 @@ from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.dataset import Prepared
 from stepjepa.batch.sampler import STRATEGIES
 from stepjepa.config import JepaConfig
+from stepjepa.models.architecture import has_experts
 from stepjepa.objectives.objective import Objective
 
 # Arguments of Trainer's own token count, last batch and evaluation loop, none of which is used here.
@@ -34,11 +37,7 @@ WITHOUT_EFFECT = (
 
 
 def refuse_contradictions(args: TrainingArguments) -> None:
-    """Refuse options of Trainer that would be ignored or wrong here.
-
-    Raises:
-        ValueError: there is one.
-    """
+    """Raise a ``ValueError`` for options of Trainer that would be ignored or wrong here."""
     if args.label_smoothing_factor:
         raise ValueError(f"label_smoothing_factor: expected 0 with this objective, got {args.label_smoothing_factor}")
     if str(args.train_sampling_strategy) not in STRATEGIES:
@@ -60,8 +59,18 @@ def refuse_contradictions(args: TrainingArguments) -> None:
             raise ValueError(f"{name}: has no effect with this trainer; leave it at {defaults[name]}")
 
 
+def adjust(args: TrainingArguments, model: nn.Module) -> None:
+    """Settings of Trainer that follow from what it trains here."""
+    args.remove_unused_columns = False
+    # A process that only the CPU serves has nothing to pin.
+    args.dataloader_pin_memory = args.dataloader_pin_memory and torch.accelerator.is_available()
+    if args.ddp_find_unused_parameters is None and not has_experts(model):
+        # All weights take part in every step; looking for others costs a walk through the graph.
+        args.ddp_find_unused_parameters = False
+
+
 def refuse_data_parallel(args: TrainingArguments) -> None:
-    """One process with several devices would be given to DataParallel."""
+    """Raise a ``ValueError`` where one process with several devices would be given to DataParallel."""
     if args.n_gpu > 1:
         raise ValueError(
             f"expected one device per process, got {args.n_gpu} under DataParallel, which can't carry this objective; "
@@ -70,11 +79,7 @@ def refuse_data_parallel(args: TrainingArguments) -> None:
 
 
 def refuse_lonely_pairs(objective: Objective, config: JepaConfig, args: TrainingArguments) -> None:
-    """Refuse terms that compare the pairs of a micro-batch where there is only one.
-
-    Raises:
-        ValueError: it is so.
-    """
+    """Raise a ``ValueError`` where terms compare the pairs of a micro-batch and there is only one."""
     if objective.compares_pairs and config.pairs == "first" and args.train_batch_size * args.world_size == 1:
         raise ValueError(
             "infonce, sigreg, variance and covariance compare the pairs of a micro-batch, and a batch size of 1 has "
@@ -83,11 +88,7 @@ def refuse_lonely_pairs(objective: Objective, config: JepaConfig, args: Training
 
 
 def refuse_sharding(config: JepaConfig, answer_scores: object | None) -> None:
-    """Refuse what can't be done where each process holds a part of the weights.
-
-    Raises:
-        ValueError: it is asked for.
-    """
+    """Raise a ``ValueError`` for what can't be done where each process holds a part of the weights."""
     if answer_scores is not None:
         raise ValueError("answer_scores: expected None, since sharded weights can't generate; evaluate afterwards")
     if config.target_grad == "ema":
@@ -98,11 +99,7 @@ def refuse_sharding(config: JepaConfig, answer_scores: object | None) -> None:
 
 
 def check_positions(collator: Collator, prepared: Sequence[Prepared | None]) -> None:
-    """Refuse records that are longer than the model has positions, before the first step.
-
-    Raises:
-        ValueError: a sequence is longer.
-    """
+    """Raise a ``ValueError`` where a record is longer than the model has positions, before the first step."""
     for data in prepared:
         if data is None or collator.positions is None or not len(data.dataset):
             continue

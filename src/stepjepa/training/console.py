@@ -6,76 +6,61 @@ import argparse
 import math
 import time
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from transformers.trainer_callback import ProgressCallback
 
 from stepjepa.checkpoints import checkpoints
-from stepjepa.compute.equal_compute import EqualCompute
+from stepjepa.compute.equal_compute import EqualCompute, Plan
+from stepjepa.config import JepaConfig
+from stepjepa.models.architecture import base_model
 from stepjepa.models.quantization import parameter_counts
-from stepjepa.models.setup import base_model
 from stepjepa.objectives.term import TERMS
 from stepjepa.run_folder import METRICS_FILE, RUN_FILE
 from stepjepa.terminal import duration
+from stepjepa.training.settings import quantized
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
     from stepjepa.batch.dataset import Prepared
-    from stepjepa.config import JepaConfig
     from stepjepa.training.trainer import JepaTrainer
 
 SAMPLED = 512
 """Records whose cost is worked out before a run starts: enough for two digits, and a fraction of a second."""
 
-MEASURED = 4
-"""Steps behind the first one after which the time of a run is told; the first pays for what is made once."""
-
 Row = tuple[str, str]
 
 
-class Cost(NamedTuple):
+class StepCost(NamedTuple):
     """Tokens (without padding) and FLOPs of a step, and of one of regular training on the same records."""
 
     tokens: float
-    regular_tokens: float
     flops: float
+    regular_tokens: float
     regular_flops: float
 
 
-def step_cost(trainer: JepaTrainer) -> Cost:
+def step_cost(trainer: JepaTrainer) -> StepCost:
     """What a step of a run costs on the average, loss dropout included, by every k-th step of an epoch."""
-    plan = trainer.plan
-    ratio = trainer.jepa.jepa_ratio if trainer.jepa.uses_views else 1.0
-    # Which steps drop their views is drawn: a sample of them would say less than both kinds, weighted.
-    steps = [([key._replace(with_views=True) for key in keys], keys) for keys in plan.regular.keys(0)]
+    plan, regular = trainer.plan, trainer.plan.regular
+    steps = regular.keys(0)
     stride = max(1, len(steps) * plan.records_per_step // max(SAMPLED, 4 * plan.records_per_step))
-    tokens, regular_tokens, flops, regular_flops, records = 0.0, 0, 0.0, 0, 0
-    for both in steps[::stride]:
-        whole, regular = ([plan.collate(batch) for batch in plan.micro_batches(keys)] for keys in both)
-        without = sum(batch["members"].tokens for batch in regular)
-        tokens += ratio * sum(batch["members"].tokens for batch in whole) + (1 - ratio) * without
-        regular_tokens += without
-        flops += ratio * sum(map(plan.flops.of_batch, whole)) + (1 - ratio) * sum(map(plan.flops.of_batch, regular))
-        regular_flops += sum(map(plan.regular.flops.of_batch, regular))
-        records += sum(key.record >= 0 for key in both[1])
-    scale = min(plan.records_per_step, len(plan.records)) / records
-    return Cost(*(total * scale for total in (tokens, regular_tokens, flops, regular_flops)))
+    chosen = steps[::stride]
 
+    def mean(plan: Plan, *, with_views: bool) -> np.ndarray[Any, Any]:
+        keys = [[key._replace(with_views=with_views) for key in step] for step in chosen]
+        batches = [plan.collate(each) for step in keys for each in plan.micro_batches(step)]
+        total = np.array([sum(each["members"].tokens for each in batches), sum(map(plan.flops.of_batch, batches))])
+        return total * min(plan.records_per_step, len(plan.records)) / sum(key.record >= 0 for key in chain(*chosen))
 
-def run_length(trainer: JepaTrainer) -> tuple[int, int | None]:
-    """Steps of a run and of an epoch, as the Trainer will work them out; None for the epoch of a stream."""
-    if trainer.prepared is None:
-        return trainer.args.max_steps, None
-    epoch = math.ceil(len(trainer.prepared.dataset) / _records_per_step(trainer.args))
-    given = trainer.args.max_steps
-    return (given if given > 0 else math.ceil(trainer.args.num_train_epochs * epoch)), epoch
-
-
-def _records_per_step(args: TrainingArguments) -> int:
-    records: int = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    return records
+    # Which steps drop their views is drawn: a sample of them would say less than both kinds, weighted.
+    ratio = trainer.jepa.jepa_ratio if trainer.jepa.uses_views else 0.0
+    own = ratio * mean(plan, with_views=True) + (1 - ratio) * mean(plan, with_views=False)
+    return StepCost(*own.tolist(), *mean(regular, with_views=False).tolist())
 
 
 # -- the first screen --------------------------------------------------------------------------------------------------
@@ -101,8 +86,7 @@ def first_screen(
     config, prepared = trainer.jepa, trainer.prepared
     rows: list[tuple[str, str | None]] = [
         ("model", _model(args, trainer)),
-        ("mode", _mode(config)),
-        ("loss", _loss(config)),
+        ("objective", _objective(config)),
         ("encoding", f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None),
         ("data", f"{Path(prepared.source).name}: {_counts(prepared, config)}" if prepared else told.get("data")),
         ("prompts", told.get("prompts")),
@@ -110,7 +94,7 @@ def first_screen(
         ("answers", told.get("answers")),
         *_step(trainer),
         ("steps", _steps(trainer, equal)),
-        ("output", args.output_dir + ("" if checkpoint is None else f", going on from {Path(checkpoint).name}")),
+        ("output", args.output_dir + ("" if checkpoint is None else f", resumed from {Path(checkpoint).name}")),
     ]
     return [(name, text) for name, text in rows if text is not None]
 
@@ -120,7 +104,7 @@ def _model(args: argparse.Namespace, trainer: JepaTrainer) -> str:
     trained = "all trained" if trainable == total else f"{trainable:,} of them ({trainable / total:.2%}) trained"
     if args.lora:
         trained += f", LoRA of rank {args.lora_rank}"
-    weights = "4 bits" if args.load_in_4bit else "8 bits" if args.load_in_8bit else args.dtype
+    weights = quantized(args) or args.dtype
     mixed = " with bf16" if trainer.args.bf16 else " with fp16" if trainer.args.fp16 else ""
     world = trainer.args.world_size
     where = f"{trainer.args.device.type}{f', {world} processes' if world > 1 else ''}"
@@ -128,33 +112,16 @@ def _model(args: argparse.Namespace, trainer: JepaTrainer) -> str:
     return f"{args.model_name} ({kind}), {total:,} parameters, {trained}; {weights}{mixed} on {where}"
 
 
-def _mode(config: JepaConfig) -> str:
-    if not config.uses_views:
-        return f"{config.mode}: plain fine-tuning, no views"
-    parts = [
-        f"{config.mode}, layout {config.layout}",
-        f"K = {config.predictors}",
-        f"{'the first pair' if config.pairs == 'first' else 'all pairs'} of a record",
-        "predictors in front" if config.front_pred else "",
-        "target predicts source" if config.reverse_pred else "",
-        f"pair distance {config.pair_distance}" if config.pair_distance != 1 else "",
-        f"{config.pooling} pooling" if config.pooling != "last" else "",
+def _objective(config: JepaConfig) -> str:
+    """Mode and main settings, and all others that are not at their defaults."""
+    main = ("layout", "predictors", "pairs", "jepa_loss_type", "lbd") if config.uses_views else ()
+    defaults = JepaConfig(mode=config.mode).to_dict()
+    shown = [
+        f"{name} {value}"
+        for name, value in config.to_dict().items()
+        if name in main or (name != "mode" and value != defaults[name])
     ]
-    return ", ".join(part for part in parts if part)
-
-
-def _loss(config: JepaConfig) -> str:
-    parts = [f"{config.gamma:g} LM"]
-    if config.uses_views:
-        schedule = "" if config.lbd_schedule == "constant" else f" ({config.lbd_schedule})"
-        parts.append(f"{config.lbd:g} {config.jepa_loss_type}{schedule}")
-    others = {name: getattr(config, name) for name in ("sigreg", "variance", "covariance", "stp")}
-    text = " + ".join([*parts, *(f"{weight:g} {name}" for name, weight in others.items() if weight)])
-    if config.uses_views and config.jepa_ratio < 1:
-        text += f"; views in {config.jepa_ratio:.0%} of the steps"
-    if config.target_grad != "on":
-        text += f"; target {'stopped' if config.target_grad == 'stop' else 'of averaged weights'}"
-    return text
+    return ", ".join([config.mode, *shown])
 
 
 def _counts(prepared: Prepared, config: JepaConfig) -> str:
@@ -170,7 +137,8 @@ def _step(trainer: JepaTrainer) -> list[Row]:
         sizes.append(f"{args.gradient_accumulation_steps} accumulated")
     if args.world_size > 1:
         sizes.append(f"{args.world_size} processes")
-    step = f"{_records_per_step(args)} records" + (f" ({' x '.join(sizes)})" if len(sizes) > 1 else "")
+    records = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    step = f"{records} records" + (f" ({' x '.join(sizes)})" if len(sizes) > 1 else "")
     if trainer.prepared is None:
         return [("each step", step)]
     cost = step_cost(trainer)
@@ -184,32 +152,32 @@ def _step(trainer: JepaTrainer) -> list[Row]:
 
 def _steps(trainer: JepaTrainer, equal: EqualCompute | None) -> str:
     args = trainer.args
-    total, epoch = run_length(trainer)
-    length = f"{total:,}"
+    length = f"{args.max_steps:,}"
     if equal is not None:
         length = f"same FLOPs as {args.num_train_epochs:g} regular epochs: {equal.describe()}"
-    elif epoch is not None:
-        length += f", one epoch of {epoch:,}" if total == epoch else f", {total / epoch:.3g} epochs of {epoch:,}"
-    evaluated = _often(args, "eval") if trainer.prepared_eval is not None else None
+    elif trainer.prepared is not None:
+        epoch = trainer.plan.steps_per_epoch
+        total = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * epoch)
+        length = f"{total:,}, {total / epoch:.3g} epochs of {epoch:,}"
     schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     parts = [
         length,
-        *([f"evaluated {evaluated}"] if evaluated else []),
-        f"saved {_often(args, 'save') or 'at the end'}",
+        f"evaluated {_often(args, 'eval')}" if trainer.prepared_eval is not None else "",
+        f"saved {_often(args, 'save')}",
         f"learning rate {args.learning_rate:g} ({schedule})",
         f"seed {args.seed}",
     ]
-    return "; ".join(parts)
+    return "; ".join(part for part in parts if part)
 
 
-def _often(args: TrainingArguments, what: str) -> str | None:
-    """How often the Trainer does something; None for never."""
+def _often(args: TrainingArguments, what: str) -> str:
+    """How often the Trainer does something."""
     strategy = getattr(args, f"{what}_strategy")
     strategy = str(getattr(strategy, "value", strategy))
     every = getattr(args, f"{what}_steps")
     if strategy == "steps":
         return f"every {every:g} steps" if every >= 1 else f"every {every:.0%} of the run"
-    return None if strategy == "no" else f"every {strategy}"
+    return "at the end" if strategy == "no" else f"every {strategy}"
 
 
 # -- while it trains ---------------------------------------------------------------------------------------------------
@@ -257,42 +225,31 @@ class ConsoleCallback(ProgressCallback):
             super().on_train_begin(args, state, control, **kwargs)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Advance the bar; tell the time of the run once it is known."""
+        """Advance the bar."""
         if self.training_bar is not None:
             super().on_step_end(args, state, control, **kwargs)
-        done, left = state.global_step - self._first, self._seconds_left(state)
-        if done == 1:
+        if state.global_step == self._first + 1:
+            # The first step is no measure of the others: it pays for what is made once.
             self._begun = time.perf_counter()
-        elif done == 1 + MEASURED and left is not None and state.is_world_process_zero:
-            steps = state.max_steps - state.global_step
-            self._write(f"time: about {duration(left)} for the {steps:,} steps left, {duration(left / steps)} each")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Print the line."""
+        """Print the line, above the bar where there is one."""
         line = console_line(logs or {})
         if line is None or not state.is_world_process_zero:
             return
-        left = None if self.training_bar is not None or "loss" not in (logs or {}) else self._seconds_left(state)
-        self._write(f"step {state.global_step}/{state.max_steps}  {line}{f', {duration(left)} left' if left else ''}")
+        line = f"step {state.global_step}/{state.max_steps}  {line}"
+        if self.training_bar is not None:
+            self.training_bar.write(line)
+            return
+        done, left = state.global_step - self._first - 1, state.max_steps - state.global_step
+        if "loss" in (logs or {}) and done > 0 and left > 0:
+            line += f", {duration((time.perf_counter() - self._begun) / done * left)} left"
+        print(line, flush=True)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the bar."""
         if self.training_bar is not None:
             super().on_train_end(args, state, control, **kwargs)
-
-    def _seconds_left(self, state: Any) -> float | None:
-        """What the steps to come will take, evaluations included; None while it is not known, and at the end."""
-        measured, steps = state.global_step - self._first - 1, state.max_steps - state.global_step
-        if measured < 1 or steps < 1:
-            return None
-        return (time.perf_counter() - self._begun) / measured * steps
-
-    def _write(self, line: str) -> None:
-        # Above the bar, where there is one.
-        if self.training_bar is not None:
-            self.training_bar.write(line)
-        else:
-            print(line, flush=True)
 
 
 # -- what came of it ---------------------------------------------------------------------------------------------------

@@ -22,11 +22,7 @@ FIRST = 1000
 
 
 def open_stream(args: argparse.Namespace) -> RecordStream:
-    """The training records of ``--streaming``.
-
-    Raises:
-        UserError: the file is missing, or no plain file.
-    """
+    """The training records of ``--streaming``."""
     size = args.shuffle_buffer_size
     if size is None:
         size = 0 if args.training.get("train_sampling_strategy") == "sequential" else SHUFFLE_BUFFER

@@ -1,23 +1,28 @@
-"""A run that fails, or a checkpoint that can't be loaded: one line for the user, and a run folder that says so."""
+"""Run failure handling: one line for the user, and a run folder that says so; checkpoints that can't be loaded."""
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import get_peft_model_state_dict
-from safetensors import safe_open
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 
+from stepjepa.batch.collate import Batch
+from stepjepa.compute.flops import Shape
 from stepjepa.disk import DISK_ERRORS
 from stepjepa.errors import UserError
+from stepjepa.memory import is_out_of_memory
+from stepjepa.models.weights import missing_of_adapter
 from stepjepa.run_folder import last_checkpoint, put_back, write_run
 from stepjepa.training.processes import is_lost
+
+if TYPE_CHECKING:
+    from stepjepa.training.trainer import JepaTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +77,7 @@ def recording_failures(
             ) from None
         logger.debug("training failed", exc_info=error)
         failed = f"the run failed after step {trainer.state.global_step} ({_named(error)})"
-        raise UserError(f"{failed}; {_way_back(folder)}; --debug 2 shows where it was") from None
+        raise UserError(f"{failed}; {way_back(folder)}; --debug 2 shows where it was") from None
 
 
 def cannot_start(error: Exception) -> UserError:
@@ -90,28 +95,25 @@ def _named(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if str(error) else type(error).__name__
 
 
-def _way_back(folder: Path, condition: str = "") -> str:
-    last = last_checkpoint(folder)
+def way_back(folder: str | Path | None, condition: str = "") -> str:
+    """How a failed run can be resumed, for people."""
+    last = last_checkpoint(Path(folder or "."))
     if last is None:
-        return "no checkpoint was saved before"
-    return f"{last.name} is whole: {condition}go on with --resume_from_checkpoint last"
+        return "no checkpoint was saved before; begin again in another --output_dir"
+    return f"{last.name} is complete: {condition}resume with --resume_from_checkpoint last"
 
 
 def _disk_error(error: OSError, folder: Path) -> OSError:
     """What to tell of a disk that can't be written to while training."""
     if error.errno not in DISK_ERRORS:
         return error
-    way = _way_back(folder, "once it can be written to, ")
+    way = way_back(folder, "once it can be written to, ")
     told: Any = UserError(f"{error.strerror}; {way}", path=error.filename or folder)
     return told
 
 
 def refuse_other_weights(model: Any, load_result: Any) -> None:
-    """Refuse what transformers only warns of: what is missing would go on from where the model began.
-
-    Raises:
-        ValueError: a weight that no other is tied to is missing, or there is one that the model has not.
-    """
+    """Raise a ``ValueError`` for missing and unknown weights, of which transformers only warns."""
     tensors = model.state_dict(keep_vars=True)
     missing = set(load_result.missing_keys) - set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     loaded = {id(tensor) for name, tensor in tensors.items() if name not in missing}
@@ -122,26 +124,13 @@ def refuse_other_weights(model: Any, load_result: Any) -> None:
 
 
 def refuse_other_adapter(model: Any, checkpoint: Path) -> None:
-    """Refuse an adapter's weights that lack some of the model's, of which PEFT only warns.
-
-    Raises:
-        ValueError: one is missing.
-    """
-    file = checkpoint / "adapter_model.safetensors"
-    if not hasattr(model, "peft_config") or not file.is_file():
-        return
-    with safe_open(file, "pt") as weights:
-        lost = sorted(set(get_peft_model_state_dict(model, save_embedding_layers=False)) - set(weights.keys()))
-    if lost:
+    """Raise a ``ValueError`` for missing weights of an adapter, of which PEFT only warns."""
+    if hasattr(model, "peft_config") and (lost := missing_of_adapter(model, checkpoint)):
         raise ValueError(f"its weights are those of another adapter: {lost[0]} is missing")
 
 
 def refuse_other_optimizer(optimizer: Any) -> None:
-    """Refuse the averages of other weights: a fused optimizer would write beyond their end, and end the process.
-
-    Raises:
-        ValueError: an average has another shape than its weight.
-    """
+    """Raise a ``ValueError`` for averages of other weights: a fused optimizer would write beyond their end."""
     for group in getattr(optimizer, "param_groups", ()):
         for weight in group["params"]:
             for name in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
@@ -151,3 +140,50 @@ def refuse_other_optimizer(optimizer: Any) -> None:
                 if plain and value.shape != weight.shape:
                     expected, got = tuple(weight.shape), tuple(value.shape)
                     raise ValueError(f"expected '{name}' of shape {expected} in the optimizer, got {got}")
+
+
+@contextmanager
+def naming_the_batch(describe: Callable[[], str]) -> Iterator[None]:
+    """Raise a ``UserError`` with the line that ``describe`` gives where memory runs out inside the block."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(describe()) from None
+
+
+def describe_batch(what: str, batch: Batch | None, source: str) -> str:
+    """What was being computed when memory ran out: the step or evaluation, and its micro-batch where there is one."""
+    where = f"out of memory in {what}"
+    if batch is None:
+        return where
+    members = batch["members"]
+    where += f", with a batch of {len(members.lines)} records in {Shape.of(batch).cells:,} cells"
+    if members.lines:
+        length, line = max(zip(members.lengths, members.lines, strict=True))
+        where += f"; its longest record, {source}:{line}, has {length:,} tokens"
+    return where
+
+
+def describe_step(trainer: JepaTrainer) -> str:
+    """The step in which memory ran out, and what helps."""
+    last = trainer.guard.batches[-1] if trainer.guard.batches else None
+    said = describe_batch(f"step {trainer.state.global_step + 1}", last, trainer.source)
+    return f"{said}; {remedies(trainer.args)}; {way_back(trainer.args.output_dir)}"
+
+
+def remedies(args: TrainingArguments) -> str:
+    """At least three flags that make a step smaller, for people: first those that a resumed run may be given."""
+    resumed, anew = [], []
+    if not args.gradient_checkpointing:
+        resumed.append("--gradient_checkpointing true (or --selective_checkpointing)")
+    if not (args.bf16 or args.fp16):
+        resumed.append("--bf16 true")
+    batch, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    if batch > 1:
+        half = next(size for size in range(batch // 2, 0, -1) if batch % size == 0)
+        anew.append(f"--batch_size {half} --grad_accum {accumulation * (batch // half)} (the same steps)")
+    anew += ["a smaller --max_length (with --over_length truncate or skip)", "--lora"]
+    said = [f"pass {' or '.join(resumed)}"] if resumed else []
+    return ", or ".join([*said, f"begin again with {' or '.join(anew)}"])

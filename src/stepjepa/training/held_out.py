@@ -11,8 +11,7 @@ from stepjepa.batch.dataset import Prepared
 from stepjepa.batch.sampler import StepSampler
 from stepjepa.objectives.monitors import Window, share
 from stepjepa.objectives.objective import jepa_loss
-from stepjepa.training.nonfinite import MicroBatch
-from stepjepa.training.out_of_memory import describe, naming_the_batch
+from stepjepa.training.failures import describe_batch, naming_the_batch
 
 if TYPE_CHECKING:
     from stepjepa.training.trainer import JepaTrainer
@@ -23,12 +22,9 @@ _SMALLER = "pass --per_device_eval_batch_size 1 or --bf16 true, or begin again w
 
 @torch.no_grad()
 def measure(trainer: JepaTrainer, model: Any, prepared: Prepared) -> tuple[dict[str, float], int]:
-    """Run all records and reduce what was seen.
+    """Measure the trainer's objective on all records, with its weights, whatever their schedules.
 
-    Args:
-        trainer: whose objective is measured, with its weights, whatever their schedules.
-        model: in evaluation mode.
-        prepared: the records.
+    The model is in evaluation mode.
 
     Returns:
         The metrics by name, the same on every process, and how many records they are of.
@@ -42,7 +38,7 @@ def measure(trainer: JepaTrainer, model: Any, prepared: Prepared) -> tuple[dict[
     for batch in DataLoader(prepared.dataset, batch_sampler=batches, collate_fn=trainer.data_collator):
 
         def say(batch: Any = batch) -> str:
-            return f"{describe('the evaluation', MicroBatch(batch), prepared.source)}; {_SMALLER}"
+            return f"{describe_batch('the evaluation', batch, prepared.source)}; {_SMALLER}"
 
         with naming_the_batch(say), trainer.compute_loss_context_manager():
             losses = jepa_loss(model, trainer._prepare_inputs(batch), objective, context=context)

@@ -57,11 +57,7 @@ def naming_hub_errors(what: str) -> Iterator[None]:
 
 
 def create_repository(name: str, *, private: bool | None = None, token: str | None = None) -> str:
-    """Make a model repository where there is none, and return its name as ``owner/name``.
-
-    Raises:
-        UserError: the hub refuses, or can't be reached.
-    """
+    """Make a model repository where there is none, and return its name as ``owner/name``."""
     refuse_offline()
     with naming_hub_errors(f"can't make the repository '{name}' on the hub"):
         made: str = HfApi().create_repo(name, token=token, private=private, exist_ok=True).repo_id

@@ -6,22 +6,21 @@ import json
 import logging
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from accelerate.utils import gather_object
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
-from stepjepa.batch.collate import Batch, Members
+from stepjepa.batch.collate import Batch
 from stepjepa.errors import UserError
 from stepjepa.files import write_json
 from stepjepa.objectives.objective import Losses
 from stepjepa.objectives.term import TERMS
-from stepjepa.run_folder import last_checkpoint
+from stepjepa.training.failures import way_back
 
 if TYPE_CHECKING:
     from stepjepa.training.trainer import JepaTrainer
@@ -41,30 +40,6 @@ COUNT_FILE = "nonfinite.json"
 _NAMED = 8
 
 
-@dataclass
-class MicroBatch:
-    """One micro-batch of the step that is being computed.
-
-    Attributes:
-        batch: as collated.
-        parts: the means of its terms, on their device; empty until they are there.
-    """
-
-    batch: Batch
-    parts: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def members(self) -> Members:
-        """The records it holds."""
-        found: Members = self.batch["members"]
-        return found
-
-    @property
-    def cells(self) -> int:
-        """Tokens of all rows, padding among them."""
-        return sum(each["input_ids"].numel() for each in self.batch.passes)
-
-
 class NonfiniteGuard(TrainerCallback):
     """Looks at the norm of the gradient before every optimizer step, and decides on the step, on all processes alike.
 
@@ -76,7 +51,8 @@ class NonfiniteGuard(TrainerCallback):
         on_nonfinite: as given.
         skipped: steps skipped so far.
         step_taken: the last step was taken.
-        micros: of the step that is being computed.
+        batches: the micro-batches of the step that is being computed.
+        parts: the means of their terms, on their device; not yet there of one that is being computed.
 
     Raises:
         ValueError: there is no such setting, or the optimizer can't be kept from its step.
@@ -89,7 +65,8 @@ class NonfiniteGuard(TrainerCallback):
             raise ValueError("on_nonfinite 'skip' can't keep DeepSpeed from a step; use 'stop', or train without it")
         self._trainer = trainer
         self.on_nonfinite = on_nonfinite
-        self.micros: list[MicroBatch] = []
+        self.batches: list[Batch] = []
+        self.parts: list[dict[str, Tensor]] = []
         self.skipped = self._in_a_row = 0
         self.step_taken = True
         # The Trainer's own look at every loss waits for the device in every micro-batch, and hides what it finds.
@@ -97,7 +74,8 @@ class NonfiniteGuard(TrainerCallback):
 
     def begin_step(self) -> None:
         """Forget the micro-batches of the last step."""
-        self.micros.clear()
+        self.batches.clear()
+        self.parts.clear()
         self.step_taken = True
 
     def watch(self, losses: Losses) -> Tensor:
@@ -106,8 +84,7 @@ class NonfiniteGuard(TrainerCallback):
         Gradients may be finite although the loss is not. Those of all processes are added up, so that each of them
         learns of it without a message, and no device is waited for.
         """
-        if self.micros:
-            self.micros[-1].parts = {name: part.detach() for name, part in losses.parts.items()}
+        self.parts.append({name: part.detach() for name, part in losses.parts.items()})
         return losses.loss * torch.where(torch.isfinite(losses.loss.detach()), 1.0, math.nan)
 
     def save(self, folder: Path) -> None:
@@ -126,8 +103,10 @@ class NonfiniteGuard(TrainerCallback):
         if math.isfinite(_gradient_norm(trainer)):
             self._in_a_row = 0
             return
-        mine = [(each.members.lines, _not_finite(each)) for each in self.micros]
-        found = self._of_all_processes(mine)
+        mine = [
+            (batch["members"].lines, _not_finite(parts)) for batch, parts in zip(self.batches, self.parts, strict=True)
+        ]
+        found = gather_object(mine) if trainer.accelerator.num_processes > 1 else mine
         wrong = {name: value for _, values in found for name, value in values.items()}
         scaler = getattr(trainer.accelerator, "scaler", None)
         if scaler is not None and not wrong:
@@ -136,18 +115,16 @@ class NonfiniteGuard(TrainerCallback):
         what = " and ".join(f"{_label(name)} is {value}" for name, value in wrong.items())
         lines = [line for members, values in found if values or not wrong for line in members]
         message = f"{what or 'the gradient is not finite (the losses are)'}, with {name_records(trainer.source, lines)}"
-        broken = next(iter(self._of_all_processes(_broken_weights(trainer.model))), None)
         self._in_a_row += 1
-        too_many = self._in_a_row > MOST_IN_A_ROW
-        if self.on_nonfinite == "stop" or broken is not None or too_many:
+        broken = self._broken_weights()
+        if self.on_nonfinite == "stop" or self._in_a_row > MOST_IN_A_ROW or broken:
             trainer.model_wrapped.zero_grad()
             remedy = "pass --on_nonfinite skip, or begin again without these records or with a lower --learning_rate"
-            if broken is not None:
-                remedy = f"the weights are not finite, either ({broken}), so it is no fault of these records"
-                remedy += "; begin again with a lower --learning_rate, or check the model that the run began with"
-            elif too_many:
+            if broken:
+                remedy = f"the weights are not finite, either ({broken[0]}); begin again with a lower --learning_rate"
+            elif self.on_nonfinite == "skip":
                 remedy = f"{MOST_IN_A_ROW} steps in a row were skipped before; begin again with a lower --learning_rate"
-            raise UserError(f"step {state.global_step + 1}: {message}; {remedy}; {self.way_back()}")
+            raise UserError(f"step {state.global_step + 1}: {message}; {remedy}; {way_back(args.output_dir)}")
         self.skipped += 1
         self.step_taken = False
         trainer.meter.skip_step()
@@ -157,16 +134,28 @@ class NonfiniteGuard(TrainerCallback):
         if trainer.is_world_process_zero():
             logger.warning("step %d is skipped, the %d. so far: %s", state.global_step + 1, self.skipped, message)
 
-    def way_back(self) -> str:
-        """From where the run can be resumed, for people."""
-        last = last_checkpoint(Path(str(self._trainer.args.output_dir)))
-        if last is None:
-            return "there is no checkpoint yet; begin again in another --output_dir"
-        return f"{last.name} is as it was, and --resume_from_checkpoint last goes on with it"
+    def refuse_weights(self, step: int) -> None:
+        """Refuse weights that are not finite: neither a checkpoint nor a finished run may hold them.
 
-    def _of_all_processes(self, mine: list[Any]) -> list[Any]:
-        found: list[Any] = gather_object(mine) if self._trainer.accelerator.num_processes > 1 else mine
-        return found
+        Raises:
+            UserError: on every process, if one has such a weight.
+        """
+        if broken := self._broken_weights():
+            raise UserError(
+                f"step {step}: the weights are not finite any more ({broken[0]}), so they are not saved; begin again "
+                f"with a lower --learning_rate, or in another precision; {way_back(str(self._trainer.args.output_dir))}"
+            )
+
+    def _broken_weights(self) -> list[str]:
+        """Parameters that are not finite, the first one of each process that has one."""
+        broken: list[str] = []
+        for name, parameter in self._trainer.model.named_parameters():
+            # Of a weight that is sharded, the part that is here.
+            here = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            if not bool(torch.isfinite(here).all()):
+                broken.append(name)
+                break
+        return gather_object(broken) if self._trainer.accelerator.num_processes > 1 else broken
 
 
 def _gradient_norm(trainer: JepaTrainer) -> float:
@@ -179,20 +168,9 @@ def _gradient_norm(trainer: JepaTrainer) -> float:
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
-def _not_finite(micro: MicroBatch) -> dict[str, float]:
-    """The parts of a micro-batch's loss that are not finite. Waits for the device."""
-    values = {name: float(part) for name, part in micro.parts.items()}
-    return {name: value for name, value in values.items() if not math.isfinite(value)}
-
-
-def _broken_weights(model: nn.Module) -> list[str]:
-    """The first parameter that is itself not finite, if there is one: no batch is to blame then."""
-    for name, parameter in model.named_parameters():
-        # Of a weight that is sharded, the part that is here.
-        here = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        if not bool(torch.isfinite(here).all()):
-            return [name]
-    return []
+def _not_finite(parts: dict[str, Tensor]) -> dict[str, float]:
+    """The parts of a loss that are not finite. Waits for the device."""
+    return {name: value for name, part in parts.items() if not math.isfinite(value := float(part))}
 
 
 def _label(name: str) -> str:

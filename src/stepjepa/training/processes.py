@@ -7,11 +7,12 @@ import datetime
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 
 from stepjepa.errors import UserError
 from stepjepa.run_folder import last_checkpoint
@@ -20,16 +21,31 @@ from stepjepa.run_folder import last_checkpoint
 _GLOO = ("gloo/transport", "[gloo]", "Gloo ")
 
 
-def open_group(*, cpu: bool, seconds: float, environment: Mapping[str, str] = os.environ) -> None:
-    """Begin the group of processes on CPUs, where transformers' Trainer would leave ``--ddp_timeout`` out.
+def launched_together(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun, or another launcher, has started this process as one of several."""
+    return int(environment.get("WORLD_SIZE", "1")) > 1 and "RANK" in environment
+
+
+def refuse_separate_runs(processes: int, environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse several processes that each would train a model of their own, and write it into the same folder.
 
     Args:
-        cpu: the run is to use no GPU, though there may be one.
-        seconds: that a process waits for another before it gives up.
-        environment: says how many processes there are.
+        processes: that train together.
+        environment: says how many were started.
+
+    Raises:
+        ValueError: more were started.
     """
-    together = int(environment.get("WORLD_SIZE", "1")) > 1 and "RANK" in environment
-    if not cpu or not together or torch.distributed.is_initialized():
+    if launched_together(environment) and processes != int(environment["WORLD_SIZE"]):
+        raise ValueError(
+            f"expected {environment['WORLD_SIZE']} processes that train one model, got {processes}; without an "
+            "accelerator pass use_cpu=True to TrainingArguments"
+        )
+
+
+def open_group(*, cpu: bool, seconds: float, environment: Mapping[str, str] = os.environ) -> None:
+    """Begin the group of processes on CPUs, where transformers' Trainer would leave ``--ddp_timeout`` out."""
+    if not cpu or not launched_together(environment) or torch.distributed.is_initialized():
         return
     timeout = datetime.timedelta(seconds=seconds)
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -44,6 +60,14 @@ def open_group(*, cpu: bool, seconds: float, environment: Mapping[str, str] = os
     )
 
 
+def total(accelerator: Accelerator, values: Sequence[float]) -> list[float]:
+    """Sums of some numbers over all processes."""
+    # Sums need more than the single precision that mps has.
+    device = torch.device("cpu") if accelerator.device.type == "mps" else accelerator.device
+    sums: list[float] = accelerator.reduce(torch.tensor(values, dtype=torch.float64, device=device), "sum").tolist()
+    return sums
+
+
 def leave_group() -> None:
     """End the group of processes: left to the interpreter's end, its threads now and then abort the process."""
     if torch.distributed.is_initialized():
@@ -53,11 +77,10 @@ def leave_group() -> None:
 
 
 def settle() -> None:
-    """Give gloo's threads 0.4 seconds to let go of their tensors, before the group may be let go of.
+    """Give gloo's threads 0.4 seconds to release their tensors, for which they need the interpreter.
 
-    They need the interpreter for it. The model that is wrapped for several processes holds the group, and who drops the
-    last of both waits for these threads without giving the interpreter away: then both wait for each other for ever
-    (torch 2.13: 6 of 40 launches of two processes that train for three steps and leave).
+    Whoever drops the group waits for these threads without releasing the interpreter: a deadlock (torch 2.13: 6 of 40
+    launches of two processes that train for three steps and leave).
     """
     if torch.distributed.is_initialized():
         time.sleep(0.4)
@@ -105,14 +128,7 @@ def is_lost(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def naming_lost_processes(folder: Path) -> Iterator[None]:
-    """Say in one line that another process of the run is gone.
-
-    Args:
-        folder: of the run.
-
-    Raises:
-        UserError: instead of what the library for communication says.
-    """
+    """Raise a ``UserError`` in the place of what the library for communication says when another process is gone."""
     try:
         yield
     except BaseException as error:
@@ -120,7 +136,7 @@ def naming_lost_processes(folder: Path) -> Iterator[None]:
         if not is_lost(error):
             raise
         last = last_checkpoint(folder)
-        way = "start the run again" if last is None else f"{last.name} is whole: start again"
+        way = "start the run again" if last is None else f"{last.name} is complete: start again"
         raise UserError(
             "another process of this run has ended or does not answer; what it said itself tells why, and "
             f"{way} with --resume_from_checkpoint auto"

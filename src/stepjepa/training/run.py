@@ -22,9 +22,12 @@ from stepjepa.chat.system_prompts import describe_system_prompts
 from stepjepa.compute.equal_compute import EqualCompute, equal_compute
 from stepjepa.compute.flop_callback import EqualComputeCallback
 from stepjepa.config import JepaConfig
+from stepjepa.data.records import Record
+from stepjepa.data.trained_prompts import write_trained_prompts
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores
 from stepjepa.files import fingerprint
+from stepjepa.locks import locked
 from stepjepa.models.quantization import parameter_counts
 from stepjepa.run_folder import (
     earlier_launches,
@@ -47,7 +50,7 @@ from stepjepa.training.failures import recording_failures
 from stepjepa.training.hub import upload
 from stepjepa.training.processes import leave_group, refuse_disagreement
 from stepjepa.training.provenance import provenance
-from stepjepa.training.settings import training_arguments
+from stepjepa.training.settings import quantized
 from stepjepa.training.trainer import JepaTrainer
 
 LOG_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
@@ -76,19 +79,24 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
         UserError: something that the user can put right. Before the first step nothing stays written; later the message
             says what is saved.
     """
-    start = time.time()
     level = LOG_LEVELS[min(max(args.debug, 0), 2)]
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
     if level == logging.WARNING:
         transformers.logging.set_verbosity_error()
     # Before anything is drawn, an adapter's weights among it.
     transformers.set_seed(args.finetune_seed)
+    if args.dry_run or not is_main_process():
+        return _train(args, config)
+    with locked(Path(args.output_dir), "stepjepa train"):
+        return _train(args, config)
+
+
+def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None:
+    start = time.time()
     folder, checkpoint = open_run_folder(args.output_dir, args.resume_from_checkpoint, say)
     train_records, eval_records, files = read_data(args)
     if args.dry_run:
-        return dry_run(
-            args, config, train_records, eval_records, lambda args: training_arguments(args, bool(eval_records))
-        )
+        return dry_run(args, config, train_records, eval_records)
     trainer, lora, told = build_trainer(args, config, train_records, eval_records)
     # Weights are read by now; a bar whenever they are written would tear that of the training.
     transformers.logging.disable_progress_bar()
@@ -104,6 +112,26 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
         "system_prompts": prompts_of(train_records),
         "same_flop": asdict(equal) if equal else None,
     }
+    before = _begin(args, folder, checkpoint, record, train_records)
+    scores = trainer.answer_scores
+    with recording_failures(trainer, folder, record, before, checkpoint):
+        with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
+            metrics = _run(trainer, folder, checkpoint, record)
+            if trainer.prepared_eval is not None:
+                metrics |= _evaluated_last(trainer) or trainer.evaluate()
+        save_whole(folder, partial(_save, trainer))
+    _finish(trainer, folder, record, metrics, start)
+    return record
+
+
+def _begin(
+    args: argparse.Namespace, folder: Path, checkpoint: str | None, record: dict[str, Any], records: list[Record]
+) -> str | None:
+    """Write down what a run begins with, and return what ``run.json`` said before.
+
+    Raises:
+        UserError: the processes were given different things, or a resumed run was begun with other settings.
+    """
     refuse_disagreement(
         {
             "data": record["data"],
@@ -113,20 +141,28 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
         }
     )
     if args.resume_from_checkpoint is not None:
-        launches = earlier_launches(folder, {name: record[name] for name in _KEPT}, record["training"])
+        launches = earlier_launches(
+            folder,
+            {name: record[name] for name in _KEPT},
+            record["training"],
+            allow_changes=args.allow_changes,
+            say=say,
+        )
         # Without a checkpoint it begins anew.
         record["launches"] = launches if checkpoint is not None else []
     before = text_of_run(folder)
     write_run(folder, record)
-    scores = trainer.answer_scores
-    with recording_failures(trainer, folder, record, before, checkpoint):
-        with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
-            metrics = _run(trainer, folder, checkpoint, record)
-            if trainer.prepared_eval is not None:
-                metrics |= _evaluated_last(trainer) or trainer.evaluate()
-        save_whole(folder, partial(_save, trainer))
+    if is_main_process() and not args.streaming:
+        write_trained_prompts(folder, records)
+    return before
+
+
+def _finish(
+    trainer: JepaTrainer, folder: Path, record: dict[str, Any], metrics: dict[str, float], start: float
+) -> None:
+    """Write down the results, and upload the model where that is asked for."""
     record |= {
-        **trainer.data_summary(),
+        **data_summary(trainer),
         "status": "finished",
         "results": {
             "steps": trainer.state.global_step,
@@ -146,7 +182,6 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
     # The other processes need not wait for it.
     if trainer.args.push_to_hub and is_main_process():
         _upload(trainer, folder)
-    return record
 
 
 def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
@@ -161,14 +196,14 @@ def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
             "dtype": args.dtype,
             "pretrain": args.pretrain,
             "train_tokenizer": args.train_tokenizer,
-            "quantized": "4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None,
+            "quantized": quantized(args),
             "chat_template": None if args.chat_template is None else fingerprint(args.chat_template),
             "attn_implementation": args.attn_implementation,
         },
         "encoding": {"used": trainer.encoding, "because": trainer.encoding_reason},
         "training": trainer.args.to_dict(),
         "order": _order(trainer.args, trainer.stream),
-        **trainer.data_summary(),
+        **data_summary(trainer),
         "eval_counts": trainer.prepared_eval.counts if trainer.prepared_eval else None,
         "on_nonfinite": trainer.guard.on_nonfinite,
         "parameters": {"trained": trainable, "total": total},
@@ -177,17 +212,31 @@ def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
     }
 
 
+def data_summary(trainer: JepaTrainer) -> dict[str, Any]:
+    """What ``run.json`` says of the training records: ``counts``, ``tokens`` and ``template`` of ``Prepared``.
+
+    Of a stream these are of the records trained on so far, in every epoch again.
+    """
+    if trainer.prepared is None:
+        assert trainer.stream is not None
+        found = trainer.stream_counts.found(trainer.stream) | {"template": trainer.train_dataset.template()}
+    else:
+        found = {name: getattr(trainer.prepared, name) for name in ("counts", "tokens", "template")}
+    tokens = found["tokens"]
+    ratio = tokens["all"] / tokens["main"] if tokens["main"] else None
+    return found | {"tokens": {**tokens, "ratio": ratio}}
+
+
 def _order(training: TrainingArguments, stream: RecordStream | None) -> dict[str, Any]:
     """What decides which record is trained when: a resumed run must keep it."""
-    streamed = {} if stream is None else {"streaming": True, "shuffle_buffer_size": stream.shuffle_buffer_size}
-    return {
-        **streamed,
+    order = {
         "seed": training.seed,
         "data_seed": training.data_seed,
         "records_per_micro_step": training.per_device_train_batch_size * training.world_size,
         "gradient_accumulation_steps": training.gradient_accumulation_steps,
         "train_sampling_strategy": str(training.train_sampling_strategy),
     }
+    return order if stream is None else order | {"streaming": True, "shuffle_buffer_size": stream.shuffle_buffer_size}
 
 
 def _equal_compute(trainer: JepaTrainer, args: argparse.Namespace) -> EqualCompute:
@@ -224,7 +273,7 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
         write_run(folder, {**record, "status": "interrupted"})
         leave_group()
         saved = folder / f"checkpoint-{trainer.state.global_step}"
-        raise Stopped(stop.number, f"stopped; {saved} is saved; go on with --resume_from_checkpoint last") from None
+        raise Stopped(stop.number, f"stopped; {saved} is saved; resume with --resume_from_checkpoint last") from None
     launched()
     return metrics
 

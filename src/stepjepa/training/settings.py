@@ -7,13 +7,16 @@ import importlib.util
 import sys
 from typing import Any
 
+import torch
 from transformers import TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 
 from stepjepa.errors import UserError
+from stepjepa.models.loading import LoraSettings
+from stepjepa.run_folder import is_main_process
 from stepjepa.training.checks import refuse_contradictions
 from stepjepa.training.hub import refuse_offline
-from stepjepa.training.processes import open_group
+from stepjepa.training.processes import launched_together, open_group
 
 
 def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArguments:
@@ -55,6 +58,11 @@ def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArgu
         values["fsdp"] = True
     if values.get("deepspeed") and importlib.util.find_spec("deepspeed") is None:
         raise UserError("--deepspeed requires deepspeed, which is not installed: pip install deepspeed")
+    if launched_together() and not torch.accelerator.is_available() and not values.get("use_cpu"):
+        # Without it transformers would have every process train a model of its own.
+        values["use_cpu"] = True
+        if is_main_process():
+            print("note: no accelerator here, so the processes train on CPUs (--use_cpu)", file=sys.stderr)
     open_group(cpu=bool(values.get("use_cpu")), seconds=values.get("ddp_timeout", TrainingArguments.ddp_timeout))
     try:
         made = TrainingArguments(**values)
@@ -66,3 +74,16 @@ def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArgu
     except (ValueError, ImportError, TypeError, RuntimeError) as error:
         raise UserError(" ".join(str(error).split())) from None
     return made
+
+
+def lora_settings(args: argparse.Namespace) -> LoraSettings | None:
+    """Of the adapter that ``--lora`` asks for; None without."""
+    try:
+        return LoraSettings(args.lora_rank, args.lora_alpha, args.lora_dropout) if args.lora else None
+    except ValueError as error:
+        raise UserError(f"--{error}") from None
+
+
+def quantized(args: argparse.Namespace) -> str | None:
+    """How the frozen weights are quantized: ``4bit``, ``8bit`` or None."""
+    return "4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -15,57 +14,39 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
-from transformers.trainer_utils import HubStrategy, rotate_checkpoints, speed_metrics
+from transformers.trainer_utils import HubStrategy, speed_metrics
 
-from stepjepa.batch.collate import Batch
+from stepjepa.batch.collate import Batch, Collator
 from stepjepa.batch.dataset import Prepared, prepare
 from stepjepa.batch.sampler import StepSampler
-from stepjepa.batch.stream import (
-    STREAM_FILE,
-    RecordStream,
-    StreamCallback,
-    StreamCounts,
-    StreamDataset,
-    as_stream,
-    refuse_for_stream,
-    stream_loader,
-)
-from stepjepa.checkpoints import move_into_place
+from stepjepa.batch.stream import RecordStream, StreamDataset, as_stream, refuse_for_stream, stream_loader
 from stepjepa.compute.equal_compute import Plan
 from stepjepa.compute.flop_callback import FlopTracker
 from stepjepa.compute.flops import FlopModel
 from stepjepa.config import JepaConfig
-from stepjepa.data.sources import Data
-from stepjepa.disk import naming_disk_errors
+from stepjepa.data.records import Data
 from stepjepa.evaluation.in_training import COUNT
-from stepjepa.models.architecture import has_experts
+from stepjepa.models.architecture import base_model
 from stepjepa.models.ema import EmaCallback, EmaEncoder
 from stepjepa.models.flex import refuse_flex_training
-from stepjepa.models.heads import attach_heads, load_heads, save_heads, split_state, without_heads
+from stepjepa.models.heads import attach_heads, without_heads
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import refuse_pickled
-from stepjepa.models.setup import base_model, set_up
-from stepjepa.objectives.gathering import gather_rows
+from stepjepa.models.setup import set_up
 from stepjepa.objectives.objective import Objective, jepa_loss
-from stepjepa.objectives.term import Context, alone
-from stepjepa.run_folder import PART
-from stepjepa.training.batches import make_collator, make_sampler
+from stepjepa.objectives.term import Context, alone, gather_rows
+from stepjepa.training import checks, failures
+from stepjepa.training.batches import make_collator, make_plan, make_sampler
 from stepjepa.training.callbacks import CollapseCallback, EpochCallback, MetricsCallback
-from stepjepa.training.card import CARD_FILE
-from stepjepa.training.checks import (
-    check_positions,
-    refuse_contradictions,
-    refuse_data_parallel,
-    refuse_lonely_pairs,
-    refuse_sharding,
-)
 from stepjepa.training.console import ConsoleCallback
-from stepjepa.training.failures import refuse_other_adapter, refuse_other_optimizer, refuse_other_weights
 from stepjepa.training.held_out import measure
 from stepjepa.training.hub import UploadCallback, create_repository
 from stepjepa.training.meter import Meter
-from stepjepa.training.nonfinite import MicroBatch, NonfiniteGuard, OnNonfinite
-from stepjepa.training.out_of_memory import describe, naming_the_batch, remedies
+from stepjepa.training.nonfinite import NonfiniteGuard, OnNonfinite
+from stepjepa.training.optimizer_settings import apply_settings, settings_of
+from stepjepa.training.processes import refuse_separate_runs, total
+from stepjepa.training.saving import atomic_checkpoint, load_beside, loading_heads, save_model
+from stepjepa.training.stream_counts import StreamCallback, StreamCounts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
@@ -87,17 +68,11 @@ class JepaTrainer(Trainer):
         callbacks: further callbacks.
         optimizers: as in Trainer.
         objective: terms instead of those that ``jepa`` describes; mode, layout and readouts are still its.
-        answer_scores: called by ``evaluate`` with model, rank and number of processes, it returns sums of the scores of
-            generated answers, see ``evaluation.in_training``; their means are logged as ``eval_answer_<score>``.
+        answer_scores: scores generated answers in ``evaluate``, see ``evaluation.in_training``; the means are logged as
+            ``eval_answer_<score>``.
         track_flop: measure the FLOPs of the first steps and print them beside the derived ones.
         on_nonfinite: ``stop`` the run before a step whose loss or gradient is not finite, or ``skip`` such steps, see
             ``nonfinite``.
-
-    Attributes:
-        prepared: the training records as tokens, with counts.
-        objective: the terms.
-        encoding: ``tree``, ``rows`` or ``concatenated``, and ``encoding_reason``, why.
-        meter: what the next line of logs will say.
 
     Raises:
         ValueError: the model can run no encoding, or an argument of Trainer contradicts this objective.
@@ -131,42 +106,25 @@ class JepaTrainer(Trainer):
         on_nonfinite: OnNonfinite = "stop",
     ) -> None:
         self.jepa = jepa or JepaConfig()
-        self.seed = args.seed
-        self.objective = objective or Objective.from_config(self.jepa, args.seed)
-        refuse_contradictions(args)
-        refuse_lonely_pairs(self.objective, self.jepa, args)
-        args.remove_unused_columns = False
-        # A process that only the CPU serves has nothing to pin.
-        args.dataloader_pin_memory = args.dataloader_pin_memory and torch.accelerator.is_available()
-        if args.ddp_find_unused_parameters is None and not has_experts(model):
-            # All weights take part in every step; looking for others costs a walk through the graph.
-            args.ddp_find_unused_parameters = False
+        self.objective = objective or Objective.from_config(self.jepa)
+        checks.refuse_contradictions(args)
+        checks.refuse_lonely_pairs(self.objective, self.jepa, args)
+        checks.adjust(args, model)
         self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)
         attach_heads(model, self.objective.heads(base_model(model).config.get_text_config(), args.seed))
         self.stream, self.stream_counts = as_stream(train_dataset), StreamCounts()
-        self.prepared, streamed = None, None
         if self.stream is not None:
             refuse_for_stream(args, self.stream, track_flop)
-            streamed = StreamDataset(processing_class, self.jepa)
-        else:
-            self.prepared = self._prepare(train_dataset, processing_class, "training data")
-        self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
-        collator = make_collator(
-            model,
-            processing_class,
-            self.jepa,
-            self.objective,
-            encoding=self.encoding,
-            device=args.device.type,
-            processes=args.world_size,
-        )
-        check_positions(collator, [self.prepared, self.prepared_eval])
         if train_dataset is not None:
             refuse_flex_training(base_model(model), args.device)
+        records = None if self.stream is not None else train_dataset
+        streamed = None if self.stream is None else StreamDataset(processing_class, self.jepa)
+        self.prepared = self._prepare(records, processing_class, "training data")
+        self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
         super().__init__(
             model=model,
             args=args,
-            data_collator=collator,
+            data_collator=self._collator(model, args, processing_class),
             train_dataset=self.prepared.dataset if self.prepared else streamed,
             eval_dataset=self.prepared_eval.dataset if self.prepared_eval else None,
             processing_class=processing_class,
@@ -175,30 +133,41 @@ class JepaTrainer(Trainer):
         )
         # Versions that do not know loss_is_scaled_for_ga take the same from this.
         self.model_accepts_loss_kwargs = True
-        self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
-        self.add_callback(ConsoleCallback(bars=not args.disable_tqdm))
-        refuse_data_parallel(args)
+        checks.refuse_data_parallel(args)
+        refuse_separate_runs(self.accelerator.num_processes)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            refuse_sharding(self.jepa, answer_scores)
-        self.answer_scores, self.selective = answer_scores, False
+            checks.refuse_sharding(self.jepa, answer_scores)
+        self.answer_scores = answer_scores
         self.meter = Meter(self.objective, self.total, self.accelerator.num_processes)
         self.guard = NonfiniteGuard(self, on_nonfinite)
-        self.add_callback(self.guard)
         self.ema: EmaEncoder | None = None
         if self.jepa.target_grad == "ema":
             with without_heads(self.model):
                 self.ema = EmaEncoder(self.model, self.jepa.ema_decay)
-            self.add_callback(EmaCallback(self.ema, self.model, lambda: self.guard.step_taken))
         # Derived and tried out here, where the model is whole.
-        flops, _ = self.flops, LMHead(self.model)
-        self.tracker: FlopTracker | None = None
-        if track_flop:
-            say = print if self.is_world_process_zero() else None
-            self.tracker = FlopTracker(flops, self.plan, say=say, total=self.total)
+        _ = self.flops, LMHead(self.model)
+        say = print if self.is_world_process_zero() else None
+        self.tracker = FlopTracker(self.plan, self.total, say=say) if track_flop else None
+        self._add_callbacks()
+
+    def _collator(self, model: Any, args: TrainingArguments, tokenizer: Any) -> Collator:
+        how: dict[str, Any] = {"encoding": self.encoding, "device": args.device.type, "processes": args.world_size}
+        collator = make_collator(model, tokenizer, self.jepa, self.objective, **how)
+        checks.check_positions(collator, [self.prepared, self.prepared_eval])
+        return collator
+
+    def _add_callbacks(self) -> None:
+        """Those that need the trainer itself."""
+        args = self.args
+        self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
+        self.add_callback(ConsoleCallback(bars=not args.disable_tqdm))
+        self.add_callback(self.guard)
+        if self.ema is not None:
+            self.add_callback(EmaCallback(self.ema, self.model, lambda: self.guard.step_taken))
         if self.stream is not None:
             self.add_callback(StreamCallback(lambda: self.stream_counts, self.jepa, self.stream))
         if args.push_to_hub and args.hub_strategy != HubStrategy.END:
-            about = {"model": base_model(model).config._name_or_path, "jepa": self.jepa.to_dict()}
+            about = {"model": base_model(self.model).config._name_or_path, "jepa": self.jepa.to_dict()}
             self.add_callback(UploadCallback(self.hub_model_id, about))
 
     def _prepare(self, data: Data | Prepared | None, tokenizer: Any, what: str) -> Prepared | None:
@@ -206,11 +175,8 @@ class JepaTrainer(Trainer):
             return data
         return prepare(data, tokenizer, self.jepa, what=what, cache_dir=False)
 
-    # -- the order of records -----------------------------------------------------------------------------------------
-
     def _get_train_sampler(self, train_dataset: Any = None) -> StepSampler:
         """The one order in which records are trained on, for any accumulation and number of processes."""
-        del train_dataset  # the Trainer passes its own, which is ours
         assert self.prepared is not None
         return make_sampler(self.prepared, self.jepa, self.objective, self.args, self.args.world_size)
 
@@ -240,7 +206,7 @@ class JepaTrainer(Trainer):
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """As in Trainer; a loss that is not finite is kept out of the sum that the Trainer logs."""
-        self.guard.micros.append(MicroBatch(inputs))
+        self.guard.batches.append(inputs)
         with nullcontext() if self.tracker is None else self.tracker.step(self.state.global_step, inputs):
             loss = super().training_step(model, inputs, num_items_in_batch)
         return torch.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0)
@@ -262,7 +228,7 @@ class JepaTrainer(Trainer):
         pairs = counts is None or any(counts[name] > 0 for name in self.objective.of_pairs)
         return Context(
             self.state.global_step if training else 0,
-            self.seed,
+            self.args.seed,
             self._progress() if training else None,
             gather_rows if self.objective.compares_pairs and pairs else alone,
             None if self.ema is None else self.ema.states,
@@ -274,21 +240,13 @@ class JepaTrainer(Trainer):
 
     def total(self, values: Sequence[float]) -> list[float]:
         """Sums of some numbers over all processes."""
-        # Sums need more than the single precision that mps has.
-        device = torch.device("cpu") if self.args.device.type == "mps" else self.args.device
-        totals: list[float] = self.accelerator.reduce(
-            torch.tensor(values, dtype=torch.float64, device=device), "sum"
-        ).tolist()
-        return totals
-
-    # -- FLOPs --------------------------------------------------------------------------------------------------------
+        return total(self.accelerator, values)
 
     @cached_property
     def flops(self) -> FlopModel:
         """What a pass of the model costs, derived from its modules before it is wrapped or sharded."""
         return FlopModel.of(
             self.model,
-            # Selective checkpointing is not told here: it runs no product again.
             gradient_checkpointing=bool(self.args.gradient_checkpointing),
             reentrant=bool((self.args.gradient_checkpointing_kwargs or {}).get("use_reentrant", False)),
             ema=self.jepa.target_grad == "ema",
@@ -299,8 +257,8 @@ class JepaTrainer(Trainer):
         """What every step will cost; there is none of a stream."""
         if self.prepared is None:
             raise ValueError("plan: expected training records of known lengths, got none, or a stream")
-        sampler, data = self._get_train_sampler(), self.prepared.dataset
-        return Plan.of(self.flops, data, sampler, self.data_collator, args=self.args, jepa=self.jepa)
+        sampler = self._get_train_sampler()
+        return make_plan(self.flops, self.prepared, self.jepa, sampler, self.data_collator, args=self.args)
 
     def floating_point_ops(self, inputs: Batch) -> int:
         """FLOPs of a micro-batch, forward and backward, padding and attention included."""
@@ -316,15 +274,10 @@ class JepaTrainer(Trainer):
         """
         self.guard.skipped = 0
         self.stream_counts = StreamCounts()
-
-        def say() -> str:
-            last = self.guard.micros[-1] if self.guard.micros else None
-            said = describe(f"step {self.state.global_step + 1}", last, self.source)
-            return f"{said}; {remedies(self.args, selective=self.selective)}; {self.guard.way_back()}"
-
-        with naming_the_batch(say):
+        with failures.naming_the_batch(lambda: failures.describe_step(self)):
             result = super().train(resume_from_checkpoint, *args, **kwargs)
-        self.guard.micros.clear()
+        self.guard.begin_step()
+        self.guard.refuse_weights(self.state.global_step)
         if self.tracker is not None:
             self.tracker.close()
         # What came after the last line of logs.
@@ -342,20 +295,6 @@ class JepaTrainer(Trainer):
     def source(self) -> str:
         """What errors call the file of the training records."""
         return self.stream.name if self.stream is not None else self.prepared.source if self.prepared else "<memory>"
-
-    def data_summary(self) -> dict[str, Any]:
-        """What ``run.json`` says of the training records: ``counts``, ``tokens`` and ``template`` of ``Prepared``.
-
-        Of a stream these are of the records trained on so far, in every epoch again.
-        """
-        if self.stream is not None:
-            found = self.stream_counts.found(self.stream) | {"template": self.train_dataset.template()}
-        else:
-            assert self.prepared is not None
-            found = {name: getattr(self.prepared, name) for name in ("counts", "tokens", "template")}
-        tokens = found["tokens"]
-        ratio = tokens["all"] / tokens["main"] if tokens["main"] else None
-        return found | {"tokens": {**tokens, "ratio": ratio}}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the terms, the monitors and the speed to a line of training logs."""
@@ -378,7 +317,6 @@ class JepaTrainer(Trainer):
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """As in Trainer: losses and monitors on held-out records, see ``held_out``; scores of answers, if asked for."""
-        del ignore_keys  # nothing here has keys
         chosen = self.prepared_eval
         if eval_dataset is not None and eval_dataset is not self.eval_dataset:
             chosen = self._prepare(eval_dataset, self.processing_class, "evaluation data")
@@ -407,115 +345,46 @@ class JepaTrainer(Trainer):
         return super()._get_output_dir(trial) if self._part is None else str(self._part)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """As in Trainer, into a folder that takes its name when all of it is there.
-
-        Private, since ``on_save`` comes after that, and since rotation must wait for it. Of a checkpoint that can't be
-        written nothing is left.
-        """
-        run = Path(self._get_output_dir(trial))
-        final = run / f"checkpoint-{self.state.global_step}"
-        part = run / PART / final.name
+        """As in Trainer, but atomically. Private, since ``on_save`` comes after rotation, which must wait for it."""
         self.state.num_input_tokens_seen = int(self.meter.pending_tokens())
-        if self.args.should_save:
-            shutil.rmtree(run / PART, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
-        self._part = part.parent
-        try:
-            with naming_disk_errors(final):
+        with atomic_checkpoint(self) as part:
+            self._part = part.parent
+            try:
                 super()._save_checkpoint(model, trial)
-                if self.state.best_model_checkpoint == str(part):
-                    self.state.best_model_checkpoint = str(final)
-                if self.args.should_save:
-                    self._save_beside(part)
-        except BaseException:
-            shutil.rmtree(part.parent, ignore_errors=True)
-            raise
-        finally:
-            self._part = None
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            move_into_place(part, final)
-            rotate_checkpoints(
-                output_dir=str(run),
-                save_total_limit=self.args.save_total_limit,
-                best_model_checkpoint=self.state.best_model_checkpoint,
-                use_mtime=True,
-            )
-        self.accelerator.wait_for_everyone()
-        if self.args.local_process_index == 0 and part.is_dir():
-            # Of a machine that shares no disk with the first: what its own processes resume from.
-            move_into_place(part, final)
-
-    def _save_beside(self, folder: Path) -> None:
-        """What only training needs, beside the model and the optimizer in a checkpoint."""
-        self.state.save_to_json(str(folder / "trainer_state.json"))
-        self.guard.save(folder)
-        if self.ema is not None and not self.args.save_only_model:
-            self.ema.save(folder)
-        if self.stream is not None:
-            self.stream_counts.save(folder)
+            finally:
+                self._part = None
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """As in Trainer, with the heads of terms in files of their own.
-
-        Private, since ``save_model`` collects the state of sharded weights, heads among them, and hands it over here.
-        """
-        rest, own = (None, {}) if state_dict is None else split_state(state_dict)
-        folder = Path(output_dir or str(self.args.output_dir))
-        had_card = (folder / CARD_FILE).is_file()
-        # Trainer pickles its arguments beside the model, and a token is nothing to be kept there.
-        token, self.args.hub_token = self.args.hub_token, None
-        try:
-            with without_heads(self.model) as heads:
-                super()._save(output_dir, rest)
-        finally:
-            self.args.hub_token = token
-        # Trainer calls this on every process, and saves on one.
-        if not self.args.should_save:
-            return
-        if heads is not None:
-            save_heads(own or heads.state_dict(), folder)
-        if not had_card:
-            # A draft that PEFT leaves beside an adapter.
-            (folder / CARD_FILE).unlink(missing_ok=True)
+        """Private, since ``save_model`` collects the state of sharded weights, heads among them, and hands it over."""
+        save_model(self, super()._save, output_dir, state_dict)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Private, since the heads are no part of the model that the Trainer loads."""
         refuse_pickled(resume_from_checkpoint)
-        refuse_other_adapter(self.model, Path(resume_from_checkpoint))
-        with without_heads(self.model) as heads:
+        failures.refuse_other_adapter(self.model, Path(resume_from_checkpoint))
+        with loading_heads(self.model, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-        if heads is not None:
-            load_heads(heads, resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
         """The same at the end of training."""
-        with without_heads(self.model) as heads:
-            super()._load_best_model()
         best = str(self.state.best_model_checkpoint)
-        if heads is not None:
-            load_heads(heads, best)
+        with loading_heads(self.model, best):
+            super()._load_best_model()
         if self.ema is not None:
             self.ema.load(best)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Private, since only here it is known which weights a checkpoint lacks."""
-        refuse_other_weights(self.model, load_result)
+        failures.refuse_other_weights(self.model, load_result)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Private, since averaged weights must be loaded before the first step and after the model."""
+        wanted = [] if checkpoint is None else settings_of(self.optimizer)
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
-        refuse_other_optimizer(self.optimizer)
-        self.guard.load(Path(checkpoint))
-        if self.ema is not None:
-            self.ema.load(checkpoint)
-        if self.stream is not None:
-            self.stream_counts = StreamCounts.load(checkpoint, check=not self.args.ignore_data_skip)
-        elif (Path(checkpoint) / STREAM_FILE).is_file():
-            raise ValueError(f"expected a checkpoint of prepared records, got {checkpoint}, which was made on a stream")
-        self.meter.num_tokens = float(self.state.num_input_tokens_seen)
+        if checkpoint is not None:
+            failures.refuse_other_optimizer(self.optimizer)
+            apply_settings(wanted, self.optimizer, self.lr_scheduler)
+            load_beside(self, Path(checkpoint))
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """As in Trainer, with errors that name the remedy."""

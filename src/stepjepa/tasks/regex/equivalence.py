@@ -1,9 +1,8 @@
 r"""Do two regular expressions of NL-RX describe the same lines?
 
-Decided exactly, by following both expressions through all lines at once: two expressions are equivalent if no line
-leads to a pair of derivatives of which one accepts the end and the other does not. Only the pairs that are reached are
-made, and most questions take milliseconds. Expressions can be written for which there are billions of pairs, so
-whoever asks about untrusted ones sets a limit of time.
+Decided exactly, by following both expressions through all lines at once: they are equivalent if no line leads to a pair
+of derivatives of which one accepts the end and the other does not. Most questions take milliseconds. Expressions can be
+written with billions of such pairs, so untrusted ones need a limit of time.
 
 A line is a text of any characters but the newline; the expression must describe the whole of it. Word characters, by
 which ``\b`` goes, are the ASCII letters and digits and ``_``.
@@ -39,7 +38,7 @@ def find_difference(left: str, right: str) -> str | None:
     trees = parse(left), parse(right)
     alphabet = _make_alphabet(_character_sets(trees[0]) | _character_sets(trees[1]))
     terms = Terms(alphabet.is_word)
-    return _follow(terms, alphabet, *(terms.of(tree, alphabet.blocks) for tree in trees))
+    return _search(terms, alphabet, *(terms.of(tree, alphabet.blocks) for tree in trees))
 
 
 class _Alphabet(NamedTuple):
@@ -69,19 +68,22 @@ def _character_sets(node: Node) -> set[Ranges]:
 
 
 def _make_alphabet(character_sets: set[Ranges]) -> _Alphabet:
+    def holds(ranges: Ranges, code: int) -> bool:
+        return any(first <= code <= last for first, last in ranges)
+
     sets = [ANY.ranges, *sorted(character_sets - {ANY.ranges})]
     # Between two neighbouring cuts all characters are in the same sets.
     cuts = sorted({cut for ranges in sets for first, last in ranges for cut in (first, last + 1)})
     examples: dict[tuple[bool, ...], int] = {}
     # A later example replaces an earlier one: the most readable last.
     for code in (*reversed(cuts), *map(ord, reversed(_READABLE))):
-        inside = tuple(_holds(ranges, code) for ranges in sets)
+        inside = tuple(holds(ranges, code) for ranges in sets)
         # A newline is in no line.
         if inside[0]:
             examples[inside] = code
     return _Alphabet(
         tuple(map(chr, examples.values())),
-        tuple(int(_holds(WORD, code)) for code in examples.values()),
+        tuple(int(holds(WORD, code)) for code in examples.values()),
         {
             ranges: sum(1 << block for block, inside in enumerate(examples) if inside[number])
             for number, ranges in enumerate(sets)
@@ -89,74 +91,21 @@ def _make_alphabet(character_sets: set[Ranges]) -> _Alphabet:
     )
 
 
-def _holds(ranges: Ranges, code: int) -> bool:
-    return any(first <= code <= last for first, last in ranges)
-
-
-class _Pair(NamedTuple):
-    """Derivatives of both expressions, and the line that leads there.
-
-    Attributes:
-        left: of one expression.
-        right: of the other.
-        before: 1 if the line ends with a word character, else 0, as at the beginning.
-        previous: the pair one character earlier; None at the beginning.
-        example: the last character of the line.
-    """
-
-    left: Term
-    right: Term
-    before: int = 0
-    previous: _Pair | None = None
-    example: str = ""
-
-
-def _follow(terms: Terms, alphabet: _Alphabet, left: Term, right: Term) -> str | None:
-    """A shortest line on which two terms differ, after Hopcroft and Karp: states that were taken for equal once are
-    not compared again."""
-    classes = _Classes()
-    pairs = deque([_Pair(left, right)])
-    while pairs:
-        pair = pairs.popleft()
-        # The character before decides about what follows only where there is a boundary.
-        if not classes.join(*((term, term.local and pair.before) for term in (pair.left, pair.right))):
-            continue
-        # The end of a line counts as no word character.
-        if (pair.left.accepts ^ pair.right.accepts) >> (2 * pair.before) & 1:
-            return _line(pair)
-        for block, is_word in enumerate(alphabet.is_word):
-            left, right = (terms.derivative(term, pair.before, block) for term in (pair.left, pair.right))
-            if left is not right:
-                pairs.append(_Pair(left, right, is_word, pair, alphabet.examples[block]))
+def _search(terms: Terms, alphabet: _Alphabet, left: Term, right: Term) -> str | None:
+    """A shortest line on which two terms differ, by breadth-first search over the pairs of their derivatives."""
+    # With each pair the line that leads there, and whether it ends with a word character; its beginning does not.
+    waiting = deque([(left, right, 0, "")])
+    seen = set()
+    while waiting:
+        left, right, before, line = waiting.popleft()
+        # Behind the end of a line stands no word character either.
+        if (left.accepts ^ right.accepts) >> (2 * before) & 1:
+            return line
+        for block, (example, is_word) in enumerate(zip(alphabet.examples, alphabet.is_word, strict=True)):
+            first, second = (terms.derivative(term, before, block) for term in (left, right))
+            # The character before decides about what follows only where there is a boundary.
+            state = first, second, is_word if first.local or second.local else 0
+            if first is not second and state not in seen:
+                seen.add(state)
+                waiting.append((first, second, is_word, line + example))
     return None
-
-
-def _line(pair: _Pair) -> str:
-    characters = []
-    while pair.previous is not None:
-        characters.append(pair.example)
-        pair = pair.previous
-    return "".join(reversed(characters))
-
-
-_State = tuple[Term, int]
-
-
-class _Classes:
-    """States in classes of those taken for equal (union-find)."""
-
-    def __init__(self) -> None:
-        self._parents: dict[_State, _State] = {}
-
-    def _root(self, state: _State) -> _State:
-        while (parent := self._parents.get(state, state)) != state:
-            # Halving the way keeps later searches short.
-            self._parents[state] = self._parents.get(parent, parent)
-            state = parent
-        return state
-
-    def join(self, one: _State, other: _State) -> bool:
-        """Put two states into one class; False if they were in one already."""
-        root, other_root = self._root(one), self._root(other)
-        self._parents[root] = other_root
-        return root != other_root

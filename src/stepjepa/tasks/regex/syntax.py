@@ -19,6 +19,7 @@ they are themselves. ``\d``, ``\w`` and ``\s``, also in capitals, are classes of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -105,13 +106,14 @@ def _of(*pieces: str) -> Ranges:
 
 
 WORD = _of("09", "AZ", "az", "_")
-_DIGIT, _SPACE = _of("09"), _of(" ", "\t\r")
-_CLASSES = {"d": _DIGIT, "w": WORD, "s": _SPACE, "D": _others(_DIGIT), "W": _others(WORD), "S": _others(_SPACE)}
+_CLASSES = {"d": _of("09"), "w": WORD, "s": _of(" ", "\t\r")}
+_CLASSES |= {name.upper(): _others(ranges) for name, ranges in _CLASSES.items()}
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 ANY = Characters(_others(_of("\n")))
 # What has a meaning of its own, or would have to somebody who reads it, and is no character without a backslash.
 _RESERVED = frozenset("|&~*+?{}()[].^$\\")
 _REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_BOUNDS = re.compile(r"(?P<operator>[*+?])|\{(?P<least>[0-9]+)(?P<comma>,)?(?P<most>(?<=,)[0-9]+)?\}")
 
 
 def parse(text: str) -> Node:
@@ -188,25 +190,26 @@ class _Parser:
         if complements % 2:
             node = Complement(node)
         operators = 0
-        while (operator := self.peek()) and operator in "*+?{":
+        while self.peek() in (*_REPEATS, "{"):
             operators += 1
             if operators > DEEPEST:
                 raise self.error(f"more than {DEEPEST} repetitions of repetitions")
-            node = Repetition(node, *(self.bounds() if operator == "{" else _REPEATS[operator]))
-            if operator != "{":
-                self.position += 1
+            node = Repetition(node, *self.bounds())
         return node
 
     def bounds(self) -> tuple[int, int | None]:
-        end = self.text.find("}", self.position)
-        least, comma, most = self.text[self.position + 1 : max(end, 0)].partition(",")
-        if end < 0 or not _is_number(least) or not (most == "" or (comma and _is_number(most))):
+        found = _BOUNDS.match(self.text, self.position)
+        if found is None:
             raise self.error("'{' without {n}, {n,} or {n,m}")
-        lowest, highest = int(least), int(most) if most else None if comma else int(least)
-        if highest is not None and highest < lowest:
-            raise self.error(f"bounds in the wrong order, {lowest} to {highest}")
-        self.position = end + 1
-        return lowest, highest
+        if found["operator"]:
+            least, most = _REPEATS[found["operator"]]
+        else:
+            least = int(found["least"])
+            most = int(found["most"]) if found["most"] else None if found["comma"] else least
+            if most is not None and most < least:
+                raise self.error(f"bounds in the wrong order, {least} to {most}")
+        self.position = found.end()
+        return least, most
 
     def atom(self) -> Node:
         character = self.peek()
@@ -272,7 +275,3 @@ class _Parser:
             return self.escape()
         self.position += 1
         return _of(character)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()

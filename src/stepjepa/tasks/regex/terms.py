@@ -8,7 +8,7 @@ before or not, behind or not). This is all that ``\b`` needs, also under ``&``, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_, or_
@@ -41,7 +41,7 @@ class Term:
     """An expression; made by :class:`Terms`, where equal ones are one object.
 
     Attributes:
-        kind: ``none`` describes no text at all, ``empty`` the empty text, the others say what they are.
+        kind: ``none`` describes no text at all, ``empty`` the empty text.
         parts: the terms it is made of.
         bounds: of a repetition, None for no upper one.
         blocks: of characters, as bits.
@@ -90,28 +90,18 @@ class Terms:
         return self._made[key]
 
     def of(self, node: Node, blocks: dict[Ranges, int]) -> Term:
-        """The term of a tree.
-
-        Args:
-            node: the root.
-            blocks: those of each set of characters in the tree, as bits.
-        """
+        """The term of a tree; ``blocks`` are those of each set of characters in it, as bits."""
         match node:
             case Characters(ranges):
-                term = self.characters(blocks[ranges])
+                return self.characters(blocks[ranges])
             case Boundary():
-                term = self._make("boundary", _AT_BOUNDARIES)
+                return self._make("boundary", _AT_BOUNDARIES)
             case Complement(inner):
-                term = self.complement(self.of(inner, blocks))
+                return self.complement(self.of(inner, blocks))
             case Repetition(inner, least, most):
-                term = self.repetition(self.of(inner, blocks), least, most)
-            case Concatenation(parts):
-                term = self.concatenation([self.of(part, blocks) for part in parts])
-            case Union(parts):
-                term = self.union([self.of(part, blocks) for part in parts])
-            case Intersection(parts):
-                term = self.intersection([self.of(part, blocks) for part in parts])
-        return term
+                return self.repetition(self.of(inner, blocks), least, most)
+        joined = {Concatenation: self.concatenation, Union: self.union, Intersection: self.intersection}
+        return joined[type(node)]([self.of(part, blocks) for part in node.parts])
 
     def characters(self, blocks: int) -> Term:
         """One character out of the blocks that are set as bits."""
@@ -162,67 +152,29 @@ class Terms:
 
     def union(self, parts: Iterable[Term]) -> Term:
         """What one of the terms describes."""
-        members = _members("union", parts) - {self.none}
-        if self.all in members or _contradict(members):
-            return self.all
-        characters = {member for member in members if member.kind == "characters"}
-        if characters:
-            blocks = reduce(or_, (member.blocks for member in characters))
-            members = members - characters | {self.characters(blocks)}
-        members = self._without_contained(members)
-        if len(members) < 2:
-            return members.pop() if members else self.none
-        return self._make("union", reduce(or_, (member.accepts for member in members)), _in_order(members))
+        return self._combined("union", parts, self.none, self.all, or_)
 
     def intersection(self, parts: Iterable[Term]) -> Term:
         """What all terms describe."""
-        members = _members("intersection", parts) - {self.all}
+        return self._combined("intersection", parts, self.all, self.none, and_)
+
+    def _combined(
+        self, kind: Kind, parts: Iterable[Term], neutral: Term, dominant: Term, operator: Callable[[int, int], int]
+    ) -> Term:
+        """The different parts, with their sets of characters made one; ``dominant`` alone where it is one of them."""
+        members = {member for part in parts for member in (part.parts if part.kind == kind else (part,))} - {neutral}
         characters = {member for member in members if member.kind == "characters"}
         if characters:
-            blocks = reduce(and_, (member.blocks for member in characters))
-            members = members - characters | {self.characters(blocks)}
-        if self.none in members or _contradict(members):
-            return self.none
+            members = members - characters | {self.characters(reduce(operator, (each.blocks for each in characters)))}
+        if dominant in members:
+            return dominant
         if len(members) < 2:
-            return members.pop() if members else self.all
-        return self._make("intersection", reduce(and_, (member.accepts for member in members)), _in_order(members))
-
-    def _without_contained(self, members: set[Term]) -> set[Term]:
-        """The same union without members that describe nothing beyond another one.
-
-        Found are ``x r`` beside ``.*r``, whatever x is; repetitions of a term without end beside those that begin
-        lower; and the empty text beside what may be empty. Without this a term such as ``.*(r){7,}`` grows with
-        every character that is read.
-        """
-        tails = {
-            member.parts[1:] for member in members if member.kind == "concatenation" and member.parts[0] is self.all
-        }
-        least: dict[Term, int] = {}
-        for member in members:
-            if member.kind == "repetition" and member.bounds[1] is None:
-                inner = member.parts[0]
-                least[inner] = min(member.bounds[0], least.get(inner, member.bounds[0]))
-        empty = any(member.accepts == _EVERYWHERE for member in members if member is not self.empty)
-        kept = set()
-        for member in members:
-            parts = member.parts if member.kind == "concatenation" else (member,)
-            if tails and any(parts[start:] in tails for start in range(2 * (parts[0] is self.all), len(parts))):
-                continue
-            if member.kind == "repetition" and member.bounds[1] is None and member.bounds[0] > least[member.parts[0]]:
-                continue
-            if member is self.empty and empty:
-                continue
-            kept.add(member)
-        return kept
+            return members.pop() if members else neutral
+        in_order = tuple(sorted(members, key=lambda member: member.number))
+        return self._make(kind, reduce(operator, (member.accepts for member in members)), in_order)
 
     def derivative(self, term: Term, before: int, block: int) -> Term:
-        """What may follow a character.
-
-        Args:
-            term: begins with that character.
-            before: 1 if a word character stands before it, else 0.
-            block: it is one of these.
-        """
+        """What may follow a character of a block that a term begins with; ``before`` is 1 behind a word character."""
         key = 2 * block + before if term.local else 2 * block
         found = term.derivatives.get(key)
         if found is None:
@@ -260,17 +212,3 @@ class Terms:
         """The choices of ``first``, then ``rest``: written out, so that equal ones from several sources are found."""
         choices = first.parts if first.kind == "union" else (first,)
         return [self.concatenation((choice, *rest)) for choice in choices]
-
-
-def _members(kind: Kind, parts: Iterable[Term]) -> set[Term]:
-    """The different terms of a union of unions, or an intersection of intersections."""
-    return {member for part in parts for member in (part.parts if part.kind == kind else (part,))}
-
-
-def _contradict(members: set[Term]) -> bool:
-    """Whether one of the terms is the complement of another."""
-    return any(member.kind == "complement" and member.parts[0] in members for member in members)
-
-
-def _in_order(members: set[Term]) -> tuple[Term, ...]:
-    return tuple(sorted(members, key=lambda member: member.number))

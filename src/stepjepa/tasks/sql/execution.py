@@ -1,8 +1,7 @@
-"""Run a query that nobody has vouched for on an SQLite file, and say whether it finds what another finds.
+"""Run untrusted queries on an SQLite file, and compare what two of them find.
 
-Nothing here can change a file: the database is opened read-only and as one that nobody else writes, and what is not
-plain reading is refused before it runs. Free of everything but the standard library, for it is loaded by processes
-that are ended when a query can't be stopped otherwise (``workers``).
+Nothing here can change a file: the database is opened read-only and immutable, and whatever is not plain reading is
+refused before it runs. Only the standard library is imported, since worker processes load this module.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ _TOO_LARGE = {"SQLITE_NOMEM", "SQLITE_TOOBIG"}
 
 
 class QueryResult(NamedTuple):
-    """What a query found, or why it found nothing.
+    """What a query found, or why it failed.
 
     Attributes:
-        rows: in the order in which SQLite gives them; None if the query failed, which is not the same as no rows.
+        rows: in SQLite's order; None if the query failed.
         columns: how many there are, also where there are no rows.
         failure: None, or ``syntax`` (no query at all, or several), ``denied`` (it would do more than read), ``time``,
             ``rows``, ``memory`` (a limit), ``other`` (an unknown table or column, most often).
@@ -71,16 +70,16 @@ def run_query(
     memory: int = 1024,
     most_rows: int = MOST_ROWS,
 ) -> QueryResult:
-    """Run one query; whatever it is, no file is changed or made. Virtual tables (``json_each``) can't be read.
+    """Run one query; whatever it is, no file is changed or made.
 
-    For a process of its own: a single call of a function on a long text can't be interrupted from within, and the
+    Run it in a process of its own: one call of a function on a long text can't be interrupted from within, and the
     limit on memory holds for all of SQLite in this process and is never raised again.
 
     Args:
         database: an SQLite file.
         sql: one statement; a semicolon and comments may follow it.
-        seconds: when the query is stopped.
-        memory: MiB that SQLite may take.
+        seconds: limit of time.
+        memory: limit for SQLite, in MiB.
         most_rows: a query that finds more fails.
     """
     if len(sql) > _LONGEST_QUERY:
@@ -98,12 +97,7 @@ def run_query(
 
 
 class _Guard:
-    """Refuses what is not reading, and stops a query that takes too long.
-
-    Attributes:
-        denied: something was refused.
-        late: the time was over.
-    """
+    """Refuses what is not reading (``denied``), and stops a query that takes too long (``late``)."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
@@ -165,22 +159,17 @@ def _kind(error: Exception, guard: _Guard) -> Failure:
 def same_result(gold: QueryResult, found: QueryResult, *, ordered: bool, any_columns: bool = True) -> bool:
     """Whether two queries that did not fail found the same.
 
-    Rows count as often as they occur. A whole number is the same as an integer or a float, and floats that differ in
-    the last of their twelve or more digits are the same, for sums depend on the order of their terms; NULL is the same
-    as NULL alone, a number is never text.
+    Rows count as often as they occur. A whole number is equal as integer and as float; floats are equal up to the last
+    of their twelve digits, since sums depend on the order of their terms; NULL equals only NULL, and a number is never
+    text.
 
     Args:
         gold: what the right query found.
         found: what another found.
         ordered: the order of the rows counts.
-        any_columns: the order of the columns does not: whoever asks for names and ages has them either way. One
-            rearrangement must fit all rows.
-
-    Raises:
-        ValueError: a query failed, so that there is nothing to compare.
+        any_columns: the order of the columns does not; one rearrangement must fit all rows.
     """
-    if gold.rows is None or found.rows is None:
-        raise ValueError(f"expected two results, got the failures {gold.failure} and {found.failure}")
+    assert gold.rows is not None and found.rows is not None
     if gold.columns != found.columns or len(gold.rows) != len(found.rows):
         return False
     first, second = _settle_floats(gold.rows, found.rows)
@@ -192,13 +181,13 @@ def same_result(gold: QueryResult, found: QueryResult, *, ordered: bool, any_col
     return Counter(columns) == Counter(others) if ordered else _can_be_rearranged(columns, others)
 
 
-# Floats closer than this, in relation to their size or (near zero) at all, are one number. Far more than what the
-# order of a sum makes out, less than a second of a Julian date.
+# Floats closer than this (relative, absolute below 1) are one number: far more than the order of a sum changes, less
+# than a second of a Julian date.
 _TOLERANCE = 1e-12
 
 
 def _settle_floats(*tables: Sequence[Row]) -> list[list[Row]]:
-    """The same tables with one value for floats that are to count as one, so that equality is all that is needed."""
+    """The same tables with one value for floats that count as one, so that plain equality compares them."""
     values = {value for table in tables for row in table for value in row if isinstance(value, float)}
     settled: dict[float, float] = {}
     previous = -math.inf
@@ -216,19 +205,16 @@ def _settle_floats(*tables: Sequence[Row]) -> list[list[Row]]:
     return [[tuple(map(settle, row)) for row in table] for table in tables]
 
 
-# Comparisons of two sets of columns before a search is given up. Only results with many columns of equal content,
-# which no query of a person has, need more than a few.
+# Comparisons before the search for a rearrangement is given up, and the tables count as different. Only results with
+# many columns of equal content need more than a few.
 _MOST_TRIALS = 1000
 
 
 def _can_be_rearranged(columns: list[Row], others: list[Row]) -> bool:
-    """Whether the second table is the first with columns and rows in another order.
-
-    A table whose search is given up is said to be another.
-    """
+    """Whether the second table is the first with columns and rows in another order."""
     counts, other_counts = ([Counter(column) for column in table] for table in (columns, others))
     fits = [[at for at, other in enumerate(other_counts) if other == count] for count in counts]
-    # The columns with the fewest candidates first: most often only one fits, and the search is no search.
+    # The columns with the fewest candidates first: most often only one fits.
     order = sorted(range(len(columns)), key=lambda at: len(fits[at]))
     trials = iter(range(_MOST_TRIALS))
 
@@ -237,7 +223,6 @@ def _can_be_rearranged(columns: list[Row], others: list[Row]) -> bool:
             return True
         tried: set[Row] = set()
         for candidate in fits[order[len(chosen)]]:
-            # Of columns that are the same one is as good as another.
             if candidate in chosen or others[candidate] in tried:
                 continue
             if next(trials, None) is None:
@@ -253,16 +238,16 @@ def _can_be_rearranged(columns: list[Row], others: list[Row]) -> bool:
 
 
 class Verdict(NamedTuple):
-    """What became of a query beside the right one.
+    """A query compared with the right one.
 
     Attributes:
         right: it finds the same, see :func:`same_result`.
         same_columns: also with its columns in the same order.
         failure: why it failed, if it did, see :class:`QueryResult`.
         message: the reason in words.
-        gold_failure: why the right query failed, if it did; then nothing is said about the other.
-        gold_output: what the ``sqlite3`` shell would print for the right query, shortened where it is long; equal
-            only if the whole is equal.
+        gold_failure: why the right query failed; then nothing is said about the other.
+        gold_output: what the ``sqlite3`` shell would print for the right query; long ones are shortened and end with
+            a digest of the whole.
         output: the same for the other.
     """
 
@@ -285,8 +270,8 @@ def judge(  # noqa: PLR0917  # what is sent to another process has no names
         gold: the right query.
         sql: the other; None to see only whether the right one works.
         ordered: the order of the rows counts.
-        seconds: when each of them is stopped.
-        memory: MiB that SQLite may take.
+        seconds: limit of time for each of them.
+        memory: limit for SQLite, in MiB.
     """
     truth = run_query(database, gold, seconds=seconds, memory=memory)
     if truth.rows is None:

@@ -1,8 +1,7 @@
-"""What the text of a query says before it is run: is it the same query, does it order its rows, how hard is it?
+"""What the text of a query says: is it the same query, does it order its rows, how hard is it?
 
-The dialect is SQLite's. Text that can't be parsed, or is too long or too deep to be a person's query, has no form and
-no hardness; nothing here takes more than a moment for any text. Imported where it is used, since the parser loads
-slowly.
+The dialect is SQLite's. Text that can't be parsed, or is longer or deeper than any person's query, has no normal form
+and no hardness, so nothing here takes long for any text. Imported where it is used, since the parser loads slowly.
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ _Value = TypeVar("_Value")
 def normal_form(sql: str) -> str | None:
     """One text for queries that differ only in writing; None for what is no query.
 
-    No difference makes: white space, comments, a semicolon at the end; the case of keywords and of names; quotes
-    around names; double quotes around a value, as most queries of Spider have them; how tables are called (``T1``,
-    another name or their own), and the table in front of a column where there is but one; ``INNER``, ``OUTER``,
-    ``ASC``, ``AS``, ``<>`` for ``!=``, a comma for a JOIN without condition. Values are kept letter by letter.
+    Ignored are white space, comments and a semicolon at the end; the case of keywords and names; quotes around names;
+    double quotes around a value; table aliases, and the table in front of a column where there is only one; ``INNER``,
+    ``OUTER``, ``ASC``, ``AS``, ``<>`` for ``!=``, a comma for a JOIN without condition. Values are kept as they are.
     """
     return _of_query(sql, _write)
 
@@ -55,7 +53,7 @@ def hardness(sql: str) -> Hardness | None:
     BY, ORDER BY, LIMIT, each JOIN, each OR, each LIKE. Nestings: each query inside a condition, and UNION, INTERSECT
     or EXCEPT. Others: more than one aggregation, selected column, condition in WHERE, column in GROUP BY. As in the
     published script, a negated condition (``NOT IN``, ``NOT LIKE``) and each AND or OR of HAVING count as an
-    aggregation, while the aggregations inside HAVING don't; otherwise figures by hardness could not be compared.
+    aggregation, while the aggregations inside HAVING don't.
     """
     return _of_query(sql, _hardness)
 
@@ -96,9 +94,9 @@ def _parse(sql: str) -> exp.Query | None:
 
 
 def _is_quoted_value(column: exp.Column, sql: str) -> bool:
-    """Whether a column is none: SQLite reads ``"Paris"`` as text where no column is called so.
+    """Whether a column is a value: SQLite reads ``"Paris"`` as text where no column has that name.
 
-    Which columns there are is not known here; but on the right of a comparison, names of columns are not quoted.
+    The schema is not known here, but nobody quotes names of columns on the right of a comparison.
     """
     start = column.this.meta.get("start")
     return (
