@@ -17,7 +17,7 @@ HOLD += "with locked(Path(sys.argv[1]), 'stepjepa train'): print('held', flush=T
 
 
 def test_a_second_process_is_told_who_holds_the_lock_and_a_kill_frees_it(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+    folder = tmp_path / "runs" / "a"
     with subprocess.Popen([sys.executable, "-c", HOLD, folder], stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "held\n"
@@ -27,4 +27,8 @@ def test_a_second_process_is_told_who_holds_the_lock_and_a_kill_frees_it(tmp_pat
         first.send_signal(signal.SIGKILL)
     with locked(folder, "stepjepa train", patience=5):
         pass
-    assert list(tmp_path.iterdir()) == []
+    assert not list(tmp_path.rglob(".*"))
+    # Where nothing was written, nothing is left.
+    with locked(tmp_path / "others" / "b", "stepjepa train"):
+        pass
+    assert not (tmp_path / "others").exists()

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stepjepa.errors import UserError, visible
@@ -32,6 +32,7 @@ def locked(folder: Path, what: str, patience: float = 0.5) -> Iterator[None]:
         yield
         return
     path = folder.absolute().with_name(f".{folder.absolute().name}.lock")
+    made = not path.parent.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         stream = path.open("a+", encoding="utf-8")
@@ -60,3 +61,6 @@ def locked(folder: Path, what: str, patience: float = 0.5) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
+            if made:
+                with suppress(OSError):  # a run that began stands in it
+                    path.parent.rmdir()
