@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 from markdown import Markdown
@@ -42,21 +41,19 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are not in docs/."""
+    """Add the pages that are not in docs/, and let links that leave docs/ lead to the file's place on the site.
+
+    A link to a folder adds a page, so all links are followed here, before mkdocs reads the pages.
+    """
+    for file in files.documentation_pages():
+        if file.abs_src_path and (source := Path(file.abs_src_path)).is_relative_to(ROOT / "docs"):
+            file.content_string = _relinked(file.content_string, source.parent, file.src_uri, files, config)
     for name, place in ROOT_PAGES.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         files.append(File.generated(config, place, content=_relinked(text, ROOT, place, files, config)))
     for name, text in reference.pages().items():
         files.append(File.generated(config, f"reference/{name}", content=text))
     return files
-
-
-def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """Let links that leave docs/ lead to the file's place on the site."""
-    source = page.file.abs_src_path
-    if source is None or not Path(source).is_relative_to(ROOT / "docs"):
-        return markdown
-    return _relinked(markdown, Path(source).parent, page.file.src_uri, files, config)
 
 
 def _relinked(text: str, folder: Path, place: str, files: Files, config: MkDocsConfig) -> str:
