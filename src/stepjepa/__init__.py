@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _HOME = {
     "JepaConfig": "config",
     "JepaTrainer": "training.trainer",
+    "JepaLoss": "training.jepa_loss",
     "jepa_loss": "objectives.objective",
     "Objective": "objectives.objective",
     "LoraSettings": "models.loading",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from stepjepa.objectives.regularizers import Covariance, SIGReg, Variance
     from stepjepa.objectives.term import Context, Term, term
     from stepjepa.objectives.tube import Tube
+    from stepjepa.training.jepa_loss import JepaLoss
     from stepjepa.training.trainer import JepaTrainer
 
 
