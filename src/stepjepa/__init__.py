@@ -22,7 +22,7 @@ _HOME = {
     "load_model": "models.loading",
     "set_up": "models.setup",
     "Record": "data.records",
-    "read_records": "data.records",
+    "read_records": "data.sources",
     "prepare": "batch.dataset",
     "RecordStream": "batch.stream",
     "Collator": "batch.collate",
@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     from stepjepa.batch.sequences import Sequence
     from stepjepa.batch.stream import RecordStream
     from stepjepa.config import JepaConfig
-    from stepjepa.data.records import Record, read_records
+    from stepjepa.data.records import Record
+    from stepjepa.data.sources import read_records
     from stepjepa.errors import UserError
     from stepjepa.models.encode import Encoded
     from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, load_model

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from document_blocks import ROOT
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 from stepjepa.tasks.regex.equivalence import equivalent
 
 
