@@ -53,7 +53,14 @@ class _LayoutNames(tuple[str, ...]):
 class DataFlags:
     """Which records."""
 
-    train_file: str | None = option(None, "JSON lines with 'messages'", metavar="FILE")
+    train_file: str | None = option(
+        None,
+        "JSON lines, JSON, CSV, TSV or Parquet; with 'messages', or columns such as question and answer",
+        metavar="FILE",
+    )
+    columns: list[str] | None = option(
+        None, "of the user's and the assistant's text; where they have other names", metavar="NAME"
+    )
     bad_records: Literal["error", "skip"] = option(
         "error", "lines that can't be read or are no record; skip: leave them out, and say how many"
     )
@@ -105,7 +112,7 @@ def add_training_data(
     """
     add_options(parser, DataFlags, "data", only=("train_file",), required=required)
     add_options(parser, JepaConfig, "data", only=DATA)
-    add_options(parser, DataFlags, "data", only=("bad_records",))
+    add_options(parser, DataFlags, "data", only=("columns", "bad_records"))
     add_options(parser, model, "model", required=required)
     add_options(parser, ModeFlags, OBJECTIVE, only=("regular", "step_jepa"))
     add_options(parser, JepaConfig, OBJECTIVE, without=("mode", *DATA, *LOSSES))

@@ -163,7 +163,9 @@ def test_a_damaged_record_is_one_line(
     assert words in line
 
 
-@pytest.mark.parametrize(("flags", "added"), [("", ["--jepa_loss_type", "cosine"]), ("--infonce", []), ("--regular", [])])
+@pytest.mark.parametrize(
+    ("flags", "added"), [("", ["--jepa_loss_type", "cosine"]), ("--infonce", []), ("--regular", [])]
+)
 def test_a_run_from_when_the_cosine_was_the_default_names_it(flags: str, added: list[str]) -> None:
     command = ["--output_dir", "o", "--model_name", "m", *flags.split()]
     assert rerun._default_loss(command, {"jepa": {"jepa_loss_type": "cosine"}}) == added

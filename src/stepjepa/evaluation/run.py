@@ -52,7 +52,7 @@ class Evaluation:
     def __init__(self, settings: EvaluationSettings) -> None:
         self.settings = settings
         self.bad = bad_records(settings.bad_records)
-        records = read_records(settings.test_file, bad=self.bad)
+        records = read_records(settings.test_file, bad=self.bad, columns=settings.columns)
         self.asked = choose_records(settings, records[: settings.max_examples])
         self.task, self.records = self.asked.task, self.asked.records
         if self.bad is not None and self.bad.count:

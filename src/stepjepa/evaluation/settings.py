@@ -125,6 +125,12 @@ class EvaluationSettings:
         False, "for models trained without a chat format: question, <|perception|>, answer", group="prompt"
     )
     overwrite: bool = option(False, "throw away what --output_file holds", group="files", names=("no_skip_existing",))
+    columns: list[str] | None = option(
+        None,
+        "of the user's and the assistant's text; where they have other names",
+        metavar="NAME",
+        group="files",
+    )
     bad_records: Literal["error", "skip"] = option(
         "error", "lines that can't be read or are no record; skip: leave them out, and say how many", group="files"
     )

@@ -14,6 +14,7 @@ from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.chat.system_prompts import MOST_PROMPTS, common_system_prompt, count_system_prompts, with_system_prompt
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
+from stepjepa.data.sources import describe_columns
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores, spread
 from stepjepa.models.checkpointing import enable_selective, refuse_full
@@ -78,6 +79,9 @@ def build_trainer(
         raise
     except Exception as error:  # of whatever kind: no step is taken yet, and one line says what is wrong
         raise cannot_start(error) from None
+    columns = describe_columns(train_records[0], args.columns)
+    if columns is not None:
+        told["columns"] = columns
     if stream is not None:
         told["data"] = _describe_stream(stream, args, len(train_records))
     return trainer, lora, told
