@@ -122,7 +122,7 @@ def add_training_data(
     layout = parser._option_string_actions["--layout"]
     layout.choices, layout.metavar = _LayoutNames(layouts_of(*CHOICES["mode"])), None
     # Without a default, so that it can be seen whether one was named beside its short form.
-    parser.set_defaults(labels=None, jepa_loss_type=None, lbd=None, gamma=None)
+    parser.set_defaults(labels=None, jepa_loss_type=None, lbd=None, gamma=None, why_loss=None)
 
 
 def objective_flags() -> set[str]:

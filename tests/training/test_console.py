@@ -192,7 +192,7 @@ def test_the_last_lines_say_where_everything_is(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-3").mkdir()
     assert last_lines(tmp_path, record) == [
         ("done", "1 step, 4,321 tokens in 3 min 07 s; LM loss 1.2500, held out 2.0000"),
-        ("run folder", f"{tmp_path} (the model, run.json, metrics.jsonl, 1 checkpoint)"),
+        ("run folder", f"{tmp_path} (the model, run.json, metrics.jsonl, metrics.png, 1 checkpoint)"),
     ]
     found = finished_json(arguments("runs/a b"), record)
     assert (found["run_folder"], found["results"]) == ("runs/a b", results)

@@ -21,6 +21,7 @@ from stepjepa.models.quantization import parameter_counts
 from stepjepa.objectives.term import TERMS
 from stepjepa.run_folder import METRICS_FILE, RUN_FILE
 from stepjepa.terminal import duration
+from stepjepa.training.plot import PLOT_FILE
 from stepjepa.training.settings import quantized
 
 if TYPE_CHECKING:
@@ -278,7 +279,7 @@ def last_lines(folder: Path, record: Mapping[str, Any]) -> list[Row]:
     told = ", ".join(f"{name} {value:.4f}" for name, value in losses if value is not None)
     steps = f"{results['steps']:,} step{'' if results['steps'] == 1 else 's'}"
     taken = f"{steps}, {results['tokens']:,.0f} tokens in {duration(results['train_seconds'])}"
-    held = [RUN_FILE, METRICS_FILE]
+    held = [RUN_FILE, METRICS_FILE, PLOT_FILE]
     if count := len(checkpoints(folder)):
         held.append(f"{count} checkpoint{'' if count == 1 else 's'}")
     return [

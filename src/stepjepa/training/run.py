@@ -48,6 +48,7 @@ from stepjepa.training.data import read_data
 from stepjepa.training.dry_run import dry_run
 from stepjepa.training.failures import recording_failures
 from stepjepa.training.hub import upload
+from stepjepa.training.plot import draw_metrics
 from stepjepa.training.processes import leave_group, refuse_disagreement
 from stepjepa.training.provenance import provenance
 from stepjepa.training.settings import quantized
@@ -178,6 +179,8 @@ def _finish(
     if is_main_process():
         write_card(folder, run=record)
     write_run(folder, record)
+    if is_main_process():
+        draw_metrics(folder)
     leave_group()
     # The other processes need not wait for it.
     if trainer.args.push_to_hub and is_main_process():
