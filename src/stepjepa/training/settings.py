@@ -79,7 +79,8 @@ def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArgu
 def lora_settings(args: argparse.Namespace) -> LoraSettings | None:
     """Of the adapter that ``--lora`` asks for; None without."""
     try:
-        return LoraSettings(args.lora_rank, args.lora_alpha, args.lora_dropout) if args.lora else None
+        chosen = (args.lora_rank, args.lora_alpha, args.lora_dropout, args.lora_targets, args.use_dora, args.use_rslora)
+        return LoraSettings(*chosen) if args.lora else None
     except ValueError as error:
         raise UserError(f"--{error}") from None
 
