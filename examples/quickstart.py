@@ -63,8 +63,8 @@ SHORT_RUN = (
 )
 
 
-def run(folder: Path, size: Size) -> None:
-    """Make data, train and evaluate every arm, print the table, write the page."""
+def run(folder: Path, size: Size) -> str:
+    """Make data, train and evaluate every arm, write the page, print the table; returns it."""
     start = time.time()
     data = f"--train_file {folder}/train.jsonl --eval_file {folder}/test.jsonl"
     command(
@@ -91,11 +91,12 @@ def run(folder: Path, size: Size) -> None:
         command(f"compare {listed} --names {','.join(runs)} --baseline plain")
     command(f"report {listed} --output_file {folder}/report.html")
     table, answers = describe(runs)
-    print("\n" + MEANING + "\n\n" + (table if size.accuracy else table.drop(columns="right %")).to_string())
-    print("\n" + answers)
+    found = f"{MEANING}\n\n{(table if size.accuracy else table.drop(columns='right %')).to_string()}\n\n{answers}"
     if not size.accuracy:
-        print("\n" + textwrap.fill(SHORT_RUN, 80))
+        found += "\n\n" + textwrap.fill(SHORT_RUN, 80)
+    print("\n" + found)
     print(f"\npage: {folder}/report.html   ({time.time() - start:.0f} s in all)")
+    return found
 
 
 def train(folder: Path, flags: str, steps: int, seed: int, size: Size) -> None:
@@ -144,6 +145,13 @@ def row(folder: Path) -> dict[str, float]:
     }
 
 
+def paste(document: Path, mark: str, text: str) -> None:
+    """Put a text between ``<!-- mark -->`` and ``<!-- end -->`` of a document."""
+    before, start, rest = document.read_text(encoding="utf-8").partition(f"<!-- {mark} -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    document.write_text(f"{before}{start}```text\n{text}\n```\n{end}{after}", encoding="utf-8")
+
+
 def size_of(model: str, *, full: bool, tiny: bool) -> Size:
     """The size that the arguments ask for."""
     if tiny:
@@ -162,5 +170,8 @@ if __name__ == "__main__":
     words = parser(__doc__, "quickstart")
     words.add_argument("--full", action="store_true", help="two seeds, 1,000 steps, plain training at equal FLOPs")
     words.add_argument("--model", default="", help="smollm2, or a folder or hub id: LoRA on a pretrained model")
+    words.add_argument("--paste", type=Path, help="a document that gets the table, between its marks for it")
     given = words.parse_args()
-    run(new_folder("quickstart", given.output_dir), size_of(given.model, full=given.full, tiny=given.tiny))
+    said = run(new_folder("quickstart", given.output_dir), size_of(given.model, full=given.full, tiny=given.tiny))
+    if given.paste:
+        paste(given.paste, "quickstart full" if given.full else "quickstart", said)

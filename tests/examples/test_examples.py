@@ -52,6 +52,14 @@ def test_quickstart(
     assert (tmp_path / "a" / "report.html").exists()
 
 
+def test_the_table_is_pasted_between_its_marks(load: Load, tmp_path: Path) -> None:
+    document = tmp_path / "a.md"
+    document.write_text("x\n<!-- a -->\nold\n<!-- end -->\ny <!-- end -->\n", encoding="utf-8")
+    load("quickstart").paste(document, "a", "new")
+    expected = "x\n<!-- a -->\n```text\nnew\n```\n<!-- end -->\ny <!-- end -->\n"
+    assert document.read_text(encoding="utf-8") == expected
+
+
 def test_quickstart_sizes(load: Load) -> None:
     quickstart = load("quickstart")
     assert quickstart.size_of("", full=True, tiny=False) == quickstart.FULL
