@@ -87,8 +87,8 @@ def run(folder: Path, size: Size) -> str:
             "--max_new_tokens 64 --batch_size 50 --similarity llm-jepa"
         )
     listed = " ".join(map(str, folders))
-    if len(size.seeds) > 1:
-        command(f"compare {listed} --names {','.join(runs)} --baseline plain")
+    if size.equal_flops:
+        command(f"compare {listed} --names {','.join(runs)} --baseline plain-longer")
     command(f"report {listed} --output_file {folder}/report.html")
     table, answers = describe(runs)
     found = f"{MEANING}\n\n{(table if size.accuracy else table.drop(columns='right %')).to_string()}\n\n{answers}"

@@ -181,10 +181,13 @@ def _default_loss(args: argparse.Namespace) -> tuple[str, str | None]:
     if args.regular:
         return str(DEFAULTS["jepa_loss_type"]), None
     if not named and not args.term:
-        return "infonce", "InfoNCE, since no flag names an objective: it does not collapse; --preset paper: the papers'"
+        return "infonce", "InfoNCE, the default, which does not collapse; --preset paper, or a named loss, for others"
     if {"sigreg", "variance"} & {*named}:
         return "cosine", None
-    return "cosine", "cosine, since no flag names a loss: it mostly collapses; --jepa_loss_type infonce does not"
+    return (
+        "cosine",
+        "cosine, as in the papers, since none is named; it mostly collapses, --jepa_loss_type infonce does not",
+    )
 
 
 def _note(text: str) -> None:

@@ -263,6 +263,8 @@ def next_command(args: argparse.Namespace) -> list[str]:
     folder = args.output_dir
     command = ["stepjepa", "evaluate", "--model_path", folder]
     command += ["--test_file", args.eval_file or "TEST.jsonl", "--output_file", str(Path(folder) / "test.jsonl")]
+    if args.columns:
+        command += ["--columns", *args.columns]
     # Flags that ``evaluate`` has too, where they were given.
     same = {"eval_max_new_tokens": 256, "eval_task": "auto", "spider_path": None, "missing_databases": "error"}
     for name, default in same.items():
@@ -279,7 +281,7 @@ def last_lines(folder: Path, record: Mapping[str, Any]) -> list[Row]:
     told = ", ".join(f"{name} {value:.4f}" for name, value in losses if value is not None)
     steps = f"{results['steps']:,} step{'' if results['steps'] == 1 else 's'}"
     taken = f"{steps}, {results['tokens']:,.0f} tokens in {duration(results['train_seconds'])}"
-    held = [RUN_FILE, METRICS_FILE, PLOT_FILE]
+    held = [RUN_FILE, *(name for name in (METRICS_FILE, PLOT_FILE) if (folder / name).is_file())]
     if count := len(checkpoints(folder)):
         held.append(f"{count} checkpoint{'' if count == 1 else 's'}")
     return [
