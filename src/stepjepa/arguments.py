@@ -184,10 +184,7 @@ def _default_loss(args: argparse.Namespace) -> tuple[str, str | None]:
         return "infonce", "InfoNCE, the default, which does not collapse; --preset paper, or a named loss, for others"
     if {"sigreg", "variance"} & {*named}:
         return "cosine", None
-    return (
-        "cosine",
-        "cosine, as in the papers, since none is named; it mostly collapses, --jepa_loss_type infonce does not",
-    )
+    return "cosine", "cosine, the papers', since none is named; it mostly collapses, --jepa_loss_type infonce does not"
 
 
 def _note(text: str) -> None:
