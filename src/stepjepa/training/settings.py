@@ -63,6 +63,10 @@ def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArgu
         values["use_cpu"] = True
         if is_main_process():
             print("note: no accelerator here, so the processes train on CPUs (--use_cpu)", file=sys.stderr)
+    for name in ("bf16", "fp16"):
+        if values.get(name) and not torch.accelerator.is_available() and not (name == "bf16" and values.get("use_cpu")):
+            cpu = "; --use_cpu trains in bf16 on the CPU" if name == "bf16" else ""
+            raise UserError(f"--{name} needs an accelerator, and none is found; leave it out{cpu}")
     open_group(cpu=bool(values.get("use_cpu")), seconds=values.get("ddp_timeout", TrainingArguments.ddp_timeout))
     try:
         made = TrainingArguments(**values)
