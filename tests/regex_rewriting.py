@@ -1,6 +1,6 @@
 """Other texts for regular expressions of NL-RX that mean the same."""
 
-from stepjepa.tasks.regex.syntax import (
+from stepjepa.tasks.regex_syntax import (
     Boundary,
     Characters,
     Complement,

@@ -8,7 +8,7 @@ from stepjepa.data.records import bad_records, parse_record
 from stepjepa.errors import UserError
 from stepjepa.files import read_jsonl
 from stepjepa.preparing.conversion import CONVERSIONS, convert_rows
-from stepjepa.tasks.base import Unusable, chat_record
+from stepjepa.tasks.raw_values import Unusable, chat_record
 
 
 def convert(row):

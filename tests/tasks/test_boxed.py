@@ -3,7 +3,7 @@
 import pytest
 
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response
-from stepjepa.tasks.boxed import BoxedTask
+from stepjepa.tasks.generic import BoxedTask
 from stepjepa.tasks.generic import GenericTask
 from task_records import record
 

@@ -8,7 +8,7 @@ import pytest
 
 from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions
 from stepjepa.tasks.nl_rx import NlRxTask
-from stepjepa.tasks.regex.syntax import LONGEST
+from stepjepa.tasks.regex_syntax import LONGEST
 from task_records import record
 
 

@@ -11,8 +11,8 @@ from greenery import fsm
 from regex_rewriting import twin, write
 from slow_regex import matches
 from stepjepa.data.sources import read_records
-from stepjepa.tasks.regex.equivalence import equivalent, find_difference
-from stepjepa.tasks.regex.syntax import (
+from stepjepa.tasks.regex_equivalence import equivalent, find_difference
+from stepjepa.tasks.regex_syntax import (
     ANY,
     DEEPEST,
     LONGEST,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stepjepa.answers.workers import Workers
-from stepjepa.tasks.sql.execution import QueryResult, judge, run_query, same_result
+from stepjepa.tasks.sql_execution import QueryResult, judge, run_query, same_result
 
 MEMORY = 512
 

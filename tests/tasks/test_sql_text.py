@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from stepjepa.data.sources import read_records
-from stepjepa.tasks.sql.text import hardness, normal_form, orders_rows, same_text
+from stepjepa.tasks.sql_text import hardness, normal_form, orders_rows, same_text
 
 
 @pytest.mark.parametrize(

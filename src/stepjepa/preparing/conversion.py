@@ -14,7 +14,7 @@ from typing import Any
 
 from stepjepa.data.records import BadRecords, parse_record
 from stepjepa.errors import UserError
-from stepjepa.tasks.base import Unusable
+from stepjepa.tasks.raw_values import Unusable
 
 Rows = Iterable[tuple[int, Mapping[str, Any]]]
 # A row in, a record out; raises Unusable, or UserError without a place.

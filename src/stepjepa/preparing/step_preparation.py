@@ -15,7 +15,7 @@ from stepjepa.errors import UserError
 from stepjepa.own_code import load
 from stepjepa.preparing.conversion import Counts, convert_rows
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, thinking_steps, tidy_step
-from stepjepa.tasks.base import Unusable, chat_record
+from stepjepa.tasks.raw_values import Unusable, chat_record
 
 FEW_STEPS = "fewer than two steps"
 THINKING_REMOVED = "thinking removed (--keep_thinking, --think_steps)"

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from stepjepa.data.records import Record
-from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, Unusable, chat_record, record_error, task
-from stepjepa.tasks.raw_values import as_list
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error, task
+from stepjepa.tasks.raw_values import Unusable, as_list, chat_record, read_text_field
 
 _SEPARATOR = ";"
 _ARTICLES = frozenset({"a", "an", "the"})
@@ -145,19 +145,11 @@ class NqOpenTask(Task):
 
     @classmethod
     def convert(cls, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A record in the published form, from a row of the hub: ``question``, and ``answer``, a list or one string.
-
-        Raises:
-            Unusable: the question or every answer is missing or empty, or an answer is no text.
-        """
-        question, answer = row.get("question"), row.get("answer")
-        if not isinstance(question, str) or not question.strip():
-            raise Unusable("no question")
+        """A record in the published form, from a row of the hub: ``question``, and ``answer``, a list or one string."""
+        question, answer = read_text_field(row, "question").strip(), row.get("answer")
         listed = as_list(answer)
-        given = [text for text in ([answer] if listed is None else listed) if text is not None]
-        if any(not isinstance(text, str) for text in given):
-            raise Unusable("an answer that is no text")
-        answers = list(dict.fromkeys(text.strip() for text in given if text.strip(f"{_SEPARATOR} ")))
-        if not answers:
+        given = [answer] if listed is None else listed
+        texts = [text.strip() for text in given if isinstance(text, str) and text.strip(f"{_SEPARATOR} ")]
+        if not texts:
             raise Unusable("no answer")
-        return chat_record(cls.system_prompt, question.strip(), "; ".join(answers))
+        return chat_record(cls.system_prompt, question, "; ".join(dict.fromkeys(texts)))

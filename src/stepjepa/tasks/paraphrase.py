@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from stepjepa.errors import UserError
-from stepjepa.tasks.base import Unusable, chat_record
-from stepjepa.tasks.raw_values import as_label, as_list
+from stepjepa.tasks.raw_values import Unusable, as_label, as_list, chat_record
 
 SYSTEM_PROMPT = "Paraphrase the sentence below."
 

@@ -20,19 +20,18 @@ from stepjepa.tasks.base import (
     Scored,
     Task,
     TaskOptions,
-    chat_record,
     record_error,
     task,
 )
-from stepjepa.tasks.raw_values import read_text_field
-from stepjepa.tasks.sql.execution import Verdict, judge
+from stepjepa.tasks.raw_values import chat_record, read_text_field
+from stepjepa.tasks.sql_execution import Verdict, judge
 
 _DATABASE = re.compile(r"For db_id:\[([^\[\]\n]*)\]")
 _LIMITS = ("time", "memory")
 
 
 class _Query(NamedTuple):
-    """The arguments of ``tasks.sql.execution.judge`` that differ; ``sql`` is None for the true query alone."""
+    """The arguments of ``tasks.sql_execution.judge`` that differ; ``sql`` is None for the true query alone."""
 
     database: str
     gold: str
@@ -46,9 +45,9 @@ class SpiderTask(Task):
 
     Scores: ``execution``, the whole answer, run on the database, finds the rows that the true query finds, as often
     and, where the true query orders them, in its order; the order of the columns does not count, as in the test-suite
-    evaluation of Spider (``sql.execution.same_result``). ``same_columns``: also with the columns in the same order.
+    evaluation of Spider (``sql_execution.same_result``). ``same_columns``: also with the columns in the same order.
     ``first_statement``: the answer or the first statement in it does so, see :func:`first_statement`. ``exact_text``:
-    the text is the same after normalisation (``sql.text.same_text``) and, where the true query works, finds the same.
+    the text is the same after normalisation (``sql_text.same_text``) and, where the true query works, finds the same.
     ``exact``, ``prefix``, ``contains`` of the text as it stands.
 
     A query that fails is wrong, whatever the true one finds. Where the true query itself fails every answer is wrong;
@@ -133,7 +132,7 @@ class SpiderTask(Task):
         return scored
 
     def _gold(self, record: Record) -> _Query:
-        from stepjepa.tasks.sql.text import orders_rows
+        from stepjepa.tasks.sql_text import orders_rows
 
         gold = self.truth(record)
         # One that can't be parsed is taken to order its rows: rather too strict than too lenient.
@@ -164,7 +163,7 @@ class SpiderTask(Task):
         sql = scored.extracted["sql"]
         if sql is None or scored.extracted["failure"] is not None:
             return None
-        from stepjepa.tasks.sql.text import normal_form
+        from stepjepa.tasks.sql_text import normal_form
 
         return normal_form(sql) or sql
 
@@ -172,12 +171,12 @@ class SpiderTask(Task):
         """How hard the questions were, and what failed.
 
         Returns:
-            ``by_hardness``: for each level of ``tasks.sql.text.hardness`` (``unknown`` for a true query that can't be
+            ``by_hardness``: for each level of ``tasks.sql_text.hardness`` (``unknown`` for a true query that can't be
             parsed) the number of records, ``n``, and the share that is right, ``execution``; ``failures`` of answers
             and ``gold_failures`` of true queries, counted by reason; if there are any of the latter,
             ``execution_without_gold_failures``, the share among the other records.
         """
-        from stepjepa.tasks.sql.text import HARDNESS, hardness
+        from stepjepa.tasks.sql_text import HARDNESS, hardness
 
         levels: dict[str, list[float]] = {name: [] for name in (*HARDNESS, "unknown")}
         for line in lines:
@@ -210,7 +209,7 @@ class SpiderTask(Task):
 
 
 def _scored(gold: str, text: str, sql: str, whole: Verdict, first: Verdict) -> Scored:
-    from stepjepa.tasks.sql.text import same_text
+    from stepjepa.tasks.sql_text import same_text
 
     works = whole.gold_failure is None
     scores: dict[str, bool | float] = {

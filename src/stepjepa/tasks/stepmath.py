@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from stepjepa.data.records import Record
-from stepjepa.tasks.base import chat_record, task
-from stepjepa.tasks.boxed import BoxedTask
+from stepjepa.tasks.base import task
+from stepjepa.tasks.generic import BoxedTask
+from stepjepa.tasks.raw_values import chat_record
 
 MAX_STEPS = 8
 
