@@ -3,8 +3,7 @@
 import pytest
 
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response
-from stepjepa.tasks.generic import BoxedTask
-from stepjepa.tasks.generic import GenericTask
+from stepjepa.tasks.generic import BoxedTask, GenericTask
 from task_records import record
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,15 +22,9 @@ MAX_STEPS = 8
 # So many draws in a row without a new problem, and the problems of a difficulty count as used up.
 _PATIENCE = 2000
 
-_NAMES = (
-    *("Mia", "Tom", "Ben", "Anna", "Leo", "Sara", "Max", "Zoe"),
-    *("Nina", "Paul", "Emma", "Jack", "Lily", "Omar", "Ruth", "Sam"),
-)
-_THINGS = (
-    *("apple", "badge", "ball", "bead", "book", "button", "card", "coin"),
-    *("cookie", "marble", "nut", "peach", "pen", "shell", "stamp", "sticker"),
-)
-_BOXES = ("bag", "basket", "box", "jar")
+_NAMES = "Mia Tom Ben Anna Leo Sara Max Zoe Nina Paul Emma Jack Lily Omar Ruth Sam".split()  # noqa: SIM905
+_THINGS = "apple badge ball bead book button card coin cookie marble nut peach pen shell stamp sticker".split()  # noqa: SIM905
+_BOXES = ["bag", "basket", "box", "jar"]
 _PLURALS = {"box": "boxes", "peach": "peaches"}
 
 # "story | solution": the equation follows the solution, and whoever the solution begins with has the result.
@@ -125,9 +119,6 @@ class Difficulty:
         max_quantity: largest number by which an amount changes, 4 or more.
         max_amount: largest amount, at the start, on the way and as the answer; not below ``max_quantity``.
         operations: which operations there are, some of :data:`OPERATIONS`.
-
-    Raises:
-        ValueError: a field is outside its range.
     """
 
     min_steps: int = 2
@@ -145,10 +136,9 @@ class Difficulty:
             raise ValueError(f"max_quantity: expected 4 or more, got {self.max_quantity}")
         if self.max_amount < self.max_quantity:
             raise ValueError(f"max_amount: expected {self.max_quantity} (max_quantity) or more, got {self.max_amount}")
-        different = set(self.operations)
-        if not different or len(different) < len(self.operations) or not different <= set(OPERATIONS):
+        if not self.operations or not set(self.operations) <= set(OPERATIONS):
             got = ", ".join(self.operations) or "none"
-            raise ValueError(f"operations: expected different ones of {', '.join(OPERATIONS)}, got {got}")
+            raise ValueError(f"operations: expected some of {', '.join(OPERATIONS)}, got {got}")
 
 
 class _Move(NamedTuple):
@@ -167,52 +157,46 @@ class _Move(NamedTuple):
         return f"{self.amount} {_SIGNS[self.operation]} {self.number}"
 
 
-def _moves_from(operation: str, amount: int, difficulty: Difficulty) -> Iterator[_Move]:
-    """The moves of an operation from an amount that stay whole, positive and within the difficulty."""
-    if operation in ("double", "halve"):
-        numbers = range(2, 3)
-    else:
-        # Twice and half have words of their own, so sharing among two and taking two times are left to them.
-        numbers = range(1 if operation in ("add", "subtract") else 3, difficulty.max_quantity + 1)
-    for number in numbers:
-        move = _Move(operation, amount, number)
-        whole = _SIGNS[operation] != "/" or amount % number == 0
-        if whole and 1 <= move.result <= difficulty.max_amount:
-            yield move
-
-
 def _choices(
-    difficulty: Difficulty, told: set[int], results: set[int], reached: int | None = None
+    level: Difficulty, told: set[int], results: set[int], reached: int | None = None
 ) -> dict[str, list[_Move]]:
     """The next moves, by operation, from the amount that is reached; None before the first move.
 
-    No result may be told anywhere, nor come back: it would make the steps between superfluous.
+    Amounts stay whole, positive and within the difficulty. No result may be told anywhere, nor come back: it would
+    make the steps between superfluous.
     """
     choices = {}
-    for operation in difficulty.operations:
+    for operation in level.operations:
+        sign = _SIGNS[operation]
         # A first amount that shrinks may be high.
-        most = difficulty.max_amount if _SIGNS[operation] in "-/" else difficulty.max_quantity
+        most = level.max_amount if sign in "-/" else level.max_quantity
+        # Twice and half have words of their own, so sharing among two and taking two times are left to them.
+        lowest = 1 if operation in ("add", "subtract") else 3
+        numbers = [2] if operation in ("double", "halve") else range(lowest, level.max_quantity + 1)
         moves = [
             move
             for amount in (range(2, most + 1) if reached is None else (reached,))
-            for move in _moves_from(operation, amount, difficulty)
-            if move.number not in results and move.result not in {*told, *results, amount, move.number}
+            for number in numbers
+            if (sign != "/" or amount % number == 0)
+            and 1 <= (move := _Move(operation, amount, number)).result <= level.max_amount
+            and number not in results
+            and move.result not in {*told, *results, amount, number}
         ]
         if moves:
             choices[operation] = moves
     return choices
 
 
-def _draw_moves(draw: random.Random, choices: dict[str, list[_Move]], difficulty: Difficulty) -> list[_Move] | None:
+def _draw_moves(draw: random.Random, choices: dict[str, list[_Move]], level: Difficulty) -> list[_Move] | None:
     """A chain of moves that begins with one of the choices; None where it ran into a dead end."""
-    count = draw.randint(difficulty.min_steps, difficulty.max_steps)
+    count = draw.randint(level.min_steps, level.max_steps)
     moves: list[_Move] = []
     while choices:
         moves.append(draw.choice(choices[draw.choice(list(choices))]))
         if len(moves) == count:
             return moves
         told = {moves[0].amount, *(move.number for move in moves)}
-        choices = _choices(difficulty, told, {move.result for move in moves}, moves[-1].result)
+        choices = _choices(level, told, {move.result for move in moves}, moves[-1].result)
     return None
 
 
@@ -252,62 +236,55 @@ def _tell(draw: random.Random, moves: list[_Move]) -> tuple[str, list[str]]:
     return " ".join(sentences), steps
 
 
-def _make_record(question: str, steps: list[str], answer: int) -> dict[str, Any]:
-    solution = "\n\n".join([*steps[:-1], f"{steps[-1]} The answer is \\boxed{{{answer}}}."])
-    fields = {"question": question, "answer": solution, "ground_truth": str(answer), "total_steps": len(steps)}
-    return chat_record(StepmathTask.system_prompt, question, solution, **fields)
-
-
-# Two problems with the same equations are the same, whatever their story.
-_Chain = tuple[str, ...]
-
-
 def _draw_records(
-    size: int, seed: str, difficulty: Difficulty, name: str, *, avoid: Collection[_Chain] = (), once: bool = False
-) -> tuple[list[dict[str, Any]], set[_Chain]]:
-    """Records with different questions, none with a chain to avoid, and their chains of equations.
+    size: int,
+    seed: str,
+    level: Difficulty,
+    name: str,
+    *,
+    avoid: Collection[tuple[str, ...]] = (),
+    once: bool = False,
+) -> tuple[list[dict[str, Any]], set[tuple[str, ...]]]:
+    """Records with different questions, none with a chain of equations to avoid, and their chains.
 
     With ``once`` no chain occurs again with another story.
     """
-    if size < 0:
-        raise ValueError(f"{name}: expected 0 or more, got {size}")
     draw = random.Random(seed)
-    first = _choices(difficulty, set(), set())
+    first = _choices(level, set(), set())
     records: dict[str, dict[str, Any]] = {}
-    chains: set[_Chain] = set()
+    chains: set[tuple[str, ...]] = set()
     failures = 0
-    while len(records) < size:
-        moves = _draw_moves(draw, first, difficulty)
-        if moves is not None:
-            chain = tuple(move.equation for move in moves)
-            question, steps = _tell(draw, moves)
-            if chain not in avoid and not (once and chain in chains) and question not in records:
-                records[question] = _make_record(question, steps, moves[-1].result)
-                chains.add(chain)
-                failures = 0
-                continue
+    while len(records) < size and failures < _PATIENCE:
         failures += 1
-        if failures == _PATIENCE:
-            raise ValueError(
-                f"{name}: expected a size that this difficulty has problems for, got {size} and found {len(records)}; "
-                "ask for fewer, or allow more steps, larger numbers or more operations"
-            )
+        moves = _draw_moves(draw, first, level)
+        if moves is None:
+            continue
+        chain = tuple(move.equation for move in moves)
+        question, steps = _tell(draw, moves)
+        if chain in avoid or (once and chain in chains) or question in records:
+            continue
+        answer = str(moves[-1].result)
+        solution = "\n\n".join([*steps[:-1], f"{steps[-1]} The answer is \\boxed{{{answer}}}."])
+        fields = {"question": question, "answer": solution, "ground_truth": answer, "total_steps": len(steps)}
+        records[question] = chat_record(StepmathTask.system_prompt, question, solution, **fields)
+        chains.add(chain)
+        failures = 0
+    if len(records) < size:
+        raise ValueError(
+            f"{name}: expected a size that this difficulty has problems for, got {size} and found {len(records)}; "
+            "ask for fewer, or allow more steps, larger numbers or more operations"
+        )
     return list(records.values()), chains
 
 
 def generate(size: int, seed: int, difficulty: Difficulty | None = None) -> list[dict[str, Any]]:
-    """Make problems with different questions.
-
-    Args:
-        size: how many.
-        seed: the same seed gives the same records; a smaller size gives the first of them.
-        difficulty: the default one if None.
+    """Make problems with different questions; the same seed gives the same, a smaller size the first of them.
 
     Returns:
         Records with ``messages``, ``question``, ``answer`` (the full solution), ``ground_truth`` and ``total_steps``.
 
     Raises:
-        ValueError: the size is negative, or larger than the number of problems of that difficulty.
+        ValueError: the size is larger than the number of problems of that difficulty.
     """
     return _draw_records(size, f"stepmath {seed}", difficulty or Difficulty(), "size")[0]
 
@@ -315,23 +292,11 @@ def generate(size: int, seed: int, difficulty: Difficulty | None = None) -> list
 def generate_split(
     train_size: int, test_size: int, seed: int, difficulty: Difficulty | None = None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Make problems to train on and problems to test with, none in both.
+    """Make problems to train on and problems to test with, none in both; raises as :func:`generate`.
 
     Two problems are the same if their equations are, whatever the story: a test problem's chain of equations occurs
     in no training record, and in no other test record. The test records depend on ``test_size``, not on
     ``train_size``, so training sets of several sizes share one test set.
-
-    Args:
-        train_size: how many to train on.
-        test_size: how many to test with.
-        seed: the same seed gives the same records.
-        difficulty: the default one if None.
-
-    Returns:
-        The training records and the test records.
-
-    Raises:
-        ValueError: a size is negative, or there are too few problems of that difficulty.
     """
     level = difficulty or Difficulty()
     test, chains = _draw_records(test_size, f"stepmath {seed} test", level, "test_size", once=True)
