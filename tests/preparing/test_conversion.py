@@ -40,22 +40,19 @@ def test_what_is_no_record_is_an_error_with_its_place():
         convert_rows(rows({"question": "a", "answer": "1"}, {"question": "a", "answer": " "}), convert, path="raw.csv")
 
 
-def test_a_function_of_all_rows():
+def test_several_records_of_a_row_are_a_group_and_bad_rows_are_passed_over():
     good, other = {"text": "a", "paraphrases": ["b", "c"]}, {"name": "d"}
-    paraphrase = CONVERSIONS["paraphrase"]
-    records, counts = paraphrase.records(rows(good, {"set": ["alone"]}), limit=1)
-    assert [record["messages"][-1]["content"] for record in records] == ["b"]
-    assert (counts.read, counts.dropped, counts.columns) == (2, {"single sentence": 1}, ("text", "paraphrases"))
-    with pytest.raises(UserError, match=r"^raw\.tsv:2: the columns are name; expected two sentences"):
-        paraphrase.records(rows(good, other), path="raw.tsv")
+    paraphrase = CONVERSIONS["paraphrase"].converter()
     bad = bad_records("skip")
-    assert len(paraphrase.records(rows(other, good), bad=bad)[0]) == 2
+    records, _ = convert_rows(rows(other, good), paraphrase, bad=bad)
+    assert [record["group"] for record in records] == [2, 2]
     assert bad.count == 1
+    assert len(convert_rows(rows(good), paraphrase, limit=1)[0]) == 1
 
 
 def test_options_reach_the_function():
     row = {"question": "How many?", "answer": "One.\nTwo <<1+1=2>>2.\n#### 2"}
-    (record,), _ = CONVERSIONS["gsm8k"].records(rows(row), steps=True, calculator=False)
+    (record,), _ = convert_rows(rows(row), CONVERSIONS["gsm8k"].converter(steps=True, calculator=False))
     assert record["messages"][-1]["content"] == "One.\n\nTwo 2.\n#### 2"
 
 
@@ -86,7 +83,7 @@ SAMPLES = {
 @pytest.mark.parametrize("name", CONVERSIONS)
 def test_every_kind_takes_rows_of_the_hub(name):
     row, answer = SAMPLES[name]
-    records, counts = CONVERSIONS[name].records(rows(row, row | dict.fromkeys(row)))
+    records, counts = convert_rows(rows(row, row | dict.fromkeys(row)), CONVERSIONS[name].converter())
     assert [parse_record(record).answer for record in records] == [answer]
     assert (counts.read, counts.dropped.total()) == (2, 1)
 
@@ -114,7 +111,9 @@ def raw_row(name, record):
 )
 def test_records_are_those_of_the_published_files(shared_data, name, file):
     published = [value for _, value in read_jsonl(shared_data / "llm_jepa" / f"{file}.jsonl")]
-    records, counts = CONVERSIONS[name].records(rows(*(raw_row(name, record) for record in published)))
+    records, counts = convert_rows(
+        rows(*(raw_row(name, record) for record in published)), CONVERSIONS[name].converter()
+    )
     assert counts.dropped.total() == 0
     same = sum(record["messages"] == one["messages"] for record, one in zip(records, published, strict=True))
     assert same == len(published)

@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 
 from stepjepa.commands.preparation import Preparation, add_source_and_target, open_job, write_records
-from stepjepa.preparing.conversion import CONVERSIONS, Conversion
+from stepjepa.preparing.conversion import CONVERSIONS, Conversion, convert_rows
 
 # A file without a header names its columns by the first row.
 _LONGEST_NAME, _MOST_NAMES = 30, 12
@@ -39,7 +39,8 @@ def _run(conversion: Conversion, args: argparse.Namespace) -> int:
     if conversion is CONVERSIONS["gsm8k"]:
         options = {name: getattr(args, name) == "keep" for name in ("socratic", "calculator")}
         options["steps"] = args.format == "steps"
-    records, counts = conversion.records(job.rows, limit=job.limit, path=job.source, bad=job.bad, **options)
+    convert = conversion.converter(**options)
+    records, counts = convert_rows(job.rows, convert, limit=job.limit, path=job.source, bad=job.bad)
     names = ", ".join(name[:_LONGEST_NAME] for name in counts.columns[:_MOST_NAMES])
     write_records(job, records, counts, hint=f"; expected {conversion.rows}, got {names}" if names else "")
     return 0

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-# The strings of a description, in the order in which they occur.
+# What the strings of a description are, in their order.
 STRINGS = ("dog", "truck", "ring", "lake")
 _STRING = "WORD"
 
@@ -118,7 +118,14 @@ class Tree(NamedTuple):
 
 def describe(tree: Tree) -> str:
     """The description of lines that a tree stands for."""
-    description = f"lines {_word(tree, negated=False)}"
+
+    def word(tree: Tree, negated: bool) -> str:
+        production = PRODUCTIONS[tree.name]
+        parts = [word(part, negated or tree.name == "not") for part in tree.parts]
+        wording = production.negated if negated and production.negated else production.wording
+        return wording.format(*parts, times=tree.times)
+
+    description = f"lines {word(tree, False)}"
     for clumsy, smoother in _SMOOTHER:
         description = description.replace(clumsy, smoother)
     return _name_strings(description)
@@ -126,18 +133,11 @@ def describe(tree: Tree) -> str:
 
 def express(tree: Tree) -> str:
     """The regular expression that a tree stands for."""
-    return _name_strings(_expression(tree))
 
+    def expression(tree: Tree) -> str:
+        return PRODUCTIONS[tree.name].regex.format(*map(expression, tree.parts), times=tree.times)
 
-def _word(tree: Tree, *, negated: bool) -> str:
-    production = PRODUCTIONS[tree.name]
-    parts = [_word(part, negated=negated or tree.name == "not") for part in tree.parts]
-    wording = production.negated if negated and production.negated else production.wording
-    return wording.format(*parts, times=tree.times)
-
-
-def _expression(tree: Tree) -> str:
-    return PRODUCTIONS[tree.name].regex.format(*map(_expression, tree.parts), times=tree.times)
+    return _name_strings(expression(tree))
 
 
 def _name_strings(text: str) -> str:
@@ -147,7 +147,7 @@ def _name_strings(text: str) -> str:
 
 
 class _Room(NamedTuple):
-    """How large a tree may become below a place; where no room is left in one way, only literals fit.
+    """How large a tree may become below a place; where no room is left, only literals fit.
 
     Attributes:
         depth: productions one below the other, literals left out.
@@ -191,14 +191,6 @@ def _draw_parts(groups: tuple[str, ...], draw: random.Random, room: _Room) -> tu
     return tuple(trees)
 
 
-def _draw_tree(draw: random.Random, room: _Room) -> Tree | None:
-    parts = _draw_parts(("no literal",), draw, room)
-    # There are so many sets of three literals that half of them are skipped.
-    if parts is None or (_TRIPLES.intersection(parts[0].names()) and draw.random() < 0.5):
-        return None
-    return parts[0]
-
-
 def is_sound(tree: Tree) -> bool:
     """Whether a tree makes a description as the published ones are."""
     counts = Counter(tree.names())
@@ -229,8 +221,12 @@ def _draw_pairs(seed: int) -> Iterator[Pair]:
     pairs: dict[str, str] = {}
 
     def new_pair(room: _Room) -> Pair | None:
-        tree = _draw_tree(draw, room)
-        if tree is None or tree in known:
+        parts = _draw_parts(("no literal",), draw, room)
+        # There are so many sets of three literals that half of them are skipped.
+        if parts is None or (_TRIPLES.intersection(parts[0].names()) and draw.random() < 0.5):
+            return None
+        tree = parts[0]
+        if tree in known:
             return None
         known.add(tree)
         if not is_sound(tree) or (description := describe(tree)) in pairs:
@@ -255,25 +251,15 @@ def _draw_pairs(seed: int) -> Iterator[Pair]:
 def generate_split(size: int, test_size: int, seed: int) -> tuple[list[Pair], list[Pair]]:
     """Pairs of a description and its regular expression to train on, and others to test with.
 
-    No description occurs twice, and no expression of a test pair in a training pair. A smaller size gives the first
-    of the pairs of a larger one, and the test pairs do not depend on the size of the training set.
-
-    Args:
-        size: how many to train on.
-        test_size: how many to test with.
-        seed: the same seed gives the same pairs.
-
-    Returns:
-        The training pairs and the test pairs.
+    No description occurs twice, and no expression of a test pair in a training pair. The same seed gives the same
+    pairs, a smaller size the first of them, and the test pairs do not depend on the size of the training set.
 
     Raises:
-        ValueError: a size is negative, or larger than the number of descriptions in the grammar.
+        ValueError: a size is larger than the number of descriptions in the grammar.
     """
     pairs = _draw_pairs(seed)
 
     def take(number: int, name: str, avoid: set[str]) -> list[Pair]:
-        if number < 0:
-            raise ValueError(f"{name}: expected 0 or more, got {number}")
         taken = list(islice((pair for pair in pairs if pair[1] not in avoid), number))
         if len(taken) < number:
             told = f"{name}: expected a size that the grammar has pairs for, got {number} and found {len(taken)}"
