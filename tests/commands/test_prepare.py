@@ -193,7 +193,9 @@ def test_a_data_set_of_the_hub(tmp_path, monkeypatch, capsys):
     assert call("gsm8k", *flags, "--split", "test") == 0
     assert len(read_records(target)) == 1
     assert asked == [("openai/gsm8k", "main")] * 2
-    with pytest.raises(UserError, match=r"^openai/gsm8k: no record could be kept \(no field 'ctx': 3\); expected ctx, "):
+    with pytest.raises(
+        UserError, match=r"^openai/gsm8k: no record could be kept \(no field 'ctx': 3\); expected ctx"
+    ):
         call("hellaswag", *flags, "--split", "train", "--overwrite")
 
 

@@ -83,13 +83,11 @@ class SpiderTask(Task):
     def truth(self, record: Record) -> str:
         database = self._database(record)
         if not database.is_file():
-            nested = database.parent.parent / "database"
-            remedy = (
-                f"pass --spider_path {nested}"
-                if (nested / database.parent.name).is_dir()
-                else "put it there, pass --missing_databases skip, or --task generic to compare the text alone"
+            raise record_error(
+                record,
+                f"the database '{database.parent.name}' is not at {database}; pass the --spider_path that has it, "
+                "--missing_databases skip, or --task generic to compare the text alone",
             )
-            raise record_error(record, f"the database '{database.parent.name}' is not at {database}; {remedy}")
         return record.answer
 
     def left_out(self, record: Record) -> str | None:
@@ -170,11 +168,9 @@ class SpiderTask(Task):
     def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """How hard the questions were, and what failed.
 
-        Returns:
-            ``by_hardness``: for each level of ``tasks.sql_text.hardness`` (``unknown`` for a true query that can't be
-            parsed) the number of records, ``n``, and the share that is right, ``execution``; ``failures`` of answers
-            and ``gold_failures`` of true queries, counted by reason; if there are any of the latter,
-            ``execution_without_gold_failures``, the share among the other records.
+        ``by_hardness`` has for each level of ``tasks.sql_text.hardness`` (``unknown`` for a true query that can't be
+        parsed) the number of records, ``n``, and the share that is right. ``failures`` of answers and ``gold_failures``
+        of true queries are counted by reason; ``execution_without_gold_failures`` is the share among the others.
         """
         from stepjepa.tasks.sql_text import HARDNESS, hardness
 
@@ -199,11 +195,7 @@ class SpiderTask(Task):
 
     @classmethod
     def convert(cls, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A training record in the published form, from a row with ``db_id``, ``question`` and ``query``.
-
-        Raises:
-            Unusable: one of them is missing, empty or no text.
-        """
+        """A training record in the published form, from a row with ``db_id``, ``question`` and ``query``."""
         name, question, query = (read_text_field(row, field).strip() for field in ("db_id", "question", "query"))
         return chat_record(cls.system_prompt, f"For db_id:[{name}]\n\n{question}", query)
 

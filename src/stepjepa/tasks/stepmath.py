@@ -116,8 +116,8 @@ class Difficulty:
     Attributes:
         min_steps: fewest operations in a problem, 2 or more.
         max_steps: most operations in a problem, 8 at most.
-        max_quantity: largest number by which an amount changes, 4 or more.
-        max_amount: largest amount, at the start, on the way and as the answer; not below ``max_quantity``.
+        max_quantity: largest number by which an amount changes.
+        max_amount: largest amount, at the start, on the way and as the answer.
         operations: which operations there are, some of :data:`OPERATIONS`.
     """
 
@@ -132,10 +132,6 @@ class Difficulty:
             raise ValueError(f"min_steps: expected 2 or more, got {self.min_steps}")
         if not self.min_steps <= self.max_steps <= MAX_STEPS:
             raise ValueError(f"max_steps: expected {self.min_steps} (min_steps) to {MAX_STEPS}, got {self.max_steps}")
-        if self.max_quantity < 4:
-            raise ValueError(f"max_quantity: expected 4 or more, got {self.max_quantity}")
-        if self.max_amount < self.max_quantity:
-            raise ValueError(f"max_amount: expected {self.max_quantity} (max_quantity) or more, got {self.max_amount}")
         if not self.operations or not set(self.operations) <= set(OPERATIONS):
             got = ", ".join(self.operations) or "none"
             raise ValueError(f"operations: expected some of {', '.join(OPERATIONS)}, got {got}")
