@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 from stepjepa.answers.scoring import marked_answers, parse_number, same_answer
 from stepjepa.data.records import BadRecords
 from stepjepa.errors import UserError
+from stepjepa.options import option
 from stepjepa.own_code import load
 from stepjepa.preparing.conversion import Counts, convert_rows
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, thinking_steps, tidy_step
@@ -19,7 +20,6 @@ from stepjepa.tasks.raw_values import Unusable, chat_record
 
 FEW_STEPS = "fewer than two steps"
 THINKING_REMOVED = "thinking removed (--keep_thinking, --think_steps)"
-QUESTION_FIELD, RESPONSE_FIELD = "question", "deepseek_response"
 SYSTEM_PROMPT = (
     "Please solve the problem step by step (separate steps with double newlines), "
     "and put your final answer within \\boxed{}."
@@ -51,20 +51,16 @@ class StepOptions:
     """How raw records become training records.
 
     Attributes:
-        response_field: the field that holds the response to be split.
-        question_field: the one that holds the question.
-        system_prompt: content of the system message of every record.
         splitter: a function from a response to its steps, in place of :func:`split_response`.
-        require_correct: keep a record only if its response ends in the right answer.
         thinking: what becomes of ``<think>...</think>``: ``remove`` it, ``keep`` it as it is, or make ``steps`` of the
             blocks that blank lines divide it into.
     """
 
-    response_field: str = RESPONSE_FIELD
-    question_field: str = QUESTION_FIELD
-    system_prompt: str = SYSTEM_PROMPT
+    question_field: str = option("question", "field of the question", metavar="NAME")
+    response_field: str = option("deepseek_response", "field of the response", metavar="NAME")
+    system_prompt: str = option(SYSTEM_PROMPT, metavar="TEXT")
+    require_correct: bool = option(False, "leave out records whose final answer is not the ground truth")
     splitter: Splitter | None = None
-    require_correct: bool = False
     thinking: Literal["remove", "keep", "steps"] = "remove"
 
 

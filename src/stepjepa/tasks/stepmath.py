@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from stepjepa.data.records import Record
+from stepjepa.options import option
 from stepjepa.tasks.base import task
 from stepjepa.tasks.generic import BoxedTask
 from stepjepa.tasks.raw_values import chat_record
@@ -111,21 +112,13 @@ class StepmathTask(BoxedTask):
 
 @dataclass(frozen=True)
 class Difficulty:
-    """How hard the problems are.
+    """How hard the problems are; amounts hold at the start, on the way and as the answer."""
 
-    Attributes:
-        min_steps: fewest operations in a problem, 2 or more.
-        max_steps: most operations in a problem, 8 at most.
-        max_quantity: largest number by which an amount changes.
-        max_amount: largest amount, at the start, on the way and as the answer.
-        operations: which operations there are, some of :data:`OPERATIONS`.
-    """
-
-    min_steps: int = 2
-    max_steps: int = 3
-    max_quantity: int = 10
-    max_amount: int = 50
-    operations: tuple[str, ...] = OPERATIONS
+    min_steps: int = option(2, "fewest steps of a problem", metavar="N")
+    max_steps: int = option(3, "most steps of a problem", metavar="N")
+    max_quantity: int = option(10, "largest number by which an amount changes", metavar="N")
+    max_amount: int = option(50, "largest amount, also as a result", metavar="N")
+    operations: tuple[str, ...] = option(OPERATIONS, "which operations there are", metavar="NAME")
 
     def __post_init__(self) -> None:
         if self.min_steps < 2:
