@@ -1,18 +1,23 @@
 r"""Descriptions of lines and the regular expressions that go with them, from the grammar of NL-RX-Synth.
 
 A description is a tree of productions under the word "lines"; each has a wording and an expression, into which those
-of its parts are put. Trees are drawn as for the published set (Locascio et al., 2016), so many of them that the
-frequent ones come up again and again and only the rare ones are still new; each description counts once. All pairs of
-the published set are of this grammar, and phrases, productions and depths are as frequent as there.
+of its parts are put. The productions are in ``nl_rx_grammar.yaml``. Trees are drawn as for the published set (Locascio
+et al., 2016), so many of them that the frequent ones come up again and again and only the rare ones are still new; each
+description counts once. Phrases, productions and depths are as frequent as in the published set.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib import resources
 from itertools import islice
 from typing import NamedTuple
+
+import yaml
+
+_GRAMMAR = yaml.safe_load(resources.files("stepjepa.tasks").joinpath("nl_rx_grammar.yaml").read_text("utf-8"))
 
 # What the strings of a description are, in their order.
 STRINGS = ("dog", "truck", "ring", "lake")
@@ -20,86 +25,27 @@ _STRING = "WORD"
 
 
 class Production(NamedTuple):
-    """One way to make a description out of others.
-
-    Attributes:
-        wording: with ``{}`` for each part, ``{times}`` for a number.
-        regex: likewise.
-        parts: the group of productions that each part is drawn from.
-        negated: the wording under a "not", where it is another one.
-    """
+    """One way to make a description out of others, see ``nl_rx_grammar.yaml``."""
 
     wording: str
     regex: str
-    parts: tuple[str, ...] = ()
+    parts: Sequence[str] = ()
     negated: str | None = None
 
 
-_THREE = ("literal",) * 3
-PRODUCTIONS = {
-    "number": Production("a number", "[0-9]"),
-    "capital letter": Production("a capital letter", "[A-Z]"),
-    "lower-case letter": Production("a lower-case letter", "[a-z]"),
-    "letter": Production("a letter", "[A-Za-z]"),
-    "string": Production(f"the string '{_STRING}'", _STRING),
-    "character": Production("a character", "."),
-    "vowel": Production("a vowel", "[AEIOUaeiou]"),
-    "containing": Production("containing {}", ".*{}.*", ("any",)),
-    "words with": Production("words with {}", r"\b{}\b", ("no literal",)),
-    "starting with": Production("starting with {}", "({})(.*)", ("no composition",)),
-    "ending with": Production("ending with {}", "(.*)({})", ("no composition",)),
-    "followed by": Production("{} followed by {}", "{}.*{}.*", ("literal", "literal")),
-    "at least once": Production("{} at least once", "({})+", ("no composition",)),
-    "or more times": Production("{}, {times} or more times", "({}){{{times},}}", ("no composition",)),
-    "zero or more times": Production("{}, zero or more times", "({})*", ("no composition",)),
-    "containing only": Production("containing only {}", "{}", ("literal",)),
-    "or": Production("{} or {}", "({})|({})", ("any", "any")),
-    "not": Production("not {}", "~({})", ("any",)),
-    "and": Production("{} and {}", "({})&({})", ("any", "any"), "{} and not {}"),
-    "before": Production("{} before {}", "({}).*({}).*", ("any", "any")),
-    "and, and": Production("<having> {}, {}, and {}", "({})&({})&({})", _THREE, "{}, not {}, and not {}"),
-    "either, or": Production("either {}, {}, or {}", "({})|({})|({})", _THREE, "{}, {}, or {}"),
-}
-
-_LITERALS = ("number", "capital letter", "lower-case letter", "letter", *["string"] * 4, "character", "vowel")
-_FUNCTIONS = ("containing", "words with", "starting with", "ending with", "followed by")
-_REPETITIONS = ("at least once", "or more times", "zero or more times")
-_MODIFIERS = (*_REPETITIONS, "containing only")
-_COMPOSITIONS = ("or", "not", "and", "before", "and, and", "either, or")
+PRODUCTIONS = {name: Production(**fields) for name, fields in _GRAMMAR["productions"].items()}
+_LITERALS, _FUNCTIONS, _REPETITIONS, _COMPOSITIONS = (
+    _GRAMMAR[name] for name in ("literals", "functions", "repetitions", "compositions")
+)
+_MODIFIERS = [*_REPETITIONS, "containing only"]
 _TRIPLES = {"and, and", "either, or"}
 # What a part is drawn from; every literal is in all of the groups that have any.
 GROUPS = {
     "any": _FUNCTIONS + _COMPOSITIONS + _MODIFIERS + _LITERALS,
     "no literal": _FUNCTIONS + _COMPOSITIONS + _MODIFIERS,
-    "no composition": (*_FUNCTIONS, *_MODIFIERS, *_LITERALS, "or"),
+    "no composition": [*_FUNCTIONS, *_MODIFIERS, *_LITERALS, "or"],
     "literal": _LITERALS,
 }
-
-# Clumsy phrases and how the published set says them, replaced one after the other everywhere in a description.
-_SMOOTHER = (
-    ("lines a", "lines with a"),
-    ("lines not the", "lines not having the"),
-    ("lines the", "lines with the"),
-    ("lines not a", "lines not having a"),
-    ("lines words", "lines with words"),
-    ("containing not", "not containing"),
-    ("lines with words with not a", "lines with words that don't have a"),
-    ("lines with words with not", "lines with words that don't"),
-    ("not not", "not"),
-    ("lines either", "lines having either"),
-    ("lines <having>", "lines having"),
-    ("<having> ", ""),
-    ("words with containing", "words that contain"),
-)
-# Phrases that the published set does not have.
-_AVOIDED = (
-    "letter before a letter",
-    "starting with ending",
-    "ending with starting",
-    "containing starting",
-    "before starting",
-    "starting with containing",
-)
 
 
 class Tree(NamedTuple):
@@ -126,7 +72,7 @@ def describe(tree: Tree) -> str:
         return wording.format(*parts, times=tree.times)
 
     description = f"lines {word(tree, False)}"
-    for clumsy, smoother in _SMOOTHER:
+    for clumsy, smoother in _GRAMMAR["smoother"]:
         description = description.replace(clumsy, smoother)
     return _name_strings(description)
 
@@ -169,13 +115,13 @@ _LARGE, _LARGE_DRAWS = _Room(depth=3, size=7), 60_000
 _PATIENCE = 50_000
 
 
-def _draw_parts(groups: tuple[str, ...], draw: random.Random, room: _Room) -> tuple[Tree, ...] | None:
+def _draw_parts(groups: Sequence[str], draw: random.Random, room: _Room) -> tuple[Tree, ...] | None:
     """Trees for several parts side by side, each from its group of productions; None where one finds no room."""
     depth, size, compositions = room
     names = []
     for group in groups:
         full = min(depth, size, compositions) <= 0
-        candidates = (_LITERALS if group != "no literal" else ()) if full else GROUPS[group]
+        candidates = (_LITERALS if group != "no literal" else []) if full else GROUPS[group]
         if not candidates:
             return None
         name = candidates[int(draw.random() * len(candidates))]
@@ -204,7 +150,7 @@ def is_sound(tree: Tree) -> bool:
     if "containing only" in below and tree.name != "not":
         return False
     description = describe(tree)
-    return not any(phrase in description for phrase in _AVOIDED)
+    return not any(phrase in description for phrase in _GRAMMAR["avoided"])
 
 
 Pair = tuple[str, str]

@@ -2,6 +2,7 @@
 
 A problem is a chain of operations on one amount. The question tells only the numbers by which the amount changes. No
 result, the last one included, is a number of the question, so neither a step nor the answer can be copied from there.
+The words of the stories are in ``stepmath.yaml``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import operator
 import random
 from collections.abc import Collection
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any, NamedTuple
+
+import yaml
 
 from stepjepa.data.records import Record
 from stepjepa.options import option
@@ -23,76 +27,7 @@ MAX_STEPS = 8
 # So many draws in a row without a new problem, and the problems of a difficulty count as used up.
 _PATIENCE = 2000
 
-_NAMES = "Mia Tom Ben Anna Leo Sara Max Zoe Nina Paul Emma Jack Lily Omar Ruth Sam".split()  # noqa: SIM905
-_THINGS = "apple badge ball bead book button card coin cookie marble nut peach pen shell stamp sticker".split()  # noqa: SIM905
-_BOXES = ["bag", "basket", "box", "jar"]
-_PLURALS = {"box": "boxes", "peach": "peaches"}
-
-# "story | solution": the equation follows the solution, and whoever the solution begins with has the result.
-# {who} has the amount before, {other} is somebody new, {n} is the number by which the amount changes.
-
-# How a problem begins: both numbers are told.
-_OPENINGS = {
-    "add": [
-        "{who} has {a_things} and buys {n} more. | {who} buys {n} more",
-        "{who} finds {a_things} in the morning and {n} more in the evening. | {who} finds both lots",
-        "{who} has {a_things}. Then {other} brings {n} more. | With what {other} brings",
-    ],
-    "subtract": [
-        "{who} has {a_things} and gives {n} to {other}. | {who} gives {n} away",
-        "{who} buys {a_things} but loses {n} of them on the way. | {who} loses {n}",
-        "{who} takes {a_things} to the market and sells {n} of them. | {who} sells {n}",
-    ],
-    "multiply": [
-        "{who} fills {n_boxes} with {a_things} each. | {who} fills {n_boxes}",
-        "{who} collects {a_things} every day for {n} days. | {who} collects for {n} days",
-        "{other} has {a_things}. {who} has {n} times as many. | {who} has {n} times as many",
-    ],
-    "share": [
-        "{other} shares {a_things} equally among {n} children, and {who} is one of them. | {who} gets one share",
-        "{other} packs {a_things} equally into {n_boxes} and gives one {box} to {who}. | {who} gets one {box}",
-    ],
-    "double": [
-        "{other} has {a_things}. {who} has twice as many. | {who} has twice as many",
-        "{who} has {a_things} and then wins as many again. | {who} wins as many again",
-    ],
-    "halve": [
-        "{other} has {a_things}. {who} has half as many. | {who} has half as many",
-        "{who} has {a_things} and gives half of them to {other}. | {who} keeps half",
-    ],
-}
-
-# How it continues: only the number by which the amount changes is told.
-_TURNS = {
-    "add": [
-        "Then {who} buys {n_things}. | {who} buys {n} more",
-        "After that {other} gives {who} {n_things}. | With what {other} gives",
-        "{other} has {n_things} more than {who}. | {other} has {n} more",
-    ],
-    "subtract": [
-        "Then {who} gives {n_things} to {other}. | {who} gives {n} away",
-        "Later {who} loses {n} of them. | {who} loses {n}",
-        "{other} has {n_things} fewer than {who}. | {other} has {n} fewer",
-    ],
-    "multiply": [
-        "{other} has {n} times as many {things} as {who}. | {other} has {n} times as many",
-        "{other} needs {n} times as many {things} as {who} and buys them all. | {other} buys {n} times as many",
-    ],
-    "share": [
-        "{who} shares them all equally among {n} friends, and {other} is one of them. | {other} gets one share",
-        "{who} packs them all equally into {n_boxes} and gives one {box} to {other}. | {other} gets one {box}",
-    ],
-    "double": [
-        "{other} has twice as many {things} as {who}. | {other} has twice as many",
-        "Then {who} wins as many again. | {who} wins as many again",
-    ],
-    "halve": [
-        "{other} has half as many {things} as {who}. | {other} has half as many",
-        "Then {who} gives half of them to {other}. | {who} keeps half",
-        "Later {who} sells half of them. | {who} sells half",
-    ],
-}
-_QUESTIONS = [f"How many {{things}} does {{who}} {end}?" for end in ("have now", "have in the end", "end up with")]
+_WORDS = yaml.safe_load(resources.files("stepjepa.tasks").joinpath("stepmath.yaml").read_text("utf-8"))
 
 _SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "share": "/", "double": "*", "halve": "/"}
 _APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
@@ -190,7 +125,7 @@ def _draw_moves(draw: random.Random, choices: dict[str, list[_Move]], level: Dif
 
 
 def _plural(noun: str) -> str:
-    return _PLURALS.get(noun, f"{noun}s")
+    return str(_WORDS["plurals"].get(noun, f"{noun}s"))
 
 
 def _counted(number: int, noun: str) -> str:
@@ -199,14 +134,14 @@ def _counted(number: int, noun: str) -> str:
 
 def _tell(draw: random.Random, moves: list[_Move]) -> tuple[str, list[str]]:
     """A story for the moves: the question, and one sentence a step."""
-    names = draw.sample(_NAMES, len(_NAMES))
-    thing = draw.choice(_THINGS)
-    box = draw.choice(_BOXES)
+    names = draw.sample(_WORDS["names"], len(_WORDS["names"]))
+    thing = draw.choice(_WORDS["things"])
+    box = draw.choice(_WORDS["boxes"])
     who = names.pop()
     sentences: list[str] = []
     steps: list[str] = []
     for position, move in enumerate(moves):
-        story, _, solution = draw.choice((_TURNS if position else _OPENINGS)[move.operation]).partition(" | ")
+        story, _, solution = draw.choice(_WORDS["turns" if position else "openings"][move.operation]).partition(" | ")
         words = {
             "who": who,
             "other": names.pop(),
@@ -221,7 +156,7 @@ def _tell(draw: random.Random, moves: list[_Move]) -> tuple[str, list[str]]:
         steps.append(f"{solution.format(**words)}: {move.equation} = {_counted(move.result, thing)}.")
         if solution.startswith("{other}"):
             who = str(words["other"])
-    sentences.append(draw.choice(_QUESTIONS).format(who=who, things=_plural(thing)))
+    sentences.append(draw.choice(_WORDS["questions"]).format(who=who, things=_plural(thing)))
     return " ".join(sentences), steps
 
 
