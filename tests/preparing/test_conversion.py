@@ -1,5 +1,6 @@
 """Rows become records or are counted by reason; every kind of published rows is understood."""
 
+import json
 from itertools import count
 
 import pytest
@@ -8,6 +9,7 @@ from stepjepa.data.records import bad_records, parse_record
 from stepjepa.errors import UserError
 from stepjepa.files import read_jsonl
 from stepjepa.preparing.conversion import CONVERSIONS, convert_rows
+from stepjepa.tasks.hellaswag import read_choices
 from stepjepa.tasks.raw_values import Unusable, chat_record
 
 
@@ -50,12 +52,6 @@ def test_several_records_of_a_row_are_a_group_and_bad_rows_are_passed_over():
     assert len(convert_rows(rows(good), paraphrase, limit=1)[0]) == 1
 
 
-def test_options_reach_the_function():
-    row = {"question": "How many?", "answer": "One.\nTwo <<1+1=2>>2.\n#### 2"}
-    (record,), _ = convert_rows(rows(row), CONVERSIONS["gsm8k"].converter(steps=True, calculator=False))
-    assert record["messages"][-1]["content"] == "One.\n\nTwo 2.\n#### 2"
-
-
 # A row as the hub has it, and the answer in the record.
 SAMPLES = {
     "gsm8k": ({"question": "How many?", "answer": "1+1=2\n#### 2"}, "1+1=2\n#### 2"),
@@ -95,7 +91,10 @@ def raw_row(name, record):
         head, _, question = user.partition("\n\n")
         return {"db_id": head.removeprefix("For db_id:[").removesuffix("]"), "question": question, "query": answer}
     if name == "nq-open":
-        return {"question": user, "answer": answer.split("; ")}
+        return {"question": user, "answer": str(answer.split("; "))}
+    if name == "hellaswag":
+        context, endings = read_choices(parse_record(record))
+        return {"ctx": context, "endings": json.dumps(endings), "label": "ABCD".index(answer)}
     labels = {"rotten-tomatoes": ["Bad", "Good"], "yelp": ["Very Bad", "Bad", "Mediocre", "Good", "Very Good"]}
     return {"text": user, "label": labels[name].index(answer)}
 
@@ -105,15 +104,20 @@ def raw_row(name, record):
     [
         ("spider", "spider_test"),
         ("nq-open", "nq_open_test"),
+        ("hellaswag", "hellaswag_test"),
         ("rotten-tomatoes", "rotten_tomatoes_test"),
         ("yelp", "yelp_test"),
     ],
 )
 def test_records_are_those_of_the_published_files(shared_data, name, file):
     published = [value for _, value in read_jsonl(shared_data / "llm_jepa" / f"{file}.jsonl")]
-    records, counts = convert_rows(
-        rows(*(raw_row(name, record) for record in published)), CONVERSIONS[name].converter()
-    )
+    given = rows(*(raw_row(name, record) for record in published))
+    records, counts = convert_rows(given, CONVERSIONS[name].converter())
     assert counts.dropped.total() == 0
-    same = sum(record["messages"] == one["messages"] for record, one in zip(records, published, strict=True))
-    assert same == len(published)
+    assert records == published
+
+
+def test_socratic_rows_give_the_published_records(shared_data):
+    given = read_jsonl(shared_data / "gsm8k" / "test_socratic.jsonl")
+    published = [value for _, value in read_jsonl(shared_data / "llm_jepa" / "gsm8k_test.jsonl")]
+    assert convert_rows(given, CONVERSIONS["gsm8k"].converter(socratic=False))[0] == published

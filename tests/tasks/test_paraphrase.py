@@ -46,11 +46,9 @@ def test_each_sentence_of_a_group_predicts_the_next():
     ("label", "reason"),
     [
         (1, None),
-        (1.0, None),
         ("true", None),
         ("0", "label 0: no paraphrases"),
         (-1, "no label"),
-        (None, "no label"),
         ("entailment", "label neither 0 nor 1"),
     ],
 )

@@ -51,12 +51,6 @@ def test_every_step_holds_one_true_equation_on_a_result_that_the_question_does_n
         assert not told & results
 
 
-def test_a_smaller_size_gives_the_first_records():
-    first = generate(300, seed=4)
-    assert generate(100, seed=4) == first[:100]
-    assert generate(300, seed=5) != first
-
-
 def test_train_and_test_share_no_problem():
     train, test = generate_split(2000, 200, seed=0)
     assert (len(train), len(test)) == (2000, 200)
