@@ -75,7 +75,7 @@ class Scored:
     Attributes:
         scores: by name, True and False or numbers of which the mean makes sense; the same names for all records.
         extracted: what was read out of the truth and of the response, by name; None where nothing was found.
-        error: why the headline score is not reached, one of the constants above; None for ``wrong answer``.
+        error: why the headline score is not reached, one of the constants above.
     """
 
     scores: dict[str, bool | float]
@@ -129,11 +129,7 @@ class Task(ABC):
 
     @classmethod
     def from_options(cls, options: TaskOptions) -> Self:
-        """The task with the user's settings.
-
-        Raises:
-            UserError: a setting that the task needs is missing or wrong.
-        """
+        """The task with the user's settings; UserError where one that it needs is missing or wrong."""
         made = cls()
         made.options = options
         return made
@@ -156,11 +152,7 @@ class Task(ABC):
 
     @abstractmethod
     def truth(self, record: Record) -> str:
-        """The right answer of a record, as text for people.
-
-        Raises:
-            UserError: the record has none that this task can use.
-        """
+        """The right answer of a record, as text for people; UserError where it has none that this task can use."""
 
     @abstractmethod
     def score(self, record: Record, response: Response) -> Scored:
@@ -179,11 +171,7 @@ class Task(ABC):
         return scored.extracted.get("answer", response.text.strip()) or None
 
     def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What else the summary should say, as values for JSON: tables by class, by difficulty.
-
-        Args:
-            lines: of an evaluation, as written to its file, at least one.
-        """
+        """What else the summary should say of the lines of an evaluation, as JSON: tables by class, by difficulty."""
         return {}
 
     def run_within_limits(

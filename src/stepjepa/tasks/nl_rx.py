@@ -34,12 +34,10 @@ _LONGEST_EXAMPLE = 60
 
 
 class Verdict(NamedTuple):
-    """What is found out about an answer.
+    """One of the constants above, and why.
 
-    Attributes:
-        verdict: one of the constants above.
-        reason: different: a line on which the two differ, shortened if long; malformed: what is wrong; undecided: which
-            limit was reached; equivalent: what both describe, if that is no line at all or every line.
+    The reason is, if different, a line on which the two differ; if malformed, what is wrong; if undecided, which limit
+    was reached; if equivalent, what both describe where that is no line at all or every line.
     """
 
     verdict: str
@@ -105,10 +103,13 @@ class NlRxTask(Task):
         if waiting:
             for pair, outcome in zip(waiting, self.run_within_limits(judge, waiting), strict=True):
                 verdicts[pair] = Verdict(UNDECIDED, outcome.message) if outcome.failure else outcome.value
-        return [
-            _scored(verdicts[pair], text_scores(response.text, pair[1]))
-            for pair, response in zip(pairs, responses, strict=True)
-        ]
+        scored = []
+        for pair, response in zip(pairs, responses, strict=True):
+            verdict, reason = verdicts[pair]
+            texts = text_scores(response.text, pair[1])
+            scores = {"equivalent": verdict in _RIGHT, **texts, "undecided": verdict == UNDECIDED}
+            scored.append(Scored(scores, {"verdict": verdict, "reason": reason}, _ERRORS.get(verdict)))
+        return scored
 
     def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """How the answers were decided.
@@ -128,17 +129,8 @@ class NlRxTask(Task):
         return details
 
 
-def _scored(verdict: Verdict, texts: dict[str, bool | float]) -> Scored:
-    scores = {"equivalent": verdict.verdict in _RIGHT, **texts, "undecided": verdict.verdict == UNDECIDED}
-    return Scored(scores, {"verdict": verdict.verdict, "reason": verdict.reason}, _ERRORS.get(verdict.verdict))
-
-
 def make_record(sentence: str, regex: str) -> dict[str, Any]:
-    """A record in the published form.
-
-    Raises:
-        Unusable: the sentence is empty, or the expression is none of the dialect.
-    """
+    """A record in the published form; :class:`Unusable` without a sentence or without an expression of the dialect."""
     sentence, regex = sentence.strip(), regex.strip()
     if not sentence:
         raise Unusable("no sentence")

@@ -55,8 +55,8 @@ def normal_forms(text: str) -> NormalForms:
     words = _without_articles(text.replace(_SEPARATOR, f" {_SEPARATOR} ").split())
     cleaned = _THOUSANDS.sub("", " ".join(words))
     cleaned = _BETWEEN_DIGITS.sub(" ", _BARE_FRACTION.sub("0.", cleaned))
-    joined = _tidy(_PUNCTUATION.sub("", cleaned))
-    parted = _tidy(_PUNCTUATION.sub(" ", cleaned.replace("&", " and ")))
+    bare = _PUNCTUATION.sub("", cleaned), _PUNCTUATION.sub(" ", cleaned.replace("&", " and "))
+    joined, parted = (_INITIALS.sub(r"\1", " ".join(form.split())) for form in bare)
     if not joined.replace(_SEPARATOR, "").strip():
         return NormalForms(cleaned, cleaned)
     return NormalForms(joined, parted)
@@ -75,14 +75,6 @@ def _without_articles(words: list[str]) -> list[str]:
             continue
         kept.append(word)
     return kept[::-1]
-
-
-def _tidy(text: str) -> str:
-    return _INITIALS.sub(r"\1", " ".join(text.split()))
-
-
-def _says_something(form: str) -> bool:
-    return any(word not in _ARTICLES and any(map(str.isalnum, word)) for word in form.split())
 
 
 def _parts(form: str) -> list[str]:
@@ -132,7 +124,8 @@ class NqOpenTask(Task):
             "prefix": any_alias(lambda alias, text: f"{text} ".startswith(f"{alias} "), first),
             "contains": any_alias(lambda alias, text: f" {alias} " in f" {text} ", said),
         }
-        answer = "; ".join(part for part, _ in parts) if scores["exact"] or _says_something(said.joined) else None
+        says_something = any(word not in _ARTICLES and any(map(str.isalnum, word)) for word in said.joined.split())
+        answer = "; ".join(part for part, _ in parts) if scores["exact"] or says_something else None
         error = None if scores["exact"] else WRONG if answer else NO_ANSWER
         return Scored(scores, {"truth": "; ".join(alias.joined for alias in aliases), "answer": answer}, error)
 

@@ -126,8 +126,32 @@ class SpiderTask(Task):
         scored = []
         for gold, pair, response in zip(golds, pairs, responses, strict=True):
             whole, first = (found.get(gold._replace(sql=sql), self._golds[gold]) for sql in pair)
-            scored.append(_scored(gold.gold, response.text, pair[0], whole, first))
+            scored.append(self._scored(gold.gold, response.text, pair[0], whole, first))
         return scored
+
+    @staticmethod
+    def _scored(gold: str, text: str, sql: str, whole: Verdict, first: Verdict) -> Scored:
+        from stepjepa.tasks.sql_text import same_text
+
+        scores: dict[str, bool | float] = {
+            "execution": whole.right,
+            "same_columns": whole.same_columns,
+            "first_statement": whole.right or first.right,
+            # Only what runs is parsed, unless nothing is known about what runs.
+            "exact_text": (whole.right or whole.gold_failure is not None) and same_text(sql, gold),
+            **text_scores(text, gold),
+        }
+        failure = None if whole.failure is None else f"{whole.failure}: {whole.message}"
+        extracted = {
+            "sql": sql or None,
+            "failure": failure,
+            "gold_failure": whole.gold_failure,
+            "truth_output": whole.gold_output or None,
+            "answer_output": whole.output or None,
+        }
+        reason = failure or whole.gold_failure
+        failed = WRONG if reason is None else TIMED_OUT if _kind(reason) in _LIMITS else FAILED
+        return Scored(scores, extracted, None if whole.right else failed if sql else NO_ANSWER)
 
     def _gold(self, record: Record) -> _Query:
         from stepjepa.tasks.sql_text import orders_rows
@@ -198,38 +222,6 @@ class SpiderTask(Task):
         """A training record in the published form, from a row with ``db_id``, ``question`` and ``query``."""
         name, question, query = (read_text_field(row, field).strip() for field in ("db_id", "question", "query"))
         return chat_record(cls.system_prompt, f"For db_id:[{name}]\n\n{question}", query)
-
-
-def _scored(gold: str, text: str, sql: str, whole: Verdict, first: Verdict) -> Scored:
-    from stepjepa.tasks.sql_text import same_text
-
-    works = whole.gold_failure is None
-    scores: dict[str, bool | float] = {
-        "execution": whole.right,
-        "same_columns": whole.same_columns,
-        "first_statement": whole.right or first.right,
-        # Only what runs is parsed, unless nothing is known about what runs.
-        "exact_text": (whole.right or not works) and same_text(sql, gold),
-        **text_scores(text, gold),
-    }
-    failure = None if whole.failure is None else f"{whole.failure}: {whole.message}"
-    extracted = {
-        "sql": sql or None,
-        "failure": failure,
-        "gold_failure": whole.gold_failure,
-        "truth_output": whole.gold_output or None,
-        "answer_output": whole.output or None,
-    }
-    reason = failure or whole.gold_failure
-    if whole.right:
-        error = None
-    elif not sql:
-        error = NO_ANSWER
-    elif reason is not None:
-        error = TIMED_OUT if _kind(reason) in _LIMITS else FAILED
-    else:
-        error = WRONG
-    return Scored(scores, extracted, error)
 
 
 def _kind(reason: str) -> str:
