@@ -169,16 +169,6 @@ def test_no_kind_overwrites(tmp_path, kind):
     assert json.loads(source.read_text()) == QUESTION
 
 
-def test_when_nothing_is_kept_the_reasons_and_the_fields_are_told(tmp_path):
-    source = write_lines(tmp_path / "raw.jsonl", *[{"premise": "x", "y" * 99: 1}] * 3)
-    message = (
-        rf"no record could be kept \(no field 'question': 3\); expected question and answer, got premise, {'y' * 30}$"
-    )
-    with pytest.raises(UserError, match=message):
-        call("gsm8k", "--input_file", source, "--output_file", tmp_path / "out.jsonl")
-    assert [path.name for path in tmp_path.iterdir()] == ["raw.jsonl"]
-
-
 def test_a_mistyped_flag_is_answered_with_one_of_that_kind(capsys):
     assert main(["prepare", "nq_open", "--output_file", "x", "--splt", "y"]) == 2
     (line,) = capsys.readouterr().err.splitlines()

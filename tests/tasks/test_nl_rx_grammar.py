@@ -97,16 +97,6 @@ def test_a_smaller_size_gives_the_first_of_the_pairs(monkeypatch):
     assert len({description for description, _ in more}) == 3000
 
 
-def test_a_size_that_the_grammar_has_no_pairs_for_is_refused(monkeypatch):
-    monkeypatch.setattr(nl_rx_grammar, "_SMALL_DRAWS", 1000)
-    monkeypatch.setattr(nl_rx_grammar, "_LARGE_DRAWS", 0)
-    monkeypatch.setattr(nl_rx_grammar, "_PATIENCE", 3)
-    with pytest.raises(
-        ValueError, match=r"size: expected a size that the grammar has pairs for, got 5000 and found \d+"
-    ):
-        generate_split(5000, 0, seed=0)
-
-
 def test_published_pairs_are_of_the_grammar(published):
     for pair in published[::6]:
         trees = find_trees(*pair)

@@ -10,7 +10,7 @@ from stepjepa.errors import UserError
 from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions
 from stepjepa.tasks.reference import ReferenceTask
 from stepjepa.tasks.registry import choose_task
-from stepjepa.tasks.spider import SpiderTask, first_statement, whole_answer
+from stepjepa.tasks.spider import SpiderTask
 
 SCHEMA = """
 CREATE TABLE singer (id INTEGER PRIMARY KEY, name TEXT, age INTEGER, country TEXT);
@@ -117,23 +117,6 @@ def test_the_verdict_of_a_person(judged, place):
     assert scored.scores["exact"] is (answer.strip() == truth)
     assert (scored.extracted["failure"] is None) is (error in (None, WRONG, NO_ANSWER))
     assert scored.extracted["gold_failure"] is None
-
-
-@pytest.mark.parametrize(
-    ("text", "whole", "first"),
-    [
-        (" SELECT 1 \n", "SELECT 1", "SELECT 1"),
-        ("SELECT 'a;\n\nb'", "SELECT 'a;\n\nb'", "SELECT 'a;\n\nb'"),
-        ("SELECT 1\nassistant\nSELECT 1", "SELECT 1\nassistant\nSELECT 1", "SELECT 1"),
-        ("```SQLite\nSELECT 1\n```", "SELECT 1", "SELECT 1"),
-        ("```\nSELECT 1", "```\nSELECT 1", "SELECT 1"),
-        ("SELECT 1\n```\nText\n```", None, "SELECT 1"),
-        ("```sql", "```sql", ""),
-    ],
-)
-def test_where_an_answer_begins_and_ends(text, whole, first):
-    assert whole_answer(text) == (text if whole is None else whole)
-    assert first_statement(text) == first
 
 
 def test_true_queries_that_fail_are_counted_apart(databases, task):
