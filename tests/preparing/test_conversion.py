@@ -44,7 +44,7 @@ def test_what_is_no_record_is_an_error_with_its_place():
 
 def test_several_records_of_a_row_are_a_group_and_bad_rows_are_passed_over():
     good, other = {"text": "a", "paraphrases": ["b", "c"]}, {"name": "d"}
-    paraphrase = CONVERSIONS["paraphrase"].converter()
+    paraphrase = CONVERSIONS["paraphrase"].convert
     bad = bad_records("skip")
     records, _ = convert_rows(rows(other, good), paraphrase, bad=bad)
     assert [record["group"] for record in records] == [2, 2]
@@ -79,7 +79,7 @@ SAMPLES = {
 @pytest.mark.parametrize("name", CONVERSIONS)
 def test_every_kind_takes_rows_of_the_hub(name):
     row, answer = SAMPLES[name]
-    records, counts = convert_rows(rows(row, row | dict.fromkeys(row)), CONVERSIONS[name].converter())
+    records, counts = convert_rows(rows(row, row | dict.fromkeys(row)), CONVERSIONS[name].convert)
     assert [parse_record(record).answer for record in records] == [answer]
     assert (counts.read, counts.dropped.total()) == (2, 1)
 
@@ -112,7 +112,7 @@ def raw_row(name, record):
 def test_records_are_those_of_the_published_files(shared_data, name, file):
     published = [value for _, value in read_jsonl(shared_data / "llm_jepa" / f"{file}.jsonl")]
     given = rows(*(raw_row(name, record) for record in published))
-    records, counts = convert_rows(given, CONVERSIONS[name].converter())
+    records, counts = convert_rows(given, CONVERSIONS[name].convert)
     assert counts.dropped.total() == 0
     assert records == published
 
@@ -120,4 +120,4 @@ def test_records_are_those_of_the_published_files(shared_data, name, file):
 def test_socratic_rows_give_the_published_records(shared_data):
     given = read_jsonl(shared_data / "gsm8k" / "test_socratic.jsonl")
     published = [value for _, value in read_jsonl(shared_data / "llm_jepa" / "gsm8k_test.jsonl")]
-    assert convert_rows(given, CONVERSIONS["gsm8k"].converter(socratic=False))[0] == published
+    assert convert_rows(given, lambda row: CONVERSIONS["gsm8k"].convert(row, socratic=False))[0] == published

@@ -12,7 +12,7 @@ from stepjepa.tasks.paraphrase import within_and_between
 
 def made(*rows):
     """(source, target, group, position) of the records, and what was dropped."""
-    records, counts = convert_rows(enumerate(rows, start=1), CONVERSIONS["paraphrase"].converter(), path="raw.tsv")
+    records, counts = convert_rows(enumerate(rows, start=1), CONVERSIONS["paraphrase"].convert, path="raw.tsv")
     assert all(record["messages"][0]["role"] == "system" for record in records)
     return [
         (record["messages"][1]["content"], record["messages"][2]["content"], record["group"], record["position"])

@@ -214,7 +214,7 @@ def _run_conversion(conversion: Conversion, args: argparse.Namespace) -> int:
     if conversion is CONVERSIONS["gsm8k"]:
         options = {name: getattr(args, name) == "keep" for name in ("socratic", "calculator")}
         options["steps"] = args.format == "steps"
-    convert = conversion.converter(**options)
+    convert = partial(conversion.convert, **options)
     records, counts = convert_rows(job.rows, convert, limit=job.limit, path=job.source, bad=job.bad)
     names = ", ".join(name[:_LONGEST_NAME] for name in counts.columns[:MOST_NAMES])
     return _write(job, records, counts, hint=f"; expected {conversion.rows}, got {names}" if names else "")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from operator import attrgetter
 from typing import Any
 
 from stepjepa.data.records import BadRecords, parse_record
 from stepjepa.errors import UserError
+from stepjepa.tasks import paraphrase
+from stepjepa.tasks.gsm8k import Gsm8kTask
+from stepjepa.tasks.hellaswag import HellaswagTask
+from stepjepa.tasks.nq_open import NqOpenTask
 from stepjepa.tasks.raw_values import Unusable
+from stepjepa.tasks.sentiment import SentimentTask
+from stepjepa.tasks.spider import SpiderTask
 
 Rows = Iterable[tuple[int, Mapping[str, Any]]]
 # From a row to a record, or to several that belong together; raises Unusable, or UserError without a place.
@@ -90,72 +94,63 @@ class Conversion:
     Attributes:
         summary: one line of help.
         rows: the fields of its rows, for the help.
-        function: its name below ``stepjepa.tasks``, loaded when needed.
+        convert: makes records of a row.
         datasets: where such rows are found on the hub, for the help.
-        options: of the function.
     """
 
     summary: str
     rows: str
-    function: str
+    convert: Callable[..., dict[str, Any] | list[dict[str, Any]]]
     datasets: tuple[str, ...]
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def converter(self, **options: Any) -> Convert:
-        """The function, with its own options and others."""
-        module, _, name = self.function.partition(".")
-        function = attrgetter(name)(importlib.import_module(f"stepjepa.tasks.{module}"))
-        return partial(function, **self.options, **options)
 
 
 CONVERSIONS = {
     "gsm8k": Conversion(
         "word problems with solutions, main or socratic, as they are or each line a step",
         "question and answer",
-        "gsm8k.Gsm8kTask.convert",
+        Gsm8kTask.convert,
         ("openai/gsm8k --subset main", "openai/gsm8k --subset socratic"),
     ),
     "spider": Conversion(
         "questions about databases and SQL",
         "db_id, question and query",
-        "spider.SpiderTask.convert",
+        SpiderTask.convert,
         ("xlangai/spider",),
     ),
     "nq-open": Conversion(
         "questions and short answers",
         "question and answer, a list",
-        "nq_open.NqOpenTask.convert",
+        NqOpenTask.convert,
         ("google-research-datasets/nq_open",),
     ),
     "hellaswag": Conversion(
         "four endings of a story, one of them right",
         "ctx, endings and label",
-        "hellaswag.HellaswagTask.convert",
+        HellaswagTask.convert,
         ("Rowan/hellaswag",),
     ),
     "rotten-tomatoes": Conversion(
         "film reviews, Good or Bad",
         "text and label, 0 or 1",
-        "sentiment.SentimentTask.convert",
+        SentimentTask.convert,
         ("cornell-movie-review-data/rotten_tomatoes",),
     ),
     "yelp": Conversion(
         "reviews with one star to five, Very Bad to Very Good",
         "text and label, 0 to 4",
-        "sentiment.SentimentTask.convert",
+        partial(SentimentTask.convert, stars=True),
         ("Yelp/yelp_review_full",),
-        {"stars": True},
     ),
     "yelp-polarity": Conversion(
         "reviews, Good or Bad",
         "text and label, 0 or 1",
-        "sentiment.SentimentTask.convert",
+        SentimentTask.convert,
         ("fancyzhx/yelp_polarity",),
     ),
     "paraphrase": Conversion(
         "sentences that say the same, each to predict the next",
         "two sentences, or a list of them",
-        "paraphrase.convert",
+        paraphrase.convert,
         ("google-research-datasets/paws --subset labeled_final", "humarin/chatgpt-paraphrases"),
     ),
 }

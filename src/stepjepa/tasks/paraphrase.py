@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from stepjepa.errors import UserError
 from stepjepa.tasks.raw_values import Unusable, as_label, as_list, chat_record
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SYSTEM_PROMPT = "Paraphrase the sentence below."
 
@@ -97,6 +98,8 @@ def within_and_between(embeddings: np.ndarray, groups: Sequence[Hashable]) -> di
     Raises:
         ValueError: an embedding has no direction (zero, infinite or not a number).
     """
+    import numpy as np
+
     rows = np.asarray(embeddings, dtype=np.float64)
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     bad = ~np.isfinite(lengths[:, 0]) | (lengths[:, 0] == 0)
