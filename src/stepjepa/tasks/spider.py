@@ -59,10 +59,6 @@ class SpiderTask(Task):
     takes = ("spider_path", "missing_databases", "time_limit", "memory_limit", "workers")
     system_prompt = "Convert natural language to SQL."
 
-    def __init__(self) -> None:
-        # Which true queries work: run once, however many answers there are to each.
-        self._golds: dict[_Query, Verdict] = {}
-
     @classmethod
     def from_options(cls, options: TaskOptions) -> Self:
         if options.spider_path is None:
@@ -111,39 +107,35 @@ class SpiderTask(Task):
         return self.score_all([record], [response])[0]
 
     def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
-        """Run answers in parallel, in processes of their own; true queries first, so that each has a verdict."""
+        """Run answers in parallel, in processes of their own."""
         golds = [self._gold(record) for record in records]
-        self._golds |= self._judge([gold for gold in golds if gold not in self._golds])
-        pairs = [(whole_answer(response.text), first_statement(response.text)) for response in responses]
-        found = self._judge(
-            [
-                gold._replace(sql=sql)
-                for gold, pair in zip(golds, pairs, strict=True)
-                for sql in pair
-                if sql and self._golds[gold].gold_failure is None
-            ]
-        )
-        scored = []
-        for gold, pair, response in zip(golds, pairs, responses, strict=True):
-            whole, first = (found.get(gold._replace(sql=sql), self._golds[gold]) for sql in pair)
-            scored.append(self._scored(gold.gold, response.text, pair[0], whole, first))
-        return scored
+        answers = [(whole_answer(response.text), first_statement(response.text)) for response in responses]
+        pairs = [
+            tuple(gold._replace(sql=sql or None) for sql in answer) for gold, answer in zip(golds, answers, strict=True)
+        ]
+        verdicts = self._judge([query for pair in pairs for query in pair])
+        return [
+            self._scored(pair[0], response.text, *(verdicts[query] for query in pair))
+            for pair, response in zip(pairs, responses, strict=True)
+        ]
 
     @staticmethod
-    def _scored(gold: str, text: str, sql: str, whole: Verdict, first: Verdict) -> Scored:
+    def _scored(query: _Query, text: str, whole: Verdict, first: Verdict) -> Scored:
         from stepjepa.tasks.sql_text import same_text
+
+        gold, sql = query.gold, query.sql
 
         scores: dict[str, bool | float] = {
             "execution": whole.right,
             "same_columns": whole.same_columns,
             "first_statement": whole.right or first.right,
             # Only what runs is parsed, unless nothing is known about what runs.
-            "exact_text": (whole.right or whole.gold_failure is not None) and same_text(sql, gold),
+            "exact_text": (whole.right or whole.gold_failure is not None) and same_text(sql or "", gold),
             **text_scores(text, gold),
         }
         failure = None if whole.failure is None else f"{whole.failure}: {whole.message}"
         extracted = {
-            "sql": sql or None,
+            "sql": sql,
             "failure": failure,
             "gold_failure": whole.gold_failure,
             "truth_output": whole.gold_output or None,
@@ -175,9 +167,11 @@ class SpiderTask(Task):
             elif query.sql is None:
                 verdicts[query] = Verdict(gold_failure=f"{outcome.failure}: {outcome.message}")
             else:
-                # The true query has been seen to work by now, so it was the other one.
-                gold = self._golds[query._replace(sql=None)]
-                verdicts[query] = gold._replace(failure=outcome.failure, message=outcome.message)
+                # Which of the two ended the process? The answer, where the true query works alone.
+                alone = query._replace(sql=None)
+                gold = self._judge([alone])[alone]
+                answer = {"failure": outcome.failure, "message": outcome.message}
+                verdicts[query] = gold if gold.gold_failure else gold._replace(**answer)
         return verdicts
 
     def vote(self, scored: Scored, response: Response) -> str | None:
