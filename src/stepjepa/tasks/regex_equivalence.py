@@ -74,8 +74,7 @@ def find_difference(left: str, right: str) -> str | None:
             return line
         for block, example in enumerate(examples):
             pair = terms.derivative(first, before, block), terms.derivative(second, before, block)
-            # The character before decides about what follows only where there is a boundary.
-            state = *pair, is_word[block] if pair[0].local or pair[1].local else 0
+            state = *pair, is_word[block]
             if pair[0] is not pair[1] and state not in seen:
                 seen.add(state)
                 waiting.append((*pair, is_word[block], line + example))
@@ -132,7 +131,6 @@ class _Term:
         blocks: of characters, as bits.
         accepts: in which surroundings it describes the empty text, as bits.
         number: in the order of making.
-        local: whether the surroundings make a difference to it.
         derivatives: those known.
     """
 
@@ -142,7 +140,6 @@ class _Term:
     blocks: int
     accepts: int
     number: int
-    local: bool
     derivatives: dict[int, _Term] = field(default_factory=dict)
 
 
@@ -171,8 +168,7 @@ class _Terms:
     ) -> _Term:
         key = (kind, parts, bounds, blocks)
         if key not in self._made:
-            local = kind == "boundary" or any(part.local for part in parts)
-            self._made[key] = _Term(kind, parts, bounds, blocks, accepts, len(self._made), local)
+            self._made[key] = _Term(kind, parts, bounds, blocks, accepts, len(self._made))
         return self._made[key]
 
     def of(self, node: Node, blocks: dict[Ranges, int]) -> _Term:
@@ -261,7 +257,7 @@ class _Terms:
 
     def derivative(self, term: _Term, before: int, block: int) -> _Term:
         """What may follow a character of a block that a term begins with; ``before`` is 1 behind a word character."""
-        key = 2 * block + before if term.local else 2 * block
+        key = 2 * block + before
         found = term.derivatives.get(key)
         if found is None:
             found = term.derivatives[key] = self._derive(term, before, block)
