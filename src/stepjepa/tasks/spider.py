@@ -170,8 +170,8 @@ class SpiderTask(Task):
                 # Which of the two ended the process? The answer, where the true query works alone.
                 alone = query._replace(sql=None)
                 gold = self._judge([alone])[alone]
-                answer = {"failure": outcome.failure, "message": outcome.message}
-                verdicts[query] = gold if gold.gold_failure else gold._replace(**answer)
+                failed = gold._replace(failure=outcome.failure, message=outcome.message)
+                verdicts[query] = gold if gold.gold_failure else failed
         return verdicts
 
     def vote(self, scored: Scored, response: Response) -> str | None:
