@@ -98,12 +98,12 @@ def predictions(tmp_path: Path) -> Path:
 
 
 def test_verdicts_by_name_or_headline(predictions: Path) -> None:
-    assert read_verdicts(predictions, "exact", "x", [0, 1, 3]) == {0: True, 1: False, 3: False}
-    assert read_verdicts(predictions, "share", "x", [1, 2, 3]) == {1: False, 2: False, 3: True}
+    assert read_verdicts(predictions, "exact", "x", [0, 1, 3]) == {0: True, 1: False, 2: True, 3: False}
+    assert read_verdicts(predictions, "share", "x", [1, 2, 3]) == {0: False, 1: False, 2: False, 3: True}
     with pytest.raises(UserError, match=r"no answers.summary.json that names the score that counts; pass --score"):
         read_verdicts(predictions, None, "x", [0])
     write_json(predictions.with_suffix(".summary.json"), {"headline": "exact", "test_fingerprint": "x"})
-    assert read_verdicts(predictions, None, "x", [0, 1]) == {0: True, 1: False}
+    assert read_verdicts(predictions, None, "x", [0, 1]) == {0: True, 1: False, 2: True, 3: False}
     with pytest.raises(UserError, match="answers to another test file"):
         read_verdicts(predictions, None, "y", [0])
     predictions.with_suffix(".summary.json").write_text("{")
@@ -114,10 +114,8 @@ def test_verdicts_by_name_or_headline(predictions: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "needed", "message"),
     [
-        ({"index": 4, "scores": {"share": 1.0}}, [0], r"answers.jsonl:5: no score 'exact'; .* one of share"),
-        ({"index": 4, "scores": 1.0}, [0], r"answers.jsonl:5: expected 'index' and 'scores'"),
-        ({"index": 4, "scores": {"exact": None}}, [0], r"answers.jsonl:5: the score 'exact' is NoneType"),
-        ({"index": 7, "scores": {"exact": True}}, [0, 4, 5], r"no line with index 4, nor for 1 other records"),
+        ({"index": 4, "scores": {"share": 1.0}}, [0], r"answers.jsonl:5: no number in 'scores' for 'exact'"),
+        ({"index": 7, "scores": {"exact": True}}, [0, 4, 5], r"no line with index 4; evaluate the whole file"),
     ],
 )
 def test_what_is_no_file_of_answers(line: Any, needed: list[int], message: str, predictions: Path) -> None:

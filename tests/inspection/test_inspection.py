@@ -20,10 +20,9 @@ from stepjepa.chat.predictors import add_predictor_tokens
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record, parse_record
 from stepjepa.errors import UserError
-from stepjepa.inspection.palette import COLOURS, EDGE, READ, token_style, visible_text
 from stepjepa.inspection.picture import write_png
 from stepjepa.inspection.record import Inspection, inspect_records, token_text, visible_matrix
-from stepjepa.inspection.view import show, title
+from stepjepa.inspection.view import COLOURS, EDGE, READ, show, title, token_style, visible_text
 from stepjepa.models.presets import train_tokenizer
 
 MODES = [

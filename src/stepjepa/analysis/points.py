@@ -1,4 +1,4 @@
-"""Which embeddings become points of a picture, and what colours them."""
+"""Which embeddings become points of a picture, where in the plane, and in which colour."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from stepjepa.files import read_json_object, read_jsonl
 if TYPE_CHECKING:
     from stepjepa.analysis.representations import ViewEmbeddings
 
+PROJECTIONS = ("pca", "tsne")
 COLOURINGS = ("in_n_out", "paraphrase", "rotten_tomatoes", "steps", "answers")
 BOTH_VIEWS = ("in_n_out", "steps")
 """Colourings of both views; the others are of the text alone, whose partner often says the label outright."""
@@ -27,6 +28,10 @@ MOST_CLASSES = 7
 """Labels that have a colour of their own: more can't be told apart."""
 
 NEXT_STEP = "next step"
+
+_FEWEST = {"pca": 2, "tsne": 4}
+_ROUNDING = 1e-5
+"""Spread of points, relative to their length, below which they count as one point."""
 
 
 class Points(NamedTuple):
@@ -91,6 +96,36 @@ def choose_points(
     return Points(vectors, is_target, tuple(label(index, pair, views[target]) for index, pair, target in drawn))
 
 
+def project(name: str, vectors: NDArray[np.float32], seed: int) -> tuple[NDArray[np.float64], dict[str, Any]]:
+    """Points in the plane, by ``pca`` or ``tsne``.
+
+    Returns:
+        ``[M, 2]``, and what a caption should say: ``variance`` (shares of the two axes) of PCA, ``perplexity`` of
+        t-SNE. Points that differ by rounding alone are one point in the plane too, with an empty caption.
+
+    Raises:
+        UserError: there are too few points.
+    """
+    count, fewest = len(vectors), _FEWEST[name]
+    if count < fewest:
+        raise UserError(
+            f"{name} needs {fewest} points or more, and there are {count}; take more records, or pass --projections pca"
+        )
+    wide = vectors.astype(np.float64)
+    if np.linalg.norm(wide - wide.mean(0)) <= _ROUNDING * np.linalg.norm(wide):
+        return np.zeros((count, 2)), {}
+    if name == "pca":
+        from sklearn.decomposition import PCA
+
+        pca = PCA(n_components=2, svd_solver="full")
+        return pca.fit_transform(wide), {"variance": pca.explained_variance_ratio_.tolist()}
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, (count - 1) / 3)
+    plane = TSNE(n_components=2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(wide)
+    return plane.astype(np.float64), {"perplexity": perplexity}
+
+
 def view_names(mode: str, reverse_pred: bool) -> tuple[str, str]:
     """What source and target are called in ``llm-jepa`` or ``step-jepa``."""
     first, second = ("text", "code") if mode == "llm-jepa" else ("step", NEXT_STEP)
@@ -143,13 +178,13 @@ def read_verdicts(
     """Which answers are right, by the output of ``stepjepa evaluate`` or ``stepjepa score``.
 
     Args:
-        predictions: lines with ``index`` and ``scores``; a summary beside them names the headline score.
-        score: the score that decides; None for the headline.
+        predictions: lines with ``index`` and ``scores``.
+        score: the score that decides; None for the headline that the summary beside the lines names.
         test_fingerprint: SHA-256 of the test file whose records are meant.
         needed: indices of records in the test file.
 
     Returns:
-        For each index whether its score is more than one half; several samples count by their mean.
+        For each index whether its score, of several samples their mean, is more than one half.
 
     Raises:
         UserError: the file is wrong, lacks a line, or belongs to another test file.
@@ -163,22 +198,14 @@ def read_verdicts(
         score = score or summary.get("headline")
     if score is None:
         raise UserError(f"there is no {summary_file.name} that names the score that counts; pass --score", path=path)
-    found: dict[int, bool] = {}
+    found: dict[Any, bool] = {}
     for line, values in read_jsonl(path, "file of predictions"):
-        index, scores = values.get("index"), values.get("scores")
-        if not isinstance(index, int) or not isinstance(scores, dict):
-            raise UserError("expected 'index' and 'scores', as 'stepjepa evaluate' writes them", path=path, line=line)
-        if score not in scores:
-            raise UserError(f"no score '{score}'; pass --score with one of {', '.join(scores)}", path=path, line=line)
-        if not isinstance(scores[score], int | float):
-            kind = type(scores[score]).__name__
-            raise UserError(f"the score '{score}' is {kind}, expected true, false or a number", path=path, line=line)
-        found[index] = scores[score] > 0.5
+        scores = values.get("scores")
+        value = scores.get(score) if isinstance(scores, dict) else None
+        if not isinstance(value, int | float):
+            raise UserError(f"no number in 'scores' for '{score}'; pass another --score", path=path, line=line)
+        found[values.get("index")] = value > 0.5
     missing = [index for index in needed if index not in found]
     if missing:
-        raise UserError(
-            f"no line with index {missing[0]}, nor for {len(missing) - 1} other records; evaluate the whole file, or "
-            "lower --max_examples",
-            path=path,
-        )
-    return {index: found[index] for index in needed}
+        raise UserError(f"no line with index {missing[0]}; evaluate the whole file, or lower --max_examples", path=path)
+    return found
