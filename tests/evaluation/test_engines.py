@@ -9,8 +9,7 @@ import torch
 from questions import NEW, make_tokenizer, question_records
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.errors import UserError
-from stepjepa.evaluation.engines import make_engine
-from stepjepa.evaluation.generation import Generator
+from stepjepa.evaluation.generation import Generator, make_engine
 from stepjepa.evaluation.prompts import make_examples
 from stepjepa.evaluation.run import Evaluation
 from stepjepa.evaluation.settings import EvaluationSettings, Sampling

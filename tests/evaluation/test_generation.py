@@ -12,7 +12,7 @@ from stepjepa.chat.template import ChatTemplate
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation import prompts
 from stepjepa.evaluation.generation import Generator
-from stepjepa.evaluation.prompts import Span, continuation_spans
+from stepjepa.evaluation.prompts import ShownTexts, Span, continuation_spans
 from stepjepa.evaluation.settings import Sampling
 from stepjepa.tasks.base import Continuation
 from tiny import make_model
@@ -191,7 +191,7 @@ def test_likelihoods_are_those_of_a_plain_loop_over_tokens(model, tokenizer):
         Continuation("long", " of the rain"),
         Continuation("other", " it rained.", context="Because"),
     ]
-    spans = continuation_spans(record, wanted, tokenizer, ChatTemplate(tokenizer))
+    spans = continuation_spans(record, wanted, ShownTexts(tokenizer), ChatTemplate(tokenizer))
     prompt = ChatTemplate(tokenizer).render_prompt(record.messages[:-1]).text
     beginnings = [prompt, prompt, (tokenizer.bos_token or "") + "Because"]
     values = make_generator(model, tokenizer).log_probabilities(spans)

@@ -98,7 +98,7 @@ def test_the_summary_of_another_file_is_not_taken_for_ones_own(loaded, test_file
     assert Evaluation(settings(test_file, "a.v1")).run(never)["scores"] == first["scores"]
 
 
-@pytest.mark.parametrize("damage", ["no fields", "index", "scores", "field"])
+@pytest.mark.parametrize("damage", ["no fields", "index", "field"])
 def test_a_damaged_line_is_refused_with_its_number(damage, loaded, test_file):
     Evaluation(settings(test_file)).run(lambda: loaded)
     path = test_file.parent / "out.jsonl"
@@ -107,8 +107,6 @@ def test_a_damaged_line_is_refused_with_its_number(damage, loaded, test_file):
         lines[2] = {"index": 2}
     elif damage == "index":
         lines[2]["index"] = 9
-    elif damage == "scores":
-        del lines[2]["scores"]["prefix"]
     else:
         del lines[2]["stopped"]
     write_jsonl(path, lines)

@@ -10,7 +10,6 @@ from stepjepa.chat.plain_template import PlainTemplate
 from stepjepa.chat.system_prompts import training_system_prompt, with_system_prompt
 from stepjepa.cli import main
 from stepjepa.errors import UserError
-from stepjepa.evaluation import prompts
 from stepjepa.evaluation.prompts import make_examples, make_template
 from stepjepa.files import write_json, write_jsonl
 from stepjepa.models.presets import train_tokenizer
@@ -78,15 +77,6 @@ def test_a_system_prompt_is_put_in_the_place_of_another_or_in_front():
     assert without.messages[0]["role"] == "user"
     for record in with_system_prompt([with_one, without], ""):
         assert [message["content"] for message in record.messages] == ["2+2?", "4"]
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 4])
-def test_records_are_tokenised_part_by_part_as_all_at_once(chunk, plain, monkeypatch):
-    records = question_records()
-    whole = make_examples(records, plain, make_template(plain, plain=False))
-    assert [example.index for example in whole] == list(range(5))
-    monkeypatch.setattr(prompts, "_CHUNK", chunk)
-    assert make_examples(records, plain, make_template(plain, plain=False)) == whole
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,36 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stepjepa.chat.predictors import all_predictor_ids
-from stepjepa.data.records import Record
+from stepjepa.errors import UserError
+from stepjepa.evaluation.batcher import Engine
 from stepjepa.evaluation.judging import Answer
-from stepjepa.evaluation.prompts import Example, Span, check_positions
-from stepjepa.evaluation.settings import Sampling
+from stepjepa.evaluation.prompts import Span, make_template
+from stepjepa.evaluation.settings import EvaluationSettings, Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def make_engine(settings: EvaluationSettings, load: Callable[[], tuple[Any, Any]]) -> tuple[Engine, Any]:
+    """The engine that is asked for, and its tokenizer.
+
+    Args:
+        settings: of the evaluation.
+        load: gives model and tokenizer for ``hf``.
+
+    Raises:
+        UserError: vLLM is asked for and is not installed, or the model can't be loaded.
+    """
+    if settings.engine == "vllm":
+        if importlib.util.find_spec("vllm") is None:
+            raise UserError("--engine vllm: vLLM is not installed; install it ('pip install vllm') or use --engine hf")
+        from stepjepa.evaluation.vllm_engine import VllmEngine
+
+        engine = VllmEngine(settings)
+        return engine, engine.tokenizer
+    model, tokenizer = load()
+    template = make_template(tokenizer, plain=settings.plain)
+    return Generator(model, tokenizer, template.end_of_turn_ids, settings.sampling), tokenizer
 
 
 class Generator:
@@ -37,6 +61,8 @@ class Generator:
 
     Attributes:
         stop_ids: tokens that end an answer: those of the template's end of turn and every eos token.
+        positions: how many tokens the model has positions for; None for no limit.
+        max_new_tokens: of ``sampling``.
     """
 
     def __init__(
@@ -70,6 +96,8 @@ class Generator:
                 "top_p": sampling.top_p,
                 "num_return_sequences": sampling.num_samples,
             }
+        self.positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        self.max_new_tokens = sampling.max_new_tokens
         self._config = GenerationConfig(
             max_new_tokens=sampling.max_new_tokens,
             num_beams=1,
@@ -80,22 +108,9 @@ class Generator:
             **settings,
         )
 
-    def check_length(self, example: Example, longest: int, record: Record) -> None:
-        """Refuse an example that the model has no positions for, see ``prompts.check_positions``."""
-        positions = getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        check_positions(positions, example, longest, self.sampling.max_new_tokens, record)
-
     @torch.inference_mode()
     def answer(self, prompts: Sequence[Sequence[int]], batch_number: int = 0) -> list[list[Answer]]:
-        """Continue prompts until every one has stopped or ``max_new_tokens`` is reached.
-
-        Args:
-            prompts: token ids, best of similar length.
-            batch_number: seeds the draws if the temperature is above 0.
-
-        Returns:
-            For each prompt its samples, one unless more are asked for.
-        """
+        """Continue prompts, best of similar length, until every one has stopped or ``max_new_tokens`` is reached."""
         ids, mask = self._pad_rows(prompts, left=True)
         with _fresh_generation_config(self.model), _seeded(self.model.device, self.sampling.seed, batch_number):
             output = self.model.generate(input_ids=ids, attention_mask=mask, generation_config=self._config)
@@ -112,11 +127,7 @@ class Generator:
 
     @torch.inference_mode()
     def log_probabilities(self, spans: Sequence[Span]) -> list[float]:
-        """The natural logarithm of the probability of each span's weighed tokens, given what stands before them.
-
-        Args:
-            spans: at least one.
-        """
+        """The natural logarithm of the probability of each span's weighed tokens, given what stands before them."""
         ids, mask = self._pad_rows([span.ids for span in spans], left=False)
         low = min(span.start for span in spans) - 1
         options: dict[str, Any] = {}

@@ -19,51 +19,40 @@ RAN_ON = "ran on"
 
 
 class Answer(NamedTuple):
-    """What a model, or another program, said.
-
-    Attributes:
-        text: everything before the first stop token, special tokens left out.
-        stopped: the model ended its turn by itself; None where nobody knows.
-        new_tokens: how many tokens it generated, the stop token included; None where nobody knows.
-    """
+    """What a model, or another program, said."""
 
     text: str
+    """Everything before the first stop token, special tokens left out."""
     stopped: bool | None = None
+    """The model ended its turn by itself; None where nobody knows."""
     new_tokens: int | None = None
+    """How many tokens it generated, the stop token included; None where nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What an answer belongs to.
-
-    Attributes:
-        index: position in the test file, counted from 0.
-        record: the example.
-        prompt: the text that the model was shown; None where another program made it.
-        likelihoods: of the continuations that the task asked for.
-    """
+    """What an answer belongs to."""
 
     index: int
+    """Position in the test file, counted from 0."""
     record: Record
     prompt: str | None = None
+    """The text that the model was shown; None where another program made it."""
     likelihoods: Mapping[str, Likelihood] | None = None
+    """Of the continuations that the task asked for."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The records of a test file that are evaluated, and their task.
-
-    Attributes:
-        task: scores the answers.
-        headline: the score that decides what is an error.
-        records: by position in the test file.
-        left_out: how many records are not evaluated, by reason.
-    """
+    """The records of a test file that are evaluated, and their task."""
 
     task: Task
     headline: str
+    """The score that decides what is an error."""
     records: dict[int, Record]
+    """By position in the test file."""
     left_out: dict[str, int]
+    """How many records are not evaluated, by reason."""
 
     def options(self, options: TaskOptions) -> dict[str, Any]:
         """The options that make a difference to this task's scores."""
