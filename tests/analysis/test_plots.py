@@ -65,7 +65,6 @@ def make_analysis(kind: str = "in_n_out", names: tuple[str, ...] = ("regular", "
         "in_n_out": ([0] * PAIRS + [1] * PAIRS, ("text", "code")),
         "paraphrase": ([REST, 0, 1, 2] * (PAIRS // 4), ("group a", "_group b", "group $c_2$ 日")),
         "steps": ([0, 1] * (PAIRS // 2) + [1, REST] * (PAIRS // 2), ("step 1", "step 2")),
-        "answers": ([0, 1] * (PAIRS // 2), ("right", "wrong")),
     }[kind]
     settings = {"t_sne_type": kind, "layer": -1, "pooling": "last"}
     models = tuple(make_model(name, classes[0], both, seed) for seed, name in enumerate(names))
@@ -85,7 +84,7 @@ def points_of(axes: Any) -> dict[tuple[float, float], tuple[Any, int]]:
     }
 
 
-@pytest.mark.parametrize("kind", ["in_n_out", "paraphrase", "steps", "answers"])
+@pytest.mark.parametrize("kind", ["in_n_out", "paraphrase", "steps"])
 def test_every_point_is_drawn_in_the_colour_that_the_legend_gives_its_label(kind: str) -> None:
     analysis = make_analysis(kind)
     figure = draw_projection(analysis)
@@ -118,9 +117,10 @@ def test_titles_say_what_is_shown() -> None:
     assert (first.get_xlabel(), first.get_ylabel()) == ("PC 1 (50.0% of variance)", "PC 2 (25.0% of variance)")
     assert (below[0].get_xlabel(), below[0].get_ylabel()) == ("t-SNE 1 (perplexity 4.33)", "t-SNE 2")
     assert not list(below[0].get_xticks())
-    alone = make_analysis("answers", ("one",), settings={"t_sne_type": "answers", "layer": 2, "pooling": "mean"})
+    settings = {"t_sne_type": "paraphrase", "layer": 2, "pooling": "mean"}
+    alone = make_analysis("paraphrase", ("one",), settings=settings)
     assert draw_projection(alone).get_suptitle() == (
-        "Enc(text) of synth_test.jsonl, coloured by whether the model's own answer is right\nlayer 2, mean of tokens"
+        "Enc(text) of synth_test.jsonl, coloured by group of paraphrases\nlayer 2, mean of tokens"
     )
 
 

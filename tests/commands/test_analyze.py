@@ -124,20 +124,6 @@ def test_steps_are_coloured_by_number(runs: dict[str, Path], data: Path, tmp_pat
 
 
 @pytest.mark.usefixtures("without_pictures")
-def test_answers_of_a_sample_are_right_or_wrong(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:
-    predictions = tmp_path / "p.jsonl"
-    # In another order than the records.
-    write_jsonl(predictions, ({"index": n, "scores": {"exact": n % 2 == 0}} for n in reversed(range(12))))
-    flags = ["--t_sne_type", "answers", "--predictions", predictions, "--score", "exact", "--max_examples", 7]
-    found = analysed(runs["llm"], data, tmp_path / "out", *flags)
-    arrays = found.models[0].arrays
-    assert found.classes == ("right", "wrong")
-    assert len(arrays["record"]) == 7
-    assert arrays["record"].tolist() == sorted(set(arrays["record"].tolist())) != list(range(7))
-    assert arrays["classes"].tolist() == [n % 2 for n in arrays["record"]]
-
-
-@pytest.mark.usefixtures("without_pictures")
 def test_groups_of_paraphrases_are_coloured_and_measured(
     runs: dict[str, Path], data: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -207,8 +193,6 @@ ERRORS: list[tuple[list[str], str]] = [
     (["--model_path", "{llm}", "--max_examples", "1"], "tsne needs 4 points or more, and there are 2"),
     (["--model_path", "{llm}", "{step}"], "trained on different views (llm-jepa, step-jepa); pass --views"),
     (["--model_path", "{llm}", "--t_sne_type", "steps"], "not of llm-jepa; pass --views step-jepa"),
-    (["--model_path", "{llm}", "--t_sne_type", "answers"], "expected 1 files after --predictions, got 0"),
-    (["--model_path", "{llm}", "--score", "exact"], "--score does nothing without --t_sne_type answers"),
     (["--model_path", "{llm}", "--labels", "a,b"], "--labels: expected 1 different names, got 2"),
 ]
 

@@ -28,7 +28,6 @@ COLOURED_BY = {
     "paraphrase": "by group of paraphrases",
     "rotten_tomatoes": "by answer",
     "steps": "by number of the step",
-    "answers": "by whether the model's own answer is right",
 }
 PLANE_NAMES = {"pca": "PC", "tsne": "t-SNE"}
 

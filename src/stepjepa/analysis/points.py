@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,13 +12,12 @@ from numpy.typing import NDArray
 
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.files import read_json_object, read_jsonl
 
 if TYPE_CHECKING:
     from stepjepa.analysis.representations import ViewEmbeddings
 
 PROJECTIONS = ("pca", "tsne")
-COLOURINGS = ("in_n_out", "paraphrase", "rotten_tomatoes", "steps", "answers")
+COLOURINGS = ("in_n_out", "paraphrase", "rotten_tomatoes", "steps")
 BOTH_VIEWS = ("in_n_out", "steps")
 """Colourings of both views; the others are of the text alone, whose partner often says the label outright."""
 
@@ -55,7 +52,6 @@ def choose_points(
     records: Sequence[Record],
     *,
     views: tuple[str, str],
-    right: Mapping[int, bool] | None = None,
     most: int = 1000,
     seed: int = 0,
 ) -> Points:
@@ -66,7 +62,6 @@ def choose_points(
         colouring: one of :data:`COLOURINGS`.
         records: those that were embedded.
         views: names of source and target, see :func:`view_names`.
-        right: for ``answers``: whether the answer to a record is right, by its index.
         most: pairs at most.
         seed: of the sample of pairs.
 
@@ -85,8 +80,6 @@ def choose_points(
             return view
         if colouring == "steps":
             return f"step {pair + (view == NEXT_STEP)}"
-        if colouring == "answers":
-            return "right" if (right or {})[index] else "wrong"
         if colouring == "paraphrase":
             return f"group {group_of(records[index])}"
         # Whole, however long: answers that begin alike are different ones.
@@ -156,8 +149,6 @@ def choose_classes(labels: Sequence[str], colouring: str) -> list[str]:
         labels: of all points of all models.
         colouring: one of :data:`COLOURINGS`.
     """
-    if colouring == "answers":
-        return ["right", "wrong"]
     if colouring == "in_n_out":
         return list(dict.fromkeys(labels))
     if colouring == "steps":
@@ -170,42 +161,3 @@ def choose_classes(labels: Sequence[str], colouring: str) -> list[str]:
 def _natural_order(label: str) -> list[str | int]:
     """``group 2`` before ``group 10``; text and numbers take turns."""
     return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]{1,18})", label))]
-
-
-def read_verdicts(
-    predictions: str | os.PathLike[str], score: str | None, test_fingerprint: str, needed: Sequence[int]
-) -> dict[int, bool]:
-    """Which answers are right, by the output of ``stepjepa evaluate`` or ``stepjepa score``.
-
-    Args:
-        predictions: lines with ``index`` and ``scores``.
-        score: the score that decides; None for the headline that the summary beside the lines names.
-        test_fingerprint: SHA-256 of the test file whose records are meant.
-        needed: indices of records in the test file.
-
-    Returns:
-        For each index whether its score, of several samples their mean, is more than one half.
-
-    Raises:
-        UserError: the file is wrong, lacks a line, or belongs to another test file.
-    """
-    path = Path(predictions)
-    summary_file = path.with_suffix(".summary.json")
-    if summary_file.is_file():
-        summary = read_json_object(summary_file, "summary", "evaluate or score again")
-        if summary.get("test_fingerprint", test_fingerprint) != test_fingerprint:
-            raise UserError("holds answers to another test file; name those to --test_file", path=path)
-        score = score or summary.get("headline")
-    if score is None:
-        raise UserError(f"there is no {summary_file.name} that names the score that counts; pass --score", path=path)
-    found: dict[Any, bool] = {}
-    for line, values in read_jsonl(path, "file of predictions"):
-        scores = values.get("scores")
-        value = scores.get(score) if isinstance(scores, dict) else None
-        if not isinstance(value, int | float):
-            raise UserError(f"no number in 'scores' for '{score}'; pass another --score", path=path, line=line)
-        found[values.get("index")] = value > 0.5
-    missing = [index for index in needed if index not in found]
-    if missing:
-        raise UserError(f"no line with index {missing[0]}; evaluate the whole file, or lower --max_examples", path=path)
-    return found

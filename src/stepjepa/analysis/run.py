@@ -17,7 +17,6 @@ from stepjepa.analysis.points import (
     choose_points,
     group_of,
     project,
-    read_verdicts,
     sampled,
     view_names,
 )
@@ -46,7 +45,6 @@ def analyze(settings: AnalysisSettings) -> Analysis:
     records = read_records(settings.test_file)
     chosen = sampled(len(records), settings.max_examples or len(records), settings.seed).tolist()
     read = fingerprint(settings.test_file)
-    verdicts = [read_verdicts(file, settings.score, read, chosen) for file in settings.predictions or ()]
     names, configs = model_names(settings), choose_configs(settings)
     models, labels = [], []
     for place, path in enumerate(settings.model_path):
@@ -57,7 +55,6 @@ def analyze(settings: AnalysisSettings) -> Analysis:
             settings.t_sne_type,
             records,
             views=views,
-            right=verdicts[place] if verdicts else None,
             most=settings.max_points,
             seed=settings.seed,
         )
@@ -81,7 +78,7 @@ def analyze(settings: AnalysisSettings) -> Analysis:
         model.arrays["classes"] = np.asarray(of_class)
     described = {name: value for name, value in asdict(settings).items() if name not in ("output_dir", "overwrite")}
     described["model_paths"] = described.pop("model_path")
-    described |= {"labels": read_labels(settings.labels, len(models)), "predictions": settings.predictions or []}
+    described["labels"] = read_labels(settings.labels, len(models))
     analysis = Analysis(settings.test_file, read, described, tuple(classes), tuple(models))
     save(analysis, settings.output_dir)
     write_figures(analysis, settings.output_dir)

@@ -47,24 +47,9 @@ class AnalysisSettings:
     use_test_prompts: bool = option(False, "the test file's own system prompt; else that of training", group=_VIEWS)
     t_sne_type: str = option(
         "in_n_out",
-        "what colours the points; the view; the field 'group'; the answer; the step's number; whether the model's own "
-        "answer is right",
+        "what colours the points: the view; the field 'group'; the answer; the step's number",
         group="pictures",
         choices=COLOURINGS,
-    )
-    predictions: list[str] | None = option(
-        None,
-        "for answers: the output of 'stepjepa evaluate'; one per model",
-        group="pictures",
-        metavar="FILE",
-        only_with="t_sne_type answers",
-    )
-    score: str | None = option(
-        None,
-        "for answers: the score that decides (the headline)",
-        group="pictures",
-        metavar="NAME",
-        only_with="t_sne_type answers",
     )
     projections: tuple[str, ...] = option(("pca", "tsne"), "rows of the picture", group="pictures", choices=PROJECTIONS)
     max_points: int = option(1000, "pairs drawn; numbers are of all", group="pictures", allowed=FROM_ONE)
@@ -79,12 +64,6 @@ class AnalysisSettings:
             raise UserError(f"--{fault}")
         refuse_without_effect(vars(self), type(self))
         read_labels(self.labels, len(self.model_path))
-        predictions = self.predictions or ()
-        if self.t_sne_type == "answers" and len(predictions) != len(self.model_path):
-            raise UserError(
-                f"--t_sne_type answers needs the output of 'stepjepa evaluate' for each model: expected "
-                f"{len(self.model_path)} files after --predictions, got {len(predictions)}"
-            )
 
 
 def read_labels(labels: str | None, count: int) -> tuple[str, ...]:

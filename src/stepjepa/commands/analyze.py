@@ -23,7 +23,7 @@ singular_values.png/.svg to --output_dir; several models stand side by side."""
 
 COMMON = (
     *("model_path", "test_file", "output_dir", "labels", "overwrite", "views", "pairs", "layer"),
-    *("t_sne_type", "predictions", "projections", "max_examples", "batch_size", "dtype"),
+    *("t_sne_type", "projections", "max_examples", "batch_size", "dtype"),
 )
 """Options that ``--help`` shows."""
 
