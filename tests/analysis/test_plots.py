@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgba
-from matplotlib.image import imread
 
 from stepjepa.analysis.files import (
     DATA_FILE,
@@ -176,17 +175,6 @@ def test_the_same_data_gives_the_same_files(tmp_path: Path) -> None:
     assert ElementTree.fromstring(before[1]).tag.endswith("svg")
     write_figures(analysis, tmp_path)
     assert [file.read_bytes() for file in files] == before
-
-
-def test_no_label_is_cut(tmp_path: Path) -> None:
-    # Wide in one direction only: the ticks of the other axis change when both get the same scale.
-    for ratio in (1, 50):
-        model = make_model("one", [REST, 0, 1, 2] * 10, both=False)
-        plane = np.random.default_rng(7).standard_t(3, size=(40, 2)) * [ratio, 1]
-        model = replace(model, planes={"pca": plane}, captions={"pca": {"variance": [0.5, 0.25]}})
-        write_figures(make_analysis("paraphrase", models=(model,)), tmp_path)
-        pixels = imread(tmp_path / "projection.png")[..., :3]
-        assert min(edge.min() for edge in (pixels[:, 0], pixels[:, -1], pixels[0], pixels[-1])) == 1
 
 
 @pytest.mark.parametrize("palette", [PALETTE, [colours.strong for colours in COLOURS.values()]])

@@ -90,15 +90,6 @@ def test_a_whole_evaluation_runs_on_it(stand, tmp_path):
     assert (summary["n"], "pass@2" in summary["scores"]) == (5, True)
 
 
-def test_too_few_positions_are_refused(stand, tmp_path):
-    write_jsonl(tmp_path / "q.jsonl", [{"messages": record.messages} for record in question_records()])
-    chosen = EvaluationSettings(
-        "m", tmp_path / "q.jsonl", tmp_path / "o.jsonl", task="generic", engine="vllm", sampling=Sampling(500)
-    )
-    with pytest.raises(UserError, match=r"q\.jsonl:\d: the prompt's \d+ tokens and 500 new ones"):
-        Evaluation(chosen).run()
-
-
 def test_pickled_weights_are_refused_before_they_are_opened(stand, tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
     chosen = EvaluationSettings(str(tmp_path), "test.jsonl", "out.jsonl", engine="vllm")

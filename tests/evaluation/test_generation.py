@@ -175,14 +175,6 @@ def test_several_samples_of_a_prompt_stand_together_and_differ(model, tokenizer)
     assert samples == generator.answer(ids)
 
 
-def test_only_the_likeliest_tokens_are_drawn_if_asked(model, tokenizer):
-    ids = [example.prompt_ids for example in make_examples(question_records(), tokenizer)]
-    greedy = said(model, tokenizer, ids)
-    assert said(model, tokenizer, ids, temperature=2.0, top_k=1) == greedy
-    assert said(model, tokenizer, ids, temperature=2.0, top_p=1e-6) == greedy
-    assert said(model, tokenizer, ids, temperature=2.0) != greedy
-
-
 def test_likelihoods_are_those_of_a_plain_loop_over_tokens(model, tokenizer):
     """Behind the prompt of a record, and behind a context of their own."""
     record = question_records()[0]

@@ -50,30 +50,6 @@ def test_a_score_that_the_task_lacks_costs_no_file(loaded, test_file):
     assert {file.name: file.read_bytes() for file in test_file.parent.iterdir()} == before
 
 
-def test_while_lines_are_missing_there_is_no_summary(loaded, test_file, monkeypatch):
-    output, summary = (test_file.parent / name for name in ("out.jsonl", "out.summary.json"))
-    Evaluation(settings(test_file)).run(lambda: loaded)
-    whole = output.read_bytes()
-    lines = whole.splitlines(keepends=True)
-    # Lines 0 and 4 are thrown away, which are asked in different batches.
-    output.write_bytes(b"".join(lines[1:4]))
-    answer, count = Batcher.lines, []
-
-    def dies(self, *args):
-        count.append(1)
-        if len(count) == 2:
-            raise KeyboardInterrupt
-        return answer(self, *args)
-
-    monkeypatch.setattr(Batcher, "lines", dies)
-    with pytest.raises(KeyboardInterrupt):
-        Evaluation(settings(test_file)).run(lambda: loaded)
-    assert output.read_bytes().count(b"\n") == 4
-    assert not summary.exists()
-    Evaluation(settings(test_file)).run(lambda: loaded)
-    assert (output.read_bytes(), summary.exists()) == (whole, True)
-
-
 def test_the_summary_of_another_file_is_not_taken_for_ones_own(loaded, test_file):
     """``a.v1`` and ``a.v2`` have the same stem."""
 

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.cells import cell_len
-from rich.color import ColorSystem
 from rich.console import Console
-from rich.style import Style
 
 import tiny
 from stepjepa.batch.collate import Item
@@ -22,7 +20,7 @@ from stepjepa.data.records import Record, parse_record
 from stepjepa.errors import UserError
 from stepjepa.inspection.picture import write_png
 from stepjepa.inspection.record import Inspection, inspect_records, token_text, visible_matrix
-from stepjepa.inspection.view import COLOURS, EDGE, READ, show, title, token_style, visible_text
+from stepjepa.inspection.view import COLOURS, EDGE, READ, show, title, visible_text
 from stepjepa.models.presets import train_tokenizer
 
 MODES = [
@@ -245,11 +243,6 @@ def test_tokens_are_told_apart_without_colour(records: list[Record], tokenizer: 
     lines = _without_styles(text).splitlines()
     assert lines == _shown(found, 120).splitlines()
     assert f"  <|predictor_1|>{EDGE}<|predictor_2|>{READ}" in lines
-
-
-def test_sixteen_colours_tell_all_kinds_apart() -> None:
-    styles = {Style.parse(token_style(kind, number)).bgcolor for kind in COLOURS for number in (0, 1)}
-    assert len({color.downgrade(ColorSystem.STANDARD).number for color in styles if color}) == 2 * len(COLOURS) == 8
 
 
 def test_the_terminal_shows_labels_readouts_and_text_as_it_is(records: list[Record], tokenizer: Any) -> None:
