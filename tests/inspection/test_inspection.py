@@ -78,7 +78,7 @@ def test_the_tree_holds_what_training_runs_and_shows_each_token_its_own(
     paths = _paths(found)
     expected = np.zeros((len(value), len(value)), bool)
     labels: list[list[int]] = [[] for _ in value]
-    reads: dict[str, dict[str, tuple[int, int]]] = {}
+    reads = 0
     for (line, sequence), path, info in zip(sequences, paths, found.sequences, strict=True):
         assert [found.tokens[place].id for place in path] == sequence.ids.tolist()
         assert [found.tokens[place].position for place in path] == list(range(len(sequence)))
@@ -89,20 +89,15 @@ def test_the_tree_holds_what_training_runs_and_shows_each_token_its_own(
         for position, token in sequence.labels:
             labels[path[position]].append(int(token))
         for pair, kind, first, last in sequence.readouts:
-            reads.setdefault(f"{pair + 1} of line {line}", {})[kind] = path[last - 1], last - first
-            assert f"{kind} {pair + 1} of line {line}" in found.tokens[path[last - 1]].readouts
+            reads += 1
+            mean = f" (mean of {last - first} tokens)" if last > first + 1 else ""
+            assert f"{kind} {pair + 1} of line {line}{mean}" in found.tokens[path[last - 1]].readouts
     assert (visible_matrix(found) == expected).all()
     ruled = [[q["start"] <= k["place"] <= q["place"] < k["end"] for k in value] for q in value]
     assert (np.array(ruled) == expected).all()
     assert [list(token.labels) for token in found.tokens] == labels
     assert sum(map(len, paths)) >= len(found.tokens) == len(set().union(*paths))
-    shown = {
-        pair.name: {"source": (pair.source, pair.averaged[0]), "target": (pair.target, pair.averaged[1])}
-        for pair in found.pairs
-    }
-    assert shown == reads
-    assert [pair.name for pair in found.pairs] == sorted(reads, key=lambda name: name.split()[::-1])
-    assert sum(len(token.readouts) for token in found.tokens) == 2 * len(reads)
+    assert sum(len(token.readouts) for token in found.tokens) == reads
     assert bool(reads) == (mode != "regular")
 
 

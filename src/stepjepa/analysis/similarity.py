@@ -73,8 +73,8 @@ def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
             chosen |= {"plain": True, "labels": "assistant"}
         if trained["mode"] == views:
             # Runs of earlier versions do not know the last three.
-            kept = ("layout", "predictors", "pairs", "front_pred", "reverse_pred", "last_token")
-            kept += ("pair_distance", "pooling", "jepa_layer")
+            kept = ["layout", "predictors", "pairs", "front_pred", "reverse_pred", "last_token"]
+            kept += ["pair_distance", "pooling", "jepa_layer"]
             chosen |= {name: trained[name] for name in kept if name in trained}
             if changes_text(chosen["layout"]):
                 # The same views, in a main sequence without predictor tokens and isolated steps.

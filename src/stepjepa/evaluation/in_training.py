@@ -84,7 +84,7 @@ class AnswerScores:
             batch = share[start : start + self._batch_size] or batcher.examples[:1]
             for line in batcher.lines(batch, number):
                 found = {**line["scores"], "stopped": line["stopped"], COUNT: 1}
-                sums.update({name: float(value) if share else 0.0 for name, value in found.items()})  # type: ignore[arg-type]
+                sums.update({name: float(value) if share else 0.0 for name, value in found.items()})
         return dict(sums)
 
     def close(self) -> None:

@@ -104,7 +104,7 @@ def judge(
         majority, and ``samples`` holds every one.
 
     Raises:
-        UserError: the task has no such score, or gives different scores to different answers.
+        UserError: the task has no such score.
     """
     flat = [(question, answer) for question, said in zip(questions, answers, strict=True) for answer in said]
     responses = [Response(answer.text, question.likelihoods) for question, answer in flat]
@@ -114,11 +114,6 @@ def judge(
         if name not in scored.scores:
             hint = "; leave --startswith out" if name == task.beginning != task.headline else ""
             raise UserError(f"task '{task.name}' has no score '{name}', only {', '.join(scored.scores)}{hint}")
-        if scored.scores.keys() != verdicts[0].scores.keys():
-            both = (", ".join(scores) for scores in (verdicts[0].scores, scored.scores))
-            raise UserError(
-                f"task '{task.name}' gives {' to one answer and '.join(both)} to another; give all the same"
-            )
     lines, at = [], 0
     for question, said in zip(questions, answers, strict=True):
         part = slice(at, at + len(said))

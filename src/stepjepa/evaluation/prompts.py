@@ -124,7 +124,7 @@ def continuation_spans(
             start = len(begin) + len(continuation.context)
             text = begin + continuation.context + continuation.text
             end = len(text)
-            contents = [(len(begin), end)]
+            contents = ((len(begin), end),)
         # Without what follows, so that the last token is that of the continuation alone.
         spans.append(shown.span(text[:end], contents, start, end))
     return spans

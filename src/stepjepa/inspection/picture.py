@@ -96,7 +96,7 @@ def _write_legend(figure: Any, inspection: Inspection) -> None:
     entries: list[Any] = [
         Patch(facecolor=each.strong, label=each.meaning) for kind, each in COLOURS.items() if kind in met
     ]
-    if inspection.pairs:
+    if inspection.config.uses_views:
         look: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "black", "linestyle": "none"}
         entries += [
             Line2D([], [], marker=marker, label=f"{kind} is read here", **look) for kind, marker in MARKERS.items()

@@ -166,16 +166,12 @@ def _records_table(inspection: Inspection) -> Table:
             table.add_row(part.name, _part(part))
         if not record.steps:
             table.add_row("steps", "none")
+        table.add_row("pairs of views", str(record.pairs))
         if record.pairs_cut:
             table.add_row("pairs cut by truncation", str(record.pairs_cut))
         over = f"yes: {record.full_tokens} tokens, max_length {config.max_length}; shown truncated"
         fits = f"no: {record.full_tokens} of {config.max_length} tokens"
         table.add_row("over length", over if record.full_tokens > config.max_length else fits)
-    for pair in inspection.pairs:
-        mean = "" if max(pair.averaged) == 1 else f" (means of {pair.averaged[0]} and {pair.averaged[1]} tokens)"
-        table.add_row(f"pair {pair.name}", f"place {pair.source} predicts place {pair.target}{mean}")
-    if not inspection.pairs:
-        table.add_row("pairs", "none" if config.uses_views else "none (regular has no views)")
     main, packed = sum(record.main_tokens for record in inspection.records), len(inspection.tokens)
     apart = sum(each.tokens for each in inspection.sequences)
     table.add_row("tokens", f"{packed}, {apart} if nothing were shared; {packed / main:.2f} of regular without sharing")
