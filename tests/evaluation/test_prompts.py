@@ -1,7 +1,6 @@
 """The prompt of training, the form without a chat."""
 
 import json
-import shutil
 
 import pytest
 
@@ -111,15 +110,3 @@ def test_evaluation_shows_the_prompt_of_training_unless_told_otherwise(flags, sh
     other = [] if flags else ["--use_test_prompts"]
     assert main(["evaluate", *map(str, given), "--task", "generic", "--max_new_tokens", "2", *other]) == 2
     assert "begun with another prompt" in capsys.readouterr().err
-
-
-def test_a_model_that_saw_no_system_prompt_is_shown_none(run, tmp_path, capsys):
-    shutil.copytree(run / "run", tmp_path / "run")
-    told = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
-    write_json(tmp_path / "run" / "run.json", told | {"system_prompts": [None]})
-    output = tmp_path / "out.jsonl"
-    given = ["--model_path", tmp_path / "run", "--test_file", run / "test.jsonl", "--output_file", output]
-    assert main(["evaluate", *map(str, given), "--task", "generic", "--max_new_tokens", "2"]) == 0
-    assert "system prompt: that of training (none)" in capsys.readouterr().out
-    lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
-    assert all(line["prompt"].startswith("<|im_start|>user\n") for line in lines)

@@ -105,8 +105,7 @@ def killed_before(batch_number):
         yield
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
-@pytest.mark.parametrize("keep", [0.01, 0.7, 0.999])
+@pytest.mark.parametrize(("keep", "temperature"), [(0.01, 0.0), (0.7, 1.5), (0.999, 0.0)])
 def test_a_killed_run_goes_on_to_the_same_file(keep, temperature, model, tokenizer, test_file):
     whole = test_file.parent / "whole.jsonl"
     Evaluation(settings(test_file, whole.name, temperature=temperature)).run(lambda: (model, tokenizer))
@@ -228,12 +227,8 @@ def test_a_loss_that_overflows_is_refused_with_the_line(model, tokenizer, test_f
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"max_new_tokens": 0}, "--max_new_tokens: expected 1 or more, got 0"),
-        ({"temperature": -0.1}, "--temperature: expected 0"),
         ({"temperature": 1e-45}, r"--temperature: expected 0 \(greedy\) or 1e-06 or more, got 1e-45"),
-        ({"plain": True, "use_test_prompts": True}, "--use_test_prompts does nothing with --plain"),
         ({"similarity": "jepa"}, "--similarity: expected one of llm-jepa, step-jepa, got 'jepa'"),
-        ({"task": "maths"}, "--task: no task 'maths'; did you mean 'stepmath'\\?"),
         ({"name": "questions.jsonl"}, "--output_file is the test file"),
         ({"name": ""}, "is a folder"),
     ],

@@ -15,13 +15,14 @@ from torch.nn import functional as F
 
 from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.errors import UserError
-from stepjepa.evaluation.batcher import Engine
 from stepjepa.evaluation.judging import Answer
 from stepjepa.evaluation.prompts import Span, make_template
 from stepjepa.evaluation.settings import EvaluationSettings, Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from stepjepa.evaluation.batcher import Engine
 
 
 def make_engine(settings: EvaluationSettings, load: Callable[[], tuple[Any, Any]]) -> tuple[Engine, Any]:

@@ -72,7 +72,8 @@ class OutputFile:
             raise UserError(f"was begun with another {', '.join(changed)}; {_ANEW}", path=self.path)
         # A kill may have left half a line.
         content = self.path.read_bytes()
-        os.truncate(self.path, content.rfind(b"\n") + 1)
+        if not content.endswith(b"\n"):
+            os.truncate(self.path, content.rfind(b"\n") + 1)
         done: dict[int, Line] = {}
         for number, line in read_jsonl(self.path):
             known = line.get("index") in self._indices and line["index"] not in done
