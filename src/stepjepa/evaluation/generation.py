@@ -22,11 +22,9 @@ from stepjepa.evaluation.settings import EvaluationSettings, Sampling
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from stepjepa.evaluation.batcher import Engine
 
-
-def make_engine(settings: EvaluationSettings, load: Callable[[], tuple[Any, Any]]) -> tuple[Engine, Any]:
-    """The engine that is asked for, and its tokenizer.
+def make_engine(settings: EvaluationSettings, load: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
+    """The ``batcher.Engine`` that is asked for, and its tokenizer.
 
     Args:
         settings: of the evaluation.
