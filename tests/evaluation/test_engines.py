@@ -9,9 +9,9 @@ import torch
 from questions import NEW, make_tokenizer, question_records
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.errors import UserError
-from stepjepa.evaluation.generation import Generator, make_engine
+from stepjepa.evaluation.generation import Generator
 from stepjepa.evaluation.prompts import make_examples
-from stepjepa.evaluation.run import Evaluation
+from stepjepa.evaluation.run import Evaluation, make_engine
 from stepjepa.evaluation.settings import EvaluationSettings, Sampling
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import load_for_inference

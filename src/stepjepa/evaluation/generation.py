@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,35 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stepjepa.chat.predictors import all_predictor_ids
-from stepjepa.errors import UserError
 from stepjepa.evaluation.judging import Answer
-from stepjepa.evaluation.prompts import Span, make_template
-from stepjepa.evaluation.settings import EvaluationSettings, Sampling
+from stepjepa.evaluation.prompts import Span
+from stepjepa.evaluation.settings import Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-
-def make_engine(settings: EvaluationSettings, load: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
-    """The ``batcher.Engine`` that is asked for, and its tokenizer.
-
-    Args:
-        settings: of the evaluation.
-        load: gives model and tokenizer for ``hf``.
-
-    Raises:
-        UserError: vLLM is asked for and is not installed, or the model can't be loaded.
-    """
-    if settings.engine == "vllm":
-        if importlib.util.find_spec("vllm") is None:
-            raise UserError("--engine vllm: vLLM is not installed; install it ('pip install vllm') or use --engine hf")
-        from stepjepa.evaluation.vllm_engine import VllmEngine
-
-        engine = VllmEngine(settings)
-        return engine, engine.tokenizer
-    model, tokenizer = load()
-    template = make_template(tokenizer, plain=settings.plain)
-    return Generator(model, tokenizer, template.end_of_turn_ids, settings.sampling), tokenizer
 
 
 class Generator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,7 @@ from stepjepa.data.records import bad_records
 from stepjepa.data.sources import read_records
 from stepjepa.data.trained_prompts import share_trained_on
 from stepjepa.errors import UserError
-from stepjepa.evaluation.batcher import Batcher
+from stepjepa.evaluation.batcher import Batcher, Engine
 from stepjepa.evaluation.judging import choose_records
 from stepjepa.evaluation.output import OutputFile, model_fingerprint
 from stepjepa.evaluation.prompts import make_template
@@ -26,6 +27,30 @@ from stepjepa.memory import is_out_of_memory
 from stepjepa.tasks.registry import users_source
 
 Loader = Callable[[], tuple[Any, Any]]
+
+
+def make_engine(settings: EvaluationSettings, load: Loader) -> tuple[Engine, Any]:
+    """The engine that is asked for, and its tokenizer.
+
+    Args:
+        settings: of the evaluation.
+        load: gives model and tokenizer for ``hf``.
+
+    Raises:
+        UserError: vLLM is asked for and is not installed, or the model can't be loaded.
+    """
+    if settings.engine == "vllm":
+        if importlib.util.find_spec("vllm") is None:
+            raise UserError("--engine vllm: vLLM is not installed; install it ('pip install vllm') or use --engine hf")
+        from stepjepa.evaluation.vllm_engine import VllmEngine
+
+        engine = VllmEngine(settings)
+        return engine, engine.tokenizer
+    from stepjepa.evaluation.generation import Generator
+
+    model, tokenizer = load()
+    template = make_template(tokenizer, plain=settings.plain)
+    return Generator(model, tokenizer, template.end_of_turn_ids, settings.sampling), tokenizer
 
 
 class Evaluation:
@@ -162,8 +187,6 @@ class Evaluation:
 
     def _generate(self, load: Loader) -> float:
         """Write the missing lines; returns the seconds that answering, weighing and judging took."""
-        from stepjepa.evaluation.generation import make_engine
-
         settings, output = self.settings, self.output
         engine, tokenizer = make_engine(settings, load)
         template, size = make_template(tokenizer, plain=settings.plain), settings.batch_size
