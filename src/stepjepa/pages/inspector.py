@@ -15,7 +15,7 @@ from stepjepa.data.records import bad_records
 from stepjepa.data.sources import iterate_records
 from stepjepa.errors import UserError, one_line, visible
 from stepjepa.files import fingerprint
-from stepjepa.inspection.palette import COLOURS, visible_text
+from stepjepa.inspection.view import COLOURS, passing, visible_text
 from stepjepa.pages.render import Section, json_block, render
 from stepjepa.pages.runs import Run
 
@@ -147,8 +147,6 @@ def _tree(inspection: Inspection) -> dict[str, Any]:
     Of each token: text, id, branch, position, what it must predict (null: nothing), what is read there, the first
     token that it sees, and one past the last that sees it.
     """
-    from stepjepa.inspection.view import passing
-
     branches = []
     for branch in inspection.branches:
         where = "begins a text" if branch.parent is None else f"goes on behind branch {branch.parent}"
