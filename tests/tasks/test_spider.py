@@ -182,6 +182,20 @@ def test_the_published_rules_find_what_a_shell_would_print(task):
 # What is needed before any answer is there.
 
 
+def test_a_worker_that_dies_costs_one_answer(databases):
+    # More than the process may take, in one value that SQLite allows.
+    tight = make_task(str(databases), time_limit=2, memory_limit=64, workers=1)
+    large = " UNION ALL ".join(["SELECT hex(zeroblob(8000000))"] * 3)
+    try:
+        scored = tight.score_all([record(COUNT)] * 3, [Response(text) for text in (COUNT, large, COUNT)])
+    finally:
+        tight.close()
+    assert [each.error for each in scored] == [None, TIMED_OUT, None]
+    # The true query is known to work alone.
+    assert scored[1].extracted["truth_output"] == "5"
+    assert scored[1].extracted["gold_failure"] is None
+
+
 def test_without_databases_there_is_no_task(tmp_path):
     with pytest.raises(UserError, match=r"pass --spider_path DIR.*--task generic"):
         choose_task("auto", [record(COUNT)])
