@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +120,9 @@ def run_nl_rx(args: argparse.Namespace) -> int:
         raise UserError("give both --test_size and --test_file, or neither")
     if (args.source_file is None) != (args.target_file is None):
         raise UserError("the published files come in pairs; give both --source_file and --target_file")
-    if args.source_file and args.test_file:
-        raise UserError("--test_file is for generated records, --source_file for published ones; leave one out")
+    generated = [each.name for each in fields(NlRxFlags) if getattr(args, each.name) != each.default]
+    if args.source_file and generated:
+        raise UserError(f"--{generated[0]} is for generated records, --source_file for published ones; leave one out")
     names = [args.output_file] if args.test_file is None else [args.output_file, args.test_file]
     targets = [check_target(name, args.overwrite) for name in names]
     if len({target.resolve() for target in targets}) < len(targets):
