@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import yaml
 
 from stepjepa.data.sources import read_records
 from stepjepa.run_folder import run_of
@@ -82,13 +79,6 @@ def test_own_views(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert [line.split()[:2] for line in table[1:]] == [["lbd", "0.0"], ["lbd", "0.1"]]
 
 
-def test_own_views_are_thirty_lines() -> None:
-    tree = ast.parse((EXAMPLES / "own_views.py").read_text(encoding="utf-8"))
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    lengths = [functions[name].end_lineno - functions[name].lineno + 1 for name in ("with_views", "train")]
-    assert sum(lengths) <= 30
-
-
 def test_own_splitter(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load("own_splitter").run(tmp_path / "a", tiny=True)
     captured = capsys.readouterr()
@@ -118,16 +108,6 @@ def test_sweep_and_compare(
     assert "Mean ± standard deviation over seeds" in capsys.readouterr().out
 
 
-def test_the_sweep_is_that_of_the_file(load: Load, tmp_path: Path) -> None:
-    made = yaml.safe_load(load("sweep_and_compare").make_grid(tmp_path).read_text())
-    whole = yaml.safe_load((EXAMPLES / "sweep.yaml").read_text())
-    assert made["train"].pop("train_file") == f"{tmp_path}/data/train.jsonl"
-    assert made["evaluate"].pop("test_file") == f"{tmp_path}/data/test.jsonl"
-    whole["train"].pop("train_file")
-    whole["evaluate"].pop("test_file")
-    assert made == whole
-
-
 def test_a_command_that_ends_otherwise_ends_the_example(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
     command = load("shown").command
     with pytest.raises(SystemExit) as ended:
@@ -137,18 +117,6 @@ def test_a_command_that_ends_otherwise_ends_the_example(load: Load, capsys: pyte
         command("--version", expected=2)
     assert ended.value.code == 1
     command("report nowhere", expected=2)
-
-
-def test_a_command_is_run_as_a_shell_would(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    import shown
-
-    shown.command("--version", path=tmp_path)
-    first, second = capfd.readouterr().out.strip().splitlines()
-    assert first == f"$ PYTHONPATH={tmp_path} stepjepa --version"
-    assert second.startswith("stepjepa ")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -166,26 +134,3 @@ def test_nothing_is_overwritten(
     (tmp_path / "runs" / "a-1").mkdir(parents=True)
     given = load("shown").arguments(example.__doc__, "a")
     assert (given.output_dir, given.tiny) == (Path("runs/a-2"), False)
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_an_example_says_what_it_shows(name: str) -> None:
-    text = (EXAMPLES / name).read_text(encoding="utf-8")
-    document = ast.get_docstring(ast.parse(text)) or ""
-    assert "Offline, on a CPU." in document.splitlines()[0]
-    assert "What you should see:" in document
-    assert "does not show:" in document.replace("\n", " ")
-    assert 'if __name__ == "__main__":\n    given = arguments(__doc__, ' in text
-
-
-def test_a_script_starts(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "own_splitter.py"), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0
-    assert "--tiny" in done.stdout
-
-
-def test_the_table_names_every_example() -> None:
-    table = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"^\| \[(\S+?)\]", table, re.MULTILINE))
-    assert named == {*SCRIPTS, *(path.name for path in EXAMPLES.glob("*.ipynb"))}

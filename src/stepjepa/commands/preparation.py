@@ -94,21 +94,10 @@ def open_job(args: argparse.Namespace) -> Job:
     source = args.dataset if args.input_file is None else args.input_file
     bad = bad_records(args.bad_records)
     rows = read_rows(source, split=args.split, subset=args.subset, bad=bad)
-    target = check_target(args.output_file, args.overwrite)
+    target = refuse_existing(args.output_file, args.overwrite)
     if target.exists() and Path(source).exists() and target.samefile(source):
         raise UserError("is both input and output; name another --output_file", path=target)
     return Job(source, rows, target, args.max_examples, bad)
-
-
-def check_target(path: str, overwrite: bool) -> Path:
-    """The path of a file about to be written.
-
-    Raises:
-        UserError: it is a folder, or there already and ``overwrite`` is off.
-    """
-    if Path(path).is_dir():
-        raise UserError("is a folder where a file is needed; name the file in it", path=path)
-    return refuse_existing(path, overwrite)
 
 
 def write_files(targets: Sequence[Path], parts: Sequence[Sequence[Mapping[str, Any]]]) -> None:

@@ -12,13 +12,12 @@ from stepjepa.commands.preparation import (
     Job,
     Preparation,
     add_overwrite,
-    check_target,
     print_counts,
     write_files,
     write_records,
 )
 from stepjepa.errors import UserError
-from stepjepa.files import existing_file, read_text
+from stepjepa.files import existing_file, read_text, refuse_existing
 from stepjepa.preparing.conversion import convert_rows
 from stepjepa.tasks import nl_rx_grammar, stepmath
 from stepjepa.tasks.nl_rx import make_record
@@ -76,7 +75,7 @@ def _run_stepmath(args: argparse.Namespace) -> int:
     if folder.exists() and not folder.is_dir():
         raise UserError("is a file where a folder is needed; name another --output_dir", path=folder)
     _check_sizes(args, ("train_size", "test_size"))
-    targets = [check_target(str(folder / f"{part}.jsonl"), args.overwrite) for part in ("train", "test")]
+    targets = [refuse_existing(str(folder / f"{part}.jsonl"), args.overwrite) for part in ("train", "test")]
     settings = {field.name: getattr(args, field.name) for field in fields(stepmath.Difficulty)}
     settings["operations"] = tuple(settings["operations"])
 
@@ -122,7 +121,7 @@ def _run_nl_rx(args: argparse.Namespace) -> int:
         raise UserError("give both --test_size and --test_file, or neither")
     _check_sizes(args, ("size", "test_size"))
     names = [args.output_file] if args.test_file is None else [args.output_file, args.test_file]
-    targets = [check_target(name, args.overwrite) for name in names]
+    targets = [refuse_existing(name, args.overwrite) for name in names]
     if len({target.resolve() for target in targets}) < len(targets):
         raise UserError("is both --output_file and --test_file; name another", path=targets[0])
     size, seed = _SIZE if args.size is None else args.size, _SEED if args.seed is None else args.seed
@@ -147,7 +146,7 @@ def _convert_nl_rx(args: argparse.Namespace) -> int:
         raise UserError(told, path=sources[0])
     if 2 * sum(" " in regex for regex in regexes) > len(regexes) > 2 * sum(" " in sentence for sentence in sentences):
         raise UserError("holds words where expressions are expected; are the two files swapped?", path=sources[1])
-    target = check_target(args.output_file, args.overwrite)
+    target = refuse_existing(args.output_file, args.overwrite)
     rows = enumerate(({"sentence": s, "regex": r} for s, r in zip(sentences, regexes, strict=True)), start=1)
     records, counts = convert_rows(rows, lambda row: make_record(**row), path=args.source_file)
     write_records(Job(args.source_file, rows, target, None), records, counts)
