@@ -272,10 +272,6 @@ def test_import_needs_no_torch_and_every_name_is_there() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_unknown_command(capsys: Any) -> None:
-    assert "did you mean train?" in error_of(capsys, "trian")
-
-
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])
 def test_help_is_one_screen_and_help_all_has_every_flag(name: str, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("COLUMNS", "80")
