@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import tiny
 from stepjepa.cli import COMMANDS
 from stepjepa.files import write_jsonl
 from stepjepa.tasks.registry import TASKS, load_task
@@ -59,25 +58,6 @@ def test_every_command_that_documents_name_exists() -> None:
         assert named or name != "README.md"
         for link in re.findall(r"\]\((?!http)([^)#]+)\)", text):
             assert (ROOT / name).parent.joinpath(link).exists(), f"{name} links to {link}"
-
-
-def test_make_targets_that_documents_name_exist() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    for name in ("README.md", "CONTRIBUTING.md", ".ci/run"):
-        for line in re.findall(r"make ((?:[a-z-]+ ?)+)", (ROOT / name).read_text(encoding="utf-8")):
-            assert line.split()[0] in targets, line
-
-
-def test_the_python_example_runs(tmp_path: Path) -> None:
-    example = README.partition("```python\n")[2].partition("```")[0]
-    assert len(example.strip().splitlines()) <= 15
-    write_jsonl(tmp_path / "train.jsonl", [{"messages": list(record.messages)} for record in tiny.records() * 3])
-    code = example.replace("max_steps=100", "max_steps=2, use_cpu=True, report_to='none'")
-    assert code != example
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_the_task_of_ones_own_in_thirty_lines_works(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from in_process import InProcess
 from stepjepa.cli import main
-from stepjepa.data.records import parse_record
 from stepjepa.data.sources import read_records
 from stepjepa.experiments import trial_run
 from stepjepa.models.loading import load_model
@@ -70,12 +69,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_files(tmp_path / "mine")
     monkeypatch.chdir(tmp_path)
     return tmp_path / "mine"
-
-
-def test_the_record_of_the_page_is_one() -> None:
-    (block,) = blocks("json")
-    record = parse_record(json.loads(block))
-    assert len(record.answer.split("\n\n")) == 2
 
 
 @pytest.mark.slow

@@ -145,14 +145,12 @@ def checked_fields(
     found = Fields(value, path, remedy, line=line)
     if holds_half(value):
         raise found.fault("is damaged: holds half of a character (a lone surrogate)")
-    level: list[Any] = [value]
-    for _ in range(_DEEPEST):
-        level = [
-            inner
-            for each in level
-            for inner in (each.values() if isinstance(each, dict) else each)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return found
-    raise found.fault(f"is damaged: holds objects or lists in more than {_DEEPEST} levels")
+    if _deeper(value, _DEEPEST):
+        raise found.fault(f"is damaged: holds objects or lists in more than {_DEEPEST} levels")
+    return found
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether objects and lists are nested in more than so many levels."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return inner is not None and (levels == 0 or any(_deeper(each, levels - 1) for each in inner))

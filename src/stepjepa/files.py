@@ -17,8 +17,6 @@ from typing import IO, Any
 from stepjepa.disk import naming_disk_errors
 from stepjepa.errors import UserError, shown
 
-_HALF = re.compile("[\ud800-\udfff]")
-
 
 def existing_file(path: str | os.PathLike[str], what: str = "file") -> Path:
     """The path of a file that must be there.
@@ -128,18 +126,12 @@ def _not_json(error: ValueError, path: Path, line: int) -> UserError:
 
 def holds_half(value: dict[str, Any]) -> bool:
     """Whether a text in a value can't be written as UTF-8."""
-    # By hand, since nothing that is nested as deeply as JSON can be read may be written again.
-    waiting: list[Any] = [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, str):
-            if _HALF.search(each):
-                return True
-        elif isinstance(each, dict):
-            waiting.extend(each)
-            waiting.extend(each.values())
-        elif isinstance(each, list):
-            waiting.extend(each)
+    try:
+        json.dumps(value, ensure_ascii=False, skipkeys=True, default=str).encode()
+    except UnicodeEncodeError:
+        return True
+    except RecursionError:
+        return False
     return False
 
 
@@ -304,9 +296,11 @@ def refuse_existing(path: str | os.PathLike[str], overwrite: bool = False) -> Pa
     """The path of a file about to be written.
 
     Raises:
-        UserError: something is there already and ``overwrite`` is off.
+        UserError: it is a folder, or there already and ``overwrite`` is off.
     """
     target = Path(path)
+    if target.is_dir():
+        raise UserError("is a folder; name a file in it", path=target)
     if target.exists() and not overwrite:
         raise UserError("is there already; name another file or pass --overwrite", path=target)
     return target

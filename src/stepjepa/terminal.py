@@ -10,9 +10,12 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepjepa.errors import visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WIDEST = 100
 """Columns that rows for people take at most, however wide the terminal is."""
@@ -40,6 +43,15 @@ def open_standard_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def make_console(width: int, *, colours: bool = True) -> Console:
+    """Rich's console on standard output; without colours also where ``NO_COLOR`` is set."""
+    from rich.console import Console
+
+    # Without a size the library takes every terminal that it calls dumb for 80 columns wide.
+    lines = shutil.get_terminal_size().lines
+    return Console(file=sys.stdout, width=width, height=lines, no_color=None if colours else True)
+
+
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:
     """Print named lines: aligned and wrapped where standard output is a terminal, ``name: text`` where it is not.
 
@@ -50,14 +62,11 @@ def print_rows(rows: Sequence[tuple[str, str]]) -> None:
     if not sys.stdout.isatty():
         print("\n".join(f"{name}: {text}" for name, text in shown), flush=True)
         return
-    from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    size = shutil.get_terminal_size()
-    # Left alone, the library takes every terminal that it calls dumb for 80 columns wide.
-    console = Console(file=sys.stdout, width=min(size.columns, WIDEST), height=size.lines)
+    console = make_console(min(shutil.get_terminal_size().columns, WIDEST))
     plain = console.no_color or console.color_system is None
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(min_width=9, no_wrap=True)

@@ -71,11 +71,11 @@ def test_a_sample_stands_for_a_data_set(data: Path, capsys: pytest.CaptureFixtur
 
 
 WRONG = [
-    (["--gpus", "0"], "--gpus: expected a positive number"),
-    (["--records", "0"], "--records: expected a positive number"),
+    (["--gpus", "0"], "--gpus: expected 1 or more, got 0"),
+    (["--records", "0"], "--records: expected 1 or more, got 0"),
     (["--device", "h200", "--mfu", "1.5"], "--mfu: expected a share"),
-    (["--peak_tflops", "-1"], "--peak_tflops: expected a positive number"),
-    (["--memory_gib", "nan"], "--memory_gib: expected a positive number"),
+    (["--peak_tflops", "-1"], "--peak_tflops: expected a number above 0"),
+    (["--memory_gib", "nan"], "--memory_gib: expected a number above 0"),
     (["--device", "h2000"], "invalid choice 'h2000'"),
     (["--dry_run"], "--dry_run is what this command does anyway"),
     (["--resume_from_checkpoint", "last"], "nothing to resume"),

@@ -88,11 +88,3 @@ def test_long_records_are_counted_in_both_files(word: str, tmp_path: Path, capsy
     assert f"1 over length, 1 {name}" in said
     assert "held out: " in said
     assert run["jepa"]["over_length"] == ("truncate" if word == "truncate" else "skip")
-
-
-def test_long_records_are_errors_unless_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "train.jsonl"
-    write_jsonl(path, [{"messages": list(tiny.make_record("", "q", "no end " * 99).messages)}])
-    assert train(path, tmp_path / "run", "--max_length", "64") == 2
-    assert f"{path}:1: the record has " in capsys.readouterr().err
-    assert train(path, tmp_path / "run", "--over_length", "cut") == 2

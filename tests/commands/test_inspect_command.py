@@ -56,14 +56,6 @@ def test_several_records_are_one_tree(data: Path, capsys: pytest.CaptureFixture[
     assert {branch["kind"] for branch in shown[2]["branches"]} == {"shared", "main"}
 
 
-def test_every_predictor_is_one_token_more(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lengths = []
-    for count in "123":
-        assert _inspect(data, "--json", "--step_jepa", "--predictors", count) == 0
-        lengths.append(len(json.loads(capsys.readouterr().out)["tokens"]))
-    assert lengths == [lengths[0], lengths[0] + 1, lengths[0] + 2]
-
-
 def test_tables_fit_a_pipe(data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     assert _inspect(data, "--step_jepa") == 0

@@ -165,15 +165,3 @@ def test_marks_are_needed_and_say_why() -> None:
             said = [" ".join(words) for block in blocks(page) for words in block.commands()]
             for start, _ in marks:
                 assert not said or not start or any(line.startswith(start) for line in said), f"{page}: {start}"
-
-
-def test_a_new_block_without_a_mark_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("document_blocks.ROOT", tmp_path)
-    text = "Text.\n\n    stepjepa train --flag \\\n        value   # said\n\n"
-    text += "<!-- not run: a GPU -->\n\n```bash\nnvidia-smi\n```\n"
-    (tmp_path / "page.md").write_text(text, encoding="utf-8")
-    first, second = blocks("page.md")
-    assert (first.commands(), first.mark) == ([["stepjepa", "train", "--flag", "value"]], "")
-    assert (second.commands(), second.mark, second.reason) == ([["nvidia-smi"]], "not run", "a GPU")
-    assert (first.line, second.line) == (3, 9)
-    assert why_not("page.md", "stepjepa train --flag value") is None

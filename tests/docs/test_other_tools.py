@@ -87,31 +87,3 @@ def test_flags_of_other_tools_are_led_to_ours(capsys: pytest.CaptureFixture[str]
         with pytest.raises(SystemExit):
             train.parse(parser("train"), [*TRAIN, theirs, "3"])
         assert "has no counterpart here (docs/coming-from.md)" in capsys.readouterr().err
-
-
-def test_flags_with_values_in_the_tables_are_read() -> None:
-    """Each piece of code that begins with a flag is put behind a whole command."""
-    pieces = [piece for cell in cells("docs/coming-from.md") for piece in re.findall(r"`(--[^`]+)`", cell)]
-    assert len(pieces) > 40
-    for piece in pieces:
-        words = re.sub(r"\b(F|N|DIR|P)\b", "3", piece).split()
-        if len(words) == 1 and words[0] in NEED_A_VALUE:
-            words += [NEED_A_VALUE[words[0]]]
-        parsed = train.parse(parser("train"), normalise([*TRAIN, *words]))
-        assert parsed.train_file is not None
-
-
-NEED_A_VALUE = {
-    "--attn_implementation": "sdpa",
-    "--batch_size": "3",
-    "--grad_accum": "3",
-    "--learning_rate": "0.1",
-    "--optim": "adamw_torch",
-    "--lr_scheduler_type": "cosine",
-    "--weight_decay": "0.1",
-    "--shuffle_buffer_size": "3",
-    "--max_steps": "3",
-    "--chat_template": "F",
-    "--output_dir": "runs/b",
-    "--dtype": "bfloat16",
-}

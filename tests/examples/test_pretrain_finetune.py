@@ -5,16 +5,10 @@ from __future__ import annotations
 import importlib
 import random
 import re
-import shlex
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from stepjepa.commands import evaluate, train
-from stepjepa.data.sources import read_records
-from stepjepa.parser import Parser
-from stepjepa.tasks.registry import choose_task
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -35,10 +29,6 @@ def every_word(example: ModuleType) -> set[str]:
 
 def said(example: ModuleType, text: str) -> set[str]:
     return set(re.findall(r"\w+", text)) & every_word(example)
-
-
-def test_words_stand_in_one_place_each(example: ModuleType) -> None:
-    assert len(every_word(example)) == 32
 
 
 def test_paraphrases_say_the_same(example: ModuleType) -> None:
@@ -68,30 +58,3 @@ def test_labels_are_right(example: ModuleType) -> None:
         claimed = said(example, re.sub(r"nobody could call .* :", "", row["text"]))
         assert len(claimed) == 2
         assert any(claimed <= words_of(example, bool(row["label"]), number) for number in range(4))
-
-
-def test_its_commands_are_understood(example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[str] = []
-    real = example.command
-    monkeypatch.setattr(
-        example, "command", lambda line: (lines.append(line), line.startswith("prepare") and real(line))
-    )
-    monkeypatch.setattr(example, "paraphrases", lambda draw, count, make=example.paraphrases: make(draw, 7))
-    example.run(tmp_path / "new")
-    names = [line.split()[0] for line in lines]
-    assert names == ["prepare"] * 3 + ["train"] * 2 + ["train", "evaluate"] * 3 + ["report"]
-    assert len(lines[-1].split()) == 4
-    for line in lines[3:-1]:
-        name, *words = shlex.split(line)
-        module = train if name == "train" else evaluate
-        parser = Parser(prog=name, allow_abbrev=False)
-        module.add_arguments(parser)
-        if name == "train":
-            config = train.check(train.parse(parser, words))
-            assert config.plain
-            assert (config.labels == "all") == ("pretrained-" in line.partition("--output_dir")[2].split()[0])
-        else:
-            _, unknown = parser.parse_known_args(words)
-            assert not unknown
-    records = read_records(tmp_path / "new" / "data" / "test.jsonl")
-    assert choose_task("auto", records).name == "sentiment"

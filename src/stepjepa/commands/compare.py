@@ -68,8 +68,6 @@ def run(args: argparse.Namespace) -> int:
     if len({file.resolve() for file in written}) < len(written):
         raise UserError("--output_file and --plot are one file; name another", path=args.plot)
     for file in written:
-        if file.is_dir():
-            raise UserError("is a folder; name a file in it", path=file)
         refuse_existing(file, args.overwrite)
     comparison = _compare(args)
     read = {file.resolve() for arm in comparison.arms for run in arm.runs for file in run.files}

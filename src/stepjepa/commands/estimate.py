@@ -4,17 +4,44 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from stepjepa.commands import train
 from stepjepa.compute.devices import DEVICES
 from stepjepa.errors import UserError
+from stepjepa.options import FROM_ONE, Range, add_options, option
 from stepjepa.terminal import lines_to_stderr
 
 SUMMARY = "tokens, FLOPs, memory and time of a run, before there is a device for it"
 
-MFU = 0.35
+POSITIVE: Range = (lambda value: 0 < value < math.inf, "a number above 0")
+
+
+@dataclass
+class DeviceFlags:
+    """The devices that are not here."""
+
+    gpus: int = option(1, "processes, each with a device of its own", allowed=FROM_ONE)
+    device: str | None = option(None, "the data sheet's figures: peak in bfloat16, memory", choices=sorted(DEVICES))
+    peak_tflops: float | None = option(
+        None, "TFLOP/s of matrix products, instead of the data sheet's", metavar="T", allowed=POSITIVE
+    )
+    mfu: float = option(
+        0.35,
+        "share of that peak that training reaches",
+        metavar="S",
+        allowed=(lambda value: 0 < value <= 1, "a share above 0 and up to 1"),
+    )
+    memory_gib: float | None = option(
+        None, "GiB of a device, instead of the data sheet's", metavar="G", allowed=POSITIVE
+    )
+    records: int | None = option(
+        None, "the data set has N records, and --train_file is a sample of it", allowed=FROM_ONE
+    )
+
 
 COMMON = (
     *("train_file", "max_length", "model_name", "dtype", "lora", "regular", "step_jepa", "layout", "predictors"),
@@ -41,13 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     # Nothing is written there.
     parser.set_defaults(output_dir="estimate")
-    add = parser.add_argument_group("devices").add_argument
-    add("--gpus", type=int, default=1, metavar="N", help="processes, each with a device of its own (1)")
-    add("--device", choices=sorted(DEVICES), help="the data sheet's figures: peak in bfloat16, memory")
-    add("--peak_tflops", type=float, metavar="T", help="TFLOP/s of matrix products, instead of the data sheet's")
-    add("--mfu", type=float, default=MFU, metavar="S", help=f"share of that peak that training reaches ({MFU})")
-    add("--memory_gib", type=float, metavar="G", help="GiB of a device, instead of the data sheet's")
-    add("--records", type=int, metavar="N", help="the data set has N records, and --train_file is a sample of it")
+    add_options(parser, DeviceFlags, "devices")
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
@@ -104,17 +125,11 @@ def _memory(args: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any] |
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse flags that contradict each other or are out of range.
+    """Refuse flags that contradict each other.
 
     Raises:
         UserError: naming them.
     """
-    for name in ("gpus", "records", "peak_tflops", "memory_gib"):
-        value = getattr(args, name)
-        if value is not None and not value > 0:
-            raise UserError(f"--{name}: expected a positive number, got {value}")
-    if not 0 < args.mfu <= 1:
-        raise UserError(f"--mfu: expected a share above 0 and up to 1, got {args.mfu}")
     for name, reason in REFUSED.items():
         if getattr(args, name):
             raise UserError(f"--{name} {reason}; leave it out")

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from stepjepa.commands.scoring_flags import JsonFlags, describe_task
+from stepjepa.commands.score import JsonFlags, describe_task
 from stepjepa.data.records import tell_bad_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.settings import EvaluationSettings, Sampling

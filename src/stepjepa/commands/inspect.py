@@ -20,6 +20,7 @@ from stepjepa.data.sources import read_records
 from stepjepa.files import refuse_existing
 from stepjepa.models.presets import PREFIX, preset_tokenizer
 from stepjepa.options import FROM_ONE, add_options, option
+from stepjepa.terminal import make_console
 
 if TYPE_CHECKING:
     from stepjepa.inspection.record import Inspection
@@ -103,14 +104,7 @@ def _tokenizer(args: argparse.Namespace, records: list[Record]) -> Any:
 
 
 def _print(inspection: Inspection, *, colours: bool) -> None:
-    from rich.console import Console
-
     from stepjepa.inspection.view import show
 
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    size = shutil.get_terminal_size()
-    # Left alone, the library takes every terminal that it calls dumb for 80 columns wide; no_color None is NO_COLOR.
-    console = Console(
-        width=size.columns if known else PIPE_WIDTH, height=size.lines, no_color=None if colours else True
-    )
-    show(inspection, console)
+    show(inspection, make_console(shutil.get_terminal_size().columns if known else PIPE_WIDTH, colours=colours))

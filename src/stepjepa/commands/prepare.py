@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from stepjepa.arguments import DataFlags
 from stepjepa.commands import prepare_generated
-from stepjepa.commands.prepare_generated import add_overwrite, check_target, print_counts
+from stepjepa.commands.prepare_generated import add_overwrite, print_counts
 from stepjepa.data.formats import ASSISTANT, CHATS, MOST_NAMES, USER, to_messages
 from stepjepa.data.records import BadRecords, bad_records, tell_bad_records
 from stepjepa.data.sources import FORMATS, Rows, read_rows
 from stepjepa.errors import UserError, shown, visible
-from stepjepa.files import existing_file, write_jsonl
+from stepjepa.files import existing_file, refuse_existing, write_jsonl
 from stepjepa.options import add_options, add_switch, from_args
 from stepjepa.preparing.conversion import CONVERSIONS, Conversion, Counts, convert_rows
 from stepjepa.preparing.step_preparation import FEW_STEPS, StepOptions, load_splitter, prepare_records
@@ -74,7 +74,7 @@ def _open_job(args: argparse.Namespace) -> _Job:
     source = args.dataset if args.input_file is None else args.input_file
     bad = bad_records(args.bad_records)
     rows = read_rows(source, split=args.split, subset=args.subset, bad=bad)
-    target = check_target(args.output_file, args.overwrite)
+    target = refuse_existing(args.output_file, args.overwrite)
     if target.exists() and Path(source).exists() and target.samefile(source):
         raise UserError("is both input and output; name another --output_file", path=target)
     return _Job(source, rows, target, args.max_examples, bad)

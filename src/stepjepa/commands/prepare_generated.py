@@ -25,17 +25,6 @@ def add_overwrite(group: argparse._ArgumentGroup) -> None:
     add_switch(group, "--overwrite", help="replace files that are there already")
 
 
-def check_target(path: str | Path, overwrite: bool) -> Path:
-    """The path of a file about to be written.
-
-    Raises:
-        UserError: it is a folder, or there already and ``overwrite`` is off.
-    """
-    if Path(path).is_dir():
-        raise UserError("is a folder where a file is needed; name the file in it", path=path)
-    return refuse_existing(path, overwrite)
-
-
 def print_counts(rows: Sequence[tuple[str, object]]) -> None:
     """A table of two columns on standard output: what, and how many."""
     width = max(len(name) for name, _ in rows)
@@ -83,7 +72,7 @@ def run_stepmath(args: argparse.Namespace) -> int:
     folder = Path(args.output_dir)
     if folder.exists() and not folder.is_dir():
         raise UserError("is a file where a folder is needed; name another --output_dir", path=folder)
-    targets = [check_target(folder / f"{part}.jsonl", args.overwrite) for part in ("train", "test")]
+    targets = [refuse_existing(folder / f"{part}.jsonl", args.overwrite) for part in ("train", "test")]
     level = _generate(from_args, stepmath.Difficulty, args)
     parts: Parts = _generate(stepmath.generate_split, args.train_size, args.test_size, args.seed, level)
     rows = _write_files(targets, parts)
@@ -124,7 +113,7 @@ def run_nl_rx(args: argparse.Namespace) -> int:
     if args.source_file and generated:
         raise UserError(f"--{generated[0]} is for generated records, --source_file for published ones; leave one out")
     names = [args.output_file] if args.test_file is None else [args.output_file, args.test_file]
-    targets = [check_target(name, args.overwrite) for name in names]
+    targets = [refuse_existing(name, args.overwrite) for name in names]
     if len({target.resolve() for target in targets}) < len(targets):
         raise UserError("is both --output_file and --test_file; name another", path=targets[0])
     if args.source_file:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from stepjepa.options import add_switch
@@ -69,29 +67,11 @@ def _write(args: argparse.Namespace) -> int:
         raise UserError("--json prints the table, and --output_file writes the page; leave one of them out")
     if target.suffix.lower() not in (".html", ".htm"):
         raise UserError("--output_file is an HTML page; end its name in .html", path=target)
-    if target.is_dir():
-        raise UserError("is a folder; name a file in it", path=target)
     refuse_existing(target, args.overwrite)
     analysis = None if args.analysis is None else Path(args.analysis)
     if analysis is not None and not (analysis / JSON_FILE).is_file():
         raise UserError(f"holds no {JSON_FILE}; name an output folder of 'stepjepa analyze'", path=analysis)
-    say, done = _progress()
-    try:
-        say("reading")
-        runs = read_runs(args.runs)
-        size = write_page(runs, target, title=args.title, baseline=args.baseline, analysis=analysis, say=say)
-    finally:
-        done()
+    runs = read_runs(args.runs)
+    size = write_page(runs, target, title=args.title, baseline=args.baseline, analysis=analysis)
     print(f"written: {visible_lines(str(target))} ({size / 1e6:.1f} MB); open it in a browser")
     return 0
-
-
-def _progress() -> tuple[Callable[[str], None], Callable[[], None]]:
-    """Says on one line of a terminal what is being made, and wipes it away in the end; nothing anywhere else."""
-    if not sys.stderr.isatty():
-        return lambda line: None, lambda: None
-
-    def show(text: str) -> None:
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-    return lambda line: show(f"report: {line} ..."), lambda: show("")

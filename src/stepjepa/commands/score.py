@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 
-from stepjepa.commands.scoring_flags import JsonFlags, describe_task
 from stepjepa.evaluation.settings import ScoreSettings
-from stepjepa.options import add_options, from_args
+from stepjepa.options import add_options, from_args, option
 from stepjepa.tasks.base import TaskOptions
+from stepjepa.tasks.registry import AUTO, FALLBACK
 from stepjepa.terminal import lines_to_stderr, print_json, visible_lines
 
 SUMMARY = "score answers that another program generated"
+
+
+@dataclass
+class JsonFlags:
+    """How the summary is printed."""
+
+    json: bool = option(False, "the summary as JSON on standard output, lines on standard error")
+
+
+def describe_task(asked: str, found: str) -> str:
+    """A line that says how answers are scored, and why so.
+
+    Args:
+        asked: what ``--task`` said.
+        found: the name of the task.
+    """
+    if asked != AUTO:
+        return f"task: {found} (as asked for)"
+    # Also where it is scored by the published rules, which its name says then.
+    return f"task: {found} ({'nothing more special was ' if found.startswith(FALLBACK) else ''}recognised)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
