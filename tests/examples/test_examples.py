@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -160,13 +159,6 @@ def test_nothing_is_overwritten(load: Load, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "a-1").mkdir(parents=True)
     assert new_folder("a") == Path("runs/a-2")
-
-
-def test_a_script_starts(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "own_splitter.py"), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0
-    assert "--tiny" in done.stdout
 
 
 def test_the_table_names_every_example() -> None:
