@@ -38,7 +38,7 @@ from stepjepa.objectives.term import Context, alone, gather_rows
 from stepjepa.training import checks, failures
 from stepjepa.training.batches import make_collator, make_plan, make_sampler
 from stepjepa.training.callbacks import CollapseCallback, EpochCallback, MetricsCallback
-from stepjepa.training.console import ConsoleCallback
+from stepjepa.training.console import BarCallback, ConsoleCallback
 from stepjepa.training.held_out import measure
 from stepjepa.training.hub import UploadCallback, create_repository
 from stepjepa.training.meter import Meter
@@ -167,7 +167,9 @@ class JepaTrainer(Trainer):
         """Those that need the trainer itself."""
         args = self.args
         self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
-        self.add_callback(ConsoleCallback(bars=not args.disable_tqdm))
+        if not args.disable_tqdm:
+            self.add_callback(BarCallback())
+        self.add_callback(ConsoleCallback())
         self.add_callback(self.guard)
         if self.ema is not None:
             self.add_callback(EmaCallback(self.ema, self.model, lambda: self.guard.step_taken))
