@@ -42,8 +42,14 @@ from stepjepa.models.setup import set_up_attention
 from stepjepa.models.token_rows import adapter_ids, grow
 from stepjepa.objectives.objective import Objective
 from stepjepa.run_folder import is_main_process
-from stepjepa.training.batches import make_collator, make_plan, make_sampler
-from stepjepa.training.checks import check_positions, refuse_lonely_pairs, refuse_sharding
+from stepjepa.training.preparation import (
+    check_positions,
+    make_collator,
+    make_plan,
+    make_sampler,
+    refuse_lonely_pairs,
+    refuse_sharding,
+)
 from stepjepa.training.settings import lora_settings, quantized, training_arguments
 
 GIB = 2**30

@@ -44,12 +44,11 @@ from stepjepa.training.build import build_trainer, prompts_of, say
 from stepjepa.training.callbacks import StopCallback
 from stepjepa.training.card import write_card
 from stepjepa.training.console import first_screen
-from stepjepa.training.data import read_data
+from stepjepa.training.data import provenance, read_data
 from stepjepa.training.dry_run import dry_run
 from stepjepa.training.failures import recording_failures
 from stepjepa.training.hub import upload
 from stepjepa.training.processes import leave_group, refuse_disagreement
-from stepjepa.training.provenance import provenance
 from stepjepa.training.settings import quantized
 from stepjepa.training.trainer import JepaTrainer
 

@@ -14,8 +14,8 @@ from transformers.integrations import get_reporting_integration_callbacks
 from stepjepa.errors import UserError
 from stepjepa.models.loading import LoraSettings
 from stepjepa.run_folder import is_main_process
-from stepjepa.training.checks import refuse_contradictions
 from stepjepa.training.hub import refuse_offline
+from stepjepa.training.preparation import refuse_contradictions
 from stepjepa.training.processes import launched_together, open_group
 
 
