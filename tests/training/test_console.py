@@ -16,14 +16,8 @@ from stepjepa.commands import evaluate, train
 from stepjepa.config import JepaConfig
 from stepjepa.parser import Parser
 from stepjepa.terminal import print_rows
-from stepjepa.training.console import (
-    ConsoleCallback,
-    console_line,
-    finished_json,
-    first_screen,
-    last_lines,
-    next_command,
-)
+from stepjepa.training.callbacks import ConsoleCallback, console_line
+from stepjepa.training.console import finished_json, first_screen, last_lines, next_command
 from stepjepa.training.trainer import JepaTrainer
 
 

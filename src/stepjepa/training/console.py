@@ -1,26 +1,21 @@
-"""What a training run prints: the first screen, a line of losses or a bar while it goes, and what came of it."""
+"""What a training run prints before its first step and after its last one."""
 
 from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from tqdm.auto import tqdm
-from transformers.trainer_callback import ProgressCallback, TrainerCallback
 
 from stepjepa.checkpoints import checkpoints
 from stepjepa.compute.equal_compute import EqualCompute
 from stepjepa.config import JepaConfig
 from stepjepa.models.architecture import base_model
 from stepjepa.models.quantization import parameter_counts
-from stepjepa.objectives.term import TERMS
 from stepjepa.run_folder import METRICS_FILE, RUN_FILE
 from stepjepa.terminal import duration
-from stepjepa.training.settings import quantized
+from stepjepa.training.build import quantized
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -113,46 +108,6 @@ def _steps(trainer: JepaTrainer, equal: EqualCompute | None) -> str:
         length = f"{total:,}, {total / epoch:.3g} epochs of {epoch:,}"
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     return f"{length}; learning rate {args.learning_rate:g} ({schedule}); seed {args.seed}"
-
-
-def console_line(logs: dict[str, float]) -> str | None:
-    """One line for people out of a line of logs; None for logs that are not losses."""
-    prefix = "eval_" if "eval_lm_loss" in logs else ""
-    if f"{prefix}lm_loss" not in logs:
-        return None
-    parts = [f"{term.words}: {logs[prefix + name]:.4f}" for name, term in TERMS.items() if prefix + name in logs]
-    parts.append(f"Total: {logs[f'{prefix}loss']:.4f}" if f"{prefix}loss" in logs else "all steps skipped")
-    if f"{prefix}matched_similarity" in logs:
-        shuffled = logs.get(f"{prefix}shuffled_similarity")
-        other = "–" if shuffled is None else f"{shuffled:.3f}"
-        parts.append(f"cos matched/shuffled: {logs[f'{prefix}matched_similarity']:.3f}/{other}")
-    if f"{prefix}source_rank" in logs:
-        parts.append(f"rank: {logs[f'{prefix}source_rank']:.1f}/{logs[f'{prefix}target_rank']:.1f}")
-    answers = {name.removeprefix("eval_answer_"): value for name, value in logs.items() if "eval_answer_" in name}
-    parts += [f"{name}: {value:.3f}" for name, value in answers.items()]
-    if "tokens_per_second" in logs:
-        parts.append(f"{logs['tokens_per_second']:,.0f} tok/s")
-    if "pairs_per_second" in logs:
-        parts.append(f"{logs['pairs_per_second']:,.1f} pairs/s")
-    return ("eval  " if prefix else "") + ", ".join(parts)
-
-
-class ConsoleCallback(TrainerCallback):
-    """Prints a line of losses for every line of logs, above the Trainer's own progress bar where there is one."""
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Print the line."""
-        line = console_line(logs or {})
-        if line is not None and state.is_world_process_zero:
-            tqdm.write(f"step {state.global_step}/{state.max_steps}  {line}", file=sys.stdout)
-            sys.stdout.flush()
-
-
-class BarCallback(ProgressCallback):
-    """The Trainer's progress bar without its own lines of logs."""
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Nothing: see ``ConsoleCallback``."""
 
 
 def next_command(args: argparse.Namespace) -> list[str]:

@@ -42,6 +42,7 @@ from stepjepa.models.setup import set_up_attention
 from stepjepa.models.token_rows import adapter_ids, grow
 from stepjepa.objectives.objective import Objective
 from stepjepa.run_folder import is_main_process
+from stepjepa.training.build import lora_settings, quantized, training_arguments
 from stepjepa.training.preparation import (
     check_positions,
     make_collator,
@@ -50,7 +51,6 @@ from stepjepa.training.preparation import (
     refuse_lonely_pairs,
     refuse_sharding,
 )
-from stepjepa.training.settings import lora_settings, quantized, training_arguments
 
 GIB = 2**30
 

@@ -15,7 +15,7 @@ from stepjepa.checkpoints import move_into_place, write_checksums
 from stepjepa.disk import naming_disk_errors
 from stepjepa.models.heads import load_heads, save_heads, split_state, without_heads
 from stepjepa.run_folder import PART
-from stepjepa.training.card import CARD_FILE
+from stepjepa.training.hub import CARD_FILE
 from stepjepa.training.stream_counts import STREAM_FILE, StreamCounts
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def atomic_checkpoint(trainer: JepaTrainer) -> Iterator[Path]:
-    """The folder to write a checkpoint to, which takes its name when all of it is there.
+def atomic_checkpoint(trainer: JepaTrainer) -> Iterator[None]:
+    """Have the trainer write a checkpoint inside the block; it takes its name when all of it is there.
 
     Of a checkpoint that can't be written nothing is left.
     """
@@ -38,7 +38,8 @@ def atomic_checkpoint(trainer: JepaTrainer) -> Iterator[Path]:
     wait()
     try:
         with naming_disk_errors(final):
-            yield part
+            trainer._part = part.parent
+            yield
             if state.best_model_checkpoint == str(part):
                 state.best_model_checkpoint = str(final)
             if args.should_save:
@@ -46,6 +47,8 @@ def atomic_checkpoint(trainer: JepaTrainer) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(part.parent, ignore_errors=True)
         raise
+    finally:
+        trainer._part = None
     wait()
     if args.should_save:
         with naming_disk_errors(final):

@@ -25,7 +25,6 @@ from stepjepa.compute.flop_callback import FlopTracker
 from stepjepa.compute.flops import FlopModel
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Data, Views
-from stepjepa.evaluation.in_training import COUNT
 from stepjepa.models.architecture import base_model
 from stepjepa.models.ema import EmaCallback, EmaEncoder
 from stepjepa.models.flex import refuse_flex_training
@@ -36,10 +35,9 @@ from stepjepa.models.setup import set_up
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone, gather_rows
 from stepjepa.training import failures, preparation
-from stepjepa.training.callbacks import CollapseCallback, EpochCallback, MetricsCallback
-from stepjepa.training.console import BarCallback, ConsoleCallback
+from stepjepa.training.callbacks import BarCallback, CollapseCallback, ConsoleCallback, EpochCallback, MetricsCallback
 from stepjepa.training.hub import UploadCallback, create_repository
-from stepjepa.training.meter import Meter, measure
+from stepjepa.training.meter import Meter, answer_means, measure
 from stepjepa.training.nonfinite import NonfiniteGuard, OnNonfinite
 from stepjepa.training.processes import refuse_separate_runs, total
 from stepjepa.training.saving import (
@@ -337,10 +335,7 @@ class JepaTrainer(Trainer):
         model.eval()
         metrics, records = measure(self, model, chosen)
         if self.answer_scores is not None and chosen is self.prepared_eval:
-            sums = self.answer_scores(self.model, self.accelerator.process_index, self.accelerator.num_processes)
-            means = dict(zip(sums, self.total(list(sums.values())), strict=True))
-            count = means.pop(COUNT)
-            metrics |= {f"answer_{name}": total / count for name, total in means.items()}
+            metrics |= answer_means(self, self.answer_scores)
         model.train()
         self.meter.pause(time.time() - start)
         named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
@@ -358,12 +353,8 @@ class JepaTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """As in Trainer, but atomically. Private, since ``on_save`` comes after rotation, which must wait for it."""
         self.state.num_input_tokens_seen = int(self.meter.pending_tokens())
-        with atomic_checkpoint(self) as part:
-            self._part = part.parent
-            try:
-                super()._save_checkpoint(model, trial)
-            finally:
-                self._part = None
+        with atomic_checkpoint(self):
+            super()._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Private, since ``save_model`` collects the state of sharded weights, heads among them, and hands it over."""
