@@ -3,50 +3,56 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from stepjepa.cli import main
 
 TINY = "--max_steps 2 --batch_size 4 --warmup_steps 0 --logging_steps 1"
 """Flags of ``train`` for the smallest size: they show that all runs, and no more."""
 
 
-def new_folder(name: str) -> Path:
-    """A folder of ``runs/`` that is not there yet: nothing of an earlier run is touched."""
-    number = 1
-    while (folder := Path("runs") / f"{name}-{number}").exists():
-        number += 1
-    return folder
-
-
-def arguments(text: str | None, name: str) -> argparse.Namespace:
-    """The arguments that every example takes.
+def parser(text: str | None, name: str) -> argparse.ArgumentParser:
+    """A parser of the arguments that every example takes: ``--output_dir`` and ``--tiny``.
 
     Args:
         text: the docstring of the example; its first line is the help.
         name: of its folder under ``runs/``.
-
-    Returns:
-        ``output_dir``, which is not there yet, and ``tiny``.
     """
-    parser = argparse.ArgumentParser(description=(text or "").partition("\n")[0])
-    parser.add_argument("--output_dir", type=Path, help=f"must not be there yet (the next free runs/{name}-N)")
-    parser.add_argument("--tiny", action="store_true", help="a size that shows only that everything runs, in seconds")
-    args = parser.parse_args()
-    if args.output_dir is None:
-        args.output_dir = new_folder(name)
-    if args.output_dir.exists():
-        parser.error(f"{args.output_dir} is there already; name another --output_dir, or remove it")
+    found = argparse.ArgumentParser(description=(text or "").partition("\n")[0])
+    found.add_argument("--output_dir", type=Path, help=f"must not be there yet (the next free runs/{name}-N)")
+    found.add_argument("--tiny", action="store_true", help="a size that shows only that everything runs, in seconds")
+    return found
+
+
+def new_folder(name: str, wanted: Path | None = None) -> Path:
+    """A folder that is not there yet, so that nothing of an earlier run is touched: the next one of ``runs/``, or this.
+
+    Raises:
+        SystemExit: the wanted one is there.
+    """
+    if wanted is not None and wanted.exists():
+        sys.exit(f"{wanted} is there already; name another --output_dir, or remove it")
+    number = 1
+    while (folder := Path("runs") / f"{name}-{number}").exists():
+        number += 1
+    return wanted or folder
+
+
+def arguments(text: str | None, name: str) -> argparse.Namespace:
+    """The arguments of an example that takes no others; its ``output_dir`` is not there yet."""
+    args = parser(text, name).parse_args()
+    args.output_dir = new_folder(name, args.output_dir)
     return args
 
 
 def stepjepa(words: Sequence[str], path: Path | None) -> int:
-    """Run a command in a process of its own, as the shell would; returns its exit code."""
-    environment = dict(os.environ) if path is None else os.environ | {"PYTHONPATH": str(path)}
-    return subprocess.run([sys.executable, "-m", "stepjepa", *words], env=environment, check=False).returncode
+    """Run a command in this process, which has all libraries loaded; returns its exit code."""
+    if path is not None and str(path) not in sys.path:
+        sys.path.append(str(path))
+    return main(list(words))
 
 
 def command(line: str, *, path: Path | None = None, expected: int = 0) -> None:

@@ -7,7 +7,7 @@ It follows the tree of an expression and a line hand in hand: where may a match 
 import string
 from functools import cache
 
-from stepjepa.tasks.regex.syntax import (
+from stepjepa.tasks.regex_syntax import (
     Boundary,
     Characters,
     Complement,

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import tiny
+from stepjepa.checkpoints import checkpoints
 from stepjepa.cli import COMMANDS, main, normalise
 from stepjepa.files import write_jsonl
 from stepjepa.parser import make_parser
@@ -51,6 +53,30 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return lines[0]
 
 
+ODD_VALUES = [
+    ("--batch_size 99999999999999999999", "--batch_size: expected a whole number, got '9999"),
+    ("--predictors 1_000", "--predictors: expected a whole number, got '1_000'"),
+    ("--predictors 1000000", "--predictors: expected 0 to 1000, got 1000000"),
+    ("--num_epochs nan", "--num_epochs: expected a number, got 'nan'"),
+    ("--lbd nan", "--lbd: expected a number, got 'nan'"),
+    ("--bf16", "--bf16 needs an accelerator, and none is found; leave it out; --use_cpu trains in bf16 on the CPU"),
+]
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="for machines without one")
+@pytest.mark.parametrize(("flags", "words"), ODD_VALUES)
+def test_odd_values_are_refused(flags: str, words: str, base: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "data.jsonl").write_text(json.dumps(GOOD) + "\n", encoding="utf-8")
+    given = ["--train_file", tmp_path / "data.jsonl", "--model_name", base, "--output_dir", tmp_path / "new"]
+    assert words in error_of(capsys, "train", *given, *flags.split())
+
+
+def test_a_folder_that_looks_like_a_checkpoint_is_none(tmp_path: Path) -> None:
+    for name in ("checkpoint-²", "checkpoint-7", "checkpoint-x"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-7"]
+
+
 BAD_LINES = [
     ("{'a': 1}", "not valid JSON"),
     ("[1, 2]", "list where an object is needed"),
@@ -87,7 +113,7 @@ def test_bad_records_name_file_line_and_remedy(line: str, words: str, base: Path
 BAD_FLAGS = [
     (["--lora-rnk", "3"], "did you mean --lora_rank?"),
     (["--logging_step", "3"], "did you mean --logging_steps?"),
-    (["--predictors", "-1"], "predictors: expected 0 or more, got -1"),
+    (["--predictors", "-1"], "predictors: expected 0 to 1000, got -1"),
     (["--regular", "--step_jepa"], "exclude each other"),
     (["--regular", "--layout", "separate"], "--regular has no views, so --layout does nothing"),
     (["--regular", "--front_pred"], "--regular has no views, so --front_pred does nothing"),
@@ -102,7 +128,6 @@ BAD_FLAGS = [
     (["--jepa_l2", "--infonce"], "more than one alignment loss"),
     (["--jepa_ratio", "1.5"], "between 0 and 1"),
     (["--lbd", "-1"], "lbd: expected 0 or more"),
-    (["--lbd", "nan"], "lbd: expected 0 or more"),
     (["--batch_size", "0"], "--batch_size: expected 1 or more"),
     (["--lora_rank", "8"], "does nothing without --lora"),
     (["--lora", "--lora_rank", "0"], "lora_rank: expected 1 or more"),
@@ -183,7 +208,7 @@ def test_a_template_that_refuses_a_chat_names_the_record(
     write_jsonl(data, [GOOD, {"messages": GOOD["messages"] * 2}])
     given = ["--train_file", data, "--model_name", base, "--output_dir", tmp_path / "run", "--use_cpu"]
     error = error_of(capsys, "train", *given, "--chat_template", template)
-    assert f"{data}:2: the chat template refuses these messages (one exchange only); change them" in error
+    assert f"{data}:2: the chat template refuses these messages (line 1: one exchange only); change them" in error
 
 
 def test_the_seed_is_that_of_an_adapter_too(base: Path, good: Path, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_layouts_of_a_mode(mode: Any, name: str) -> None:
         ({"pairs": "last"}, "pairs: expected one of"),
         ({"over_length": "cut"}, "over_length: expected one of error, truncate, skip"),
         ({"jepa_loss_type": "cos"}, "jepa_loss_type: expected one of cosine, l2, mse, infonce"),
-        ({"predictors": -1}, "predictors: expected 0 or more, got -1"),
+        ({"predictors": -1}, "predictors: expected 0 to 1000, got -1"),
         ({"last_token": 0}, "last_token: expected a negative number"),
         ({"lbd": -0.1}, "lbd: expected 0 or more, got -0.1"),
         ({"lbd": float("nan")}, "lbd: expected 0 or more, got nan"),

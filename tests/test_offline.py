@@ -6,12 +6,16 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 import tiny
 from stepjepa import offline
+from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
+from stepjepa.models.loading import load_tokenizer
 
 
 @pytest.mark.parametrize("host", [None, "", "localhost", b"localhost", "127.0.0.1", "127.1.2.3", "::1", "::"])
@@ -124,3 +128,15 @@ def test_the_hook_is_that_of_python() -> None:
     assert done.stdout.split() == ["socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"]
     assert {*offline._LOOKUPS, *offline._CONNECTIONS} >= set(done.stdout.split())
     assert socket.gethostname()
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens at the discard port
+    monkeypatch.setenv("no_proxy", "*")
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match="neither a folder here nor in the hub's cache, and the hub was not reached"):
+        load_tokenizer("nobody/nothing")
+    assert constants.HF_HUB_OFFLINE
+    assert "note: http://127.0.0.1:9 can't be reached" in capsys.readouterr().err

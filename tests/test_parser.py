@@ -41,7 +41,7 @@ ERRORS = [
         "are required: --model_path/--model_name, --test_file/--input_file, --output_file; stepjepa evaluate",
     ),
     (["score", "--x", "y"], "are required: --test_file, --predictions, --output_file; stepjepa score --help says more"),
-    (["analyze", "--projections", "umapp"], "did you mean 'umap'?"),
+    (["analyze", "--projections", "tsn"], "did you mean 'tsne'?"),
     (["export", "--modelpath", "x"], "did you mean --model_path?"),
     (["report", "--jsn", "a"], "did you mean --json?"),
     (["compare", "a", "--format", "latx"], "argument --format: invalid choice 'latx'; did you mean 'latex'?"),

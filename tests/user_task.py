@@ -36,15 +36,6 @@ class Weighing(LastWord):
         return Scored({**scored.scores, "a_likelier": found["a"].log_probability > found["b"].log_probability})
 
 
-class Varying(LastWord):
-    """Names its scores by the answer, as no task may."""
-
-    def score(self, record, response):
-        """One score more for an answer of several words."""
-        scored = super().score(record, response)
-        return Scored({**scored.scores, **({"long": True} if " " in response.text else {})})
-
-
 class Choosy(LastWord):
     """Leaves out what has no number in its answer."""
 

@@ -18,9 +18,9 @@ from stepjepa.chat.predictors import add_predictor_tokens
 from stepjepa.cli import main
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import parse_record
-from stepjepa.inspection.palette import COLOURS
 from stepjepa.inspection.picture import write_png
 from stepjepa.inspection.record import Inspection, inspect_records, visible_matrix
+from stepjepa.inspection.view import COLOURS
 from stepjepa.models.presets import preset_tokenizer
 from stepjepa.tasks.stepmath import generate
 

@@ -53,7 +53,14 @@ class _LayoutNames(tuple[str, ...]):
 class DataFlags:
     """Which records."""
 
-    train_file: str | None = option(None, "JSON lines with 'messages'", metavar="FILE")
+    train_file: str | None = option(
+        None,
+        "JSON lines, JSON, CSV, TSV or Parquet; with 'messages', or columns such as question and answer",
+        metavar="FILE",
+    )
+    columns: list[str] | None = option(
+        None, "of the user's and the assistant's text; where they have other names", metavar="NAME"
+    )
     bad_records: Literal["error", "skip"] = option(
         "error", "lines that can't be read or are no record; skip: leave them out, and say how many"
     )
@@ -105,7 +112,7 @@ def add_training_data(
     """
     add_options(parser, DataFlags, "data", only=("train_file",), required=required)
     add_options(parser, JepaConfig, "data", only=DATA)
-    add_options(parser, DataFlags, "data", only=("bad_records",))
+    add_options(parser, DataFlags, "data", only=("columns", "bad_records"))
     add_options(parser, model, "model", required=required)
     add_options(parser, ModeFlags, OBJECTIVE, only=("regular", "step_jepa"))
     add_options(parser, JepaConfig, OBJECTIVE, without=("mode", *DATA, *LOSSES))
@@ -115,7 +122,7 @@ def add_training_data(
     layout = parser._option_string_actions["--layout"]
     layout.choices, layout.metavar = _LayoutNames(layouts_of(*CHOICES["mode"])), None
     # Without a default, so that it can be seen whether one was named beside its short form.
-    parser.set_defaults(labels=None, jepa_loss_type=None, lbd=None, gamma=None)
+    parser.set_defaults(labels=None, jepa_loss_type=None, lbd=None, gamma=None, why_loss=None)
 
 
 def objective_flags() -> set[str]:
@@ -174,10 +181,10 @@ def _default_loss(args: argparse.Namespace) -> tuple[str, str | None]:
     if args.regular:
         return str(DEFAULTS["jepa_loss_type"]), None
     if not named and not args.term:
-        return "infonce", "InfoNCE, since no flag names an objective: it does not collapse; --preset paper: the papers'"
+        return "infonce", "InfoNCE, the default, which does not collapse; --preset paper, or a named loss, for others"
     if {"sigreg", "variance"} & {*named}:
         return "cosine", None
-    return "cosine", "cosine, since no flag names a loss: it mostly collapses; --jepa_loss_type infonce does not"
+    return "cosine", "cosine, the papers', since none is named; it mostly collapses, --jepa_loss_type infonce does not"
 
 
 def _note(text: str) -> None:

@@ -29,7 +29,7 @@ _TO_RESUME = {
 
 def checkpoints(folder: Path) -> list[Path]:
     """The folders ``checkpoint-N`` of a run, whole or not, the newest first."""
-    numbered = [path for path in folder.glob(f"{_PREFIX}*") if path.name[len(_PREFIX) :].isdigit()]
+    numbered = [path for path in folder.glob(f"{_PREFIX}*") if path.name[len(_PREFIX) :].isdecimal()]
     return sorted(numbered, key=lambda path: -int(path.name[len(_PREFIX) :]))
 
 
@@ -121,4 +121,4 @@ def _state_fault(state: Any, folder: str) -> str | None:
     if not isinstance(step, int) or isinstance(step, bool):
         return "names no step"
     number = folder.removeprefix(_PREFIX)
-    return f"is of step {step}" if number.isdigit() and int(number) != step else None
+    return f"is of step {step}" if number.isdecimal() and int(number) != step else None

@@ -127,6 +127,9 @@ def _reporting(program: str, act: Callable[[], int]) -> int:
         print(f"{program}: error: {visible(f'{where}{error.strerror or error}')}", file=sys.stderr)
         _drop_output()
         return 2
+    except MemoryError:
+        print(f"{program}: error: out of memory; give it less at a time, or a larger machine", file=sys.stderr)
+        return 2
     except KeyboardInterrupt as stop:
         print(f"{program}: {visible(str(stop) or 'interrupted')}", file=sys.stderr)
         return 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)

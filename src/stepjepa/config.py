@@ -29,6 +29,9 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 DTYPES: tuple[str, ...] = get_args(Dtype)
 
+MOST_PREDICTORS = 1000
+"""Each is a row of the embedding and a place in every source."""
+
 DEFAULT_PREDICTORS = {"regular": 0, "llm-jepa": 1, "step-jepa": 2}
 
 Affects = Literal["sequences", "encoding", "objective"]
@@ -64,7 +67,7 @@ class JepaConfig:
         "predictor tokens (1 for LLM-JEPA, 2 for Step-JEPA); 0 is allowed",
         affects="sequences",
         views=True,
-        allowed=FROM_ZERO,
+        allowed=(lambda value: 0 <= value <= MOST_PREDICTORS, f"0 to {MOST_PREDICTORS}"),
     )
     pairs: Literal["first", "all"] = option(
         "first", "the first pair of each record, or all consecutive ones", affects="sequences", views=True

@@ -10,6 +10,8 @@ import ipaddress
 import os
 import socket
 import sys
+import urllib.parse
+import urllib.request
 from typing import Any
 
 NO_TELEMETRY = {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
@@ -28,6 +30,9 @@ OFFLINE = {
 
 _LOOKUPS = ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr")
 _CONNECTIONS = ("socket.connect", "socket.sendto", "socket.sendmsg")
+
+_SECONDS = 3
+"""To wait for the hub."""
 
 _refusing = False
 
@@ -55,6 +60,26 @@ def go_offline() -> None:
     if not _refusing:
         _refusing = True
         sys.addaudithook(_refuse)
+
+
+def use_cache_if_unreachable() -> None:
+    """Have the hub's library use its cache alone where the hub does not answer within seconds.
+
+    It would try again and again, for about a minute. Behind a proxy nobody can tell, and it is left to itself.
+    """
+    from huggingface_hub import constants
+
+    address = urllib.parse.urlsplit(constants.ENDPOINT)
+    if constants.HF_HUB_OFFLINE or urllib.request.getproxies().get(address.scheme):
+        return
+    try:
+        port = address.port or (443 if address.scheme == "https" else 80)
+        socket.create_connection((address.hostname or "", port), timeout=_SECONDS).close()
+    except OSError as error:
+        print(
+            f"note: {constants.ENDPOINT} can't be reached ({error}); its cache on this machine is used", file=sys.stderr
+        )
+        constants.HF_HUB_OFFLINE = True
 
 
 def _refuse(event: str, values: tuple[Any, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields
 from types import NoneType, UnionType
@@ -56,6 +57,24 @@ def option(
     """
     about = {"help": help, "group": group, "names": names, "metavar": metavar, "choices": choices, "allowed": allowed}
     return field(default=default, metadata={**about, "only_with": only_with, "parse": parse, "const": const, **more})
+
+
+def whole(text: str) -> int:
+    """A whole number of up to 18 digits: more fit nowhere, and ``1_000`` is a slip."""
+    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip()):
+        raise ValueError
+    return int(text)
+
+
+def number(text: str) -> float:
+    """A number, or infinity; NaN would pass no comparison, and so every check."""
+    found = float(text)
+    if math.isnan(found) or "_" in text:
+        raise ValueError
+    return found
+
+
+READERS: Mapping[type, Callable[[str], Any]] = {int: whole, float: number}
 
 
 class Kind(NamedTuple):
@@ -154,7 +173,7 @@ def _in_words(default: Any) -> str:
 
 def _reader(kind: Any, about: Mapping[str, Any]) -> Callable[[str], Any] | None:
     """What turns the text of a flag into its value, and refuses one out of range."""
-    read, allowed = about["parse"] or kind, about["allowed"]
+    read, allowed = about["parse"] or READERS.get(kind, kind), about["allowed"]
     if read is str and allowed is None:
         return None
 
@@ -162,7 +181,7 @@ def _reader(kind: Any, about: Mapping[str, Any]) -> Callable[[str], Any] | None:
         try:
             found = read(text)
         except ValueError:
-            expected = allowed[1] if about["parse"] and allowed else "a whole number" if read is int else "a number"
+            expected = allowed[1] if about["parse"] and allowed else "a whole number" if kind is int else "a number"
             raise argparse.ArgumentTypeError(f"expected {expected}, got {shown(text)}") from None
         if allowed is not None and found is not None and not allowed[0](found):
             raise argparse.ArgumentTypeError(f"expected {allowed[1]}, got {found}")

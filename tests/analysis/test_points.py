@@ -1,17 +1,14 @@
 """Which points are drawn, what colours them, and which answers were right."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tiny
-from stepjepa.analysis.points import Points, choose_classes, choose_points, read_verdicts, view_names
+from stepjepa.analysis.points import Points, choose_classes, choose_points, view_names
 from stepjepa.analysis.representations import ViewEmbeddings
 from stepjepa.errors import UserError
-from stepjepa.files import write_json, write_jsonl
 
 # Three pairs of record 1, one of record 0 and one of record 2; the numbers in the vectors say which is which.
 RECORD = np.asarray([0, 1, 1, 1, 2])
@@ -46,8 +43,6 @@ def test_labels_of_the_record_colour_the_text_alone() -> None:
     answers = [(1, "Good"), *bad, (21, "x" * 50)]
     assert drawn(points("rotten_tomatoes")) == answers
     assert [label for _, label in drawn(points("paraphrase"))] == ["group 3", *["group b"] * 3, "group 3"]
-    right = {0: True, 1: False, 2: True}
-    assert [label for _, label in drawn(points("answers", right=right))] == ["right", *["wrong"] * 3, "right"]
     # Where the code predicts the text, the text is the target.
     reverse = points("rotten_tomatoes", view_names("llm-jepa", True))
     assert drawn(reverse) == [(-value, label) for value, label in answers]
@@ -83,45 +78,5 @@ def test_the_largest_classes_have_a_colour() -> None:
     assert choose_classes(numbered, "paraphrase") == [f"group {number}" for number in (1, 2, 10, 11)]
     assert choose_classes(["Good", "Bad", "Good"], "rotten_tomatoes") == ["Bad", "Good"]
     assert choose_classes(["text", "code"], "in_n_out") == ["text", "code"]
-    # Also where all are wrong, wrong has its own colour.
-    assert choose_classes(["wrong"], "answers") == ["right", "wrong"]
     steps = [f"step {number}" for number in (10, 9, 2, 1, 3, 4, 5, 6, 7) for _ in range(number)]
     assert choose_classes(steps, "steps") == [f"step {number}" for number in range(1, 8)]
-
-
-@pytest.fixture
-def predictions(tmp_path: Path) -> Path:
-    path = tmp_path / "answers.jsonl"
-    shares = [(True, 0.0), (False, 0.25), (True, 0.5), (False, 0.75)]
-    write_jsonl(path, ({"index": i, "scores": {"exact": a, "share": b}} for i, (a, b) in enumerate(shares)))
-    return path
-
-
-def test_verdicts_by_name_or_headline(predictions: Path) -> None:
-    assert read_verdicts(predictions, "exact", "x", [0, 1, 3]) == {0: True, 1: False, 3: False}
-    assert read_verdicts(predictions, "share", "x", [1, 2, 3]) == {1: False, 2: False, 3: True}
-    with pytest.raises(UserError, match=r"no answers.summary.json that names the score that counts; pass --score"):
-        read_verdicts(predictions, None, "x", [0])
-    write_json(predictions.with_suffix(".summary.json"), {"headline": "exact", "test_fingerprint": "x"})
-    assert read_verdicts(predictions, None, "x", [0, 1]) == {0: True, 1: False}
-    with pytest.raises(UserError, match="answers to another test file"):
-        read_verdicts(predictions, None, "y", [0])
-    predictions.with_suffix(".summary.json").write_text("{")
-    with pytest.raises(UserError, match=r"answers.summary.json:1: .*not valid JSON.*; evaluate or score again"):
-        read_verdicts(predictions, "exact", "x", [0])
-
-
-@pytest.mark.parametrize(
-    ("line", "needed", "message"),
-    [
-        ({"index": 4, "scores": {"share": 1.0}}, [0], r"answers.jsonl:5: no score 'exact'; .* one of share"),
-        ({"index": 4, "scores": 1.0}, [0], r"answers.jsonl:5: expected 'index' and 'scores'"),
-        ({"index": 4, "scores": {"exact": None}}, [0], r"answers.jsonl:5: the score 'exact' is NoneType"),
-        ({"index": 7, "scores": {"exact": True}}, [0, 4, 5], r"no line with index 4, nor for 1 other records"),
-    ],
-)
-def test_what_is_no_file_of_answers(line: Any, needed: list[int], message: str, predictions: Path) -> None:
-    with predictions.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(line) + "\n")
-    with pytest.raises(UserError, match=message):
-        read_verdicts(predictions, "exact", "x", needed)

@@ -1,13 +1,9 @@
 """From many dimensions to two."""
 
-import sys
-import types
-from typing import Any
-
 import numpy as np
 import pytest
 
-from stepjepa.analysis.projections import check_projections, project
+from stepjepa.analysis.points import project
 from stepjepa.errors import UserError
 
 
@@ -45,31 +41,7 @@ def test_rounding_is_not_blown_up_to_a_picture(name: str) -> None:
     assert project(name, (7 + 1e-2 * generator.normal(size=(50, 8))).astype(np.float32), 0)[0].any()
 
 
-@pytest.mark.parametrize(("name", "count"), [("pca", 1), ("tsne", 3), ("umap", 4)])
+@pytest.mark.parametrize(("name", "count"), [("pca", 1), ("tsne", 3)])
 def test_too_few_points(name: str, count: int) -> None:
     with pytest.raises(UserError, match=f"{name} needs {count + 1} points or more, and there are {count}; take more"):
         project(name, np.eye(5, dtype=np.float32)[:count], 0)
-
-
-def test_umap_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Fake:
-        def __init__(self, n_components: int, n_neighbors: int, random_state: int) -> None:
-            self.given = (n_components, n_neighbors, random_state)
-
-        def fit_transform(self, vectors: np.ndarray) -> Any:
-            assert self.given == (2, 15, 4)
-            return vectors[:, :2].astype(np.float32)
-
-    vectors = points(90)
-    monkeypatch.setitem(sys.modules, "umap", types.SimpleNamespace(UMAP=Fake))
-    plane, caption = project("umap", vectors, 4)
-    assert np.array_equal(plane, vectors[:, :2])
-    assert caption == {"neighbours": 15}
-
-
-def test_umap_is_missed_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "umap", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    check_projections(["pca", "tsne"])
-    with pytest.raises(UserError, match="--projections umap needs umap-learn, which is not installed"):
-        check_projections(["pca", "umap"])

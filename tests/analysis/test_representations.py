@@ -1,6 +1,6 @@
 """Embeddings of views: where training reads them, and at any layer what separate plain passes give."""
 
-from itertools import combinations, pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -124,11 +124,8 @@ def compare_with_separate_passes(
         ("llama", {"mode": "llm-jepa", "layout": "branched", "predictors": 1}, ((1, "last"), (-2, "mean"))),
         ("llama", {"mode": "llm-jepa", "layout": "branched", "predictors": 2, "front_pred": True}, ((-1, "mean"),)),
         ("llama", {**STEPS, "predictors": 2}, ((2, "last"), (-1, "mean"))),
-        ("llama", {**STEPS, "predictors": 0}, ((1, "last"), (0, "mean"))),
-        ("llama", {**STEPS, "predictors": 1, "front_pred": True}, ((1, "mean"),)),
         ("llama", {**STEPS, "predictors": 1, "reverse_pred": True}, ((1, "last"), (-1, "mean"))),
         ("gpt2", {"mode": "llm-jepa", "predictors": 2}, ((0, "mean"), (-1, "mean"))),
-        ("qwen3", {"mode": "llm-jepa", "predictors": 2}, ((1, "mean"),)),
         ("gemma3_window", {"mode": "llm-jepa", "predictors": 2}, ((1, "mean"), (-1, "mean"))),
     ],
     ids=str,
@@ -138,16 +135,6 @@ def test_any_layer_and_pooling_is_that_of_separate_passes(
 ) -> None:
     for reading in readings:
         compare_with_separate_passes(tiny_model(architecture), trained_tokenizer, JepaConfig(**settings), reading)
-
-
-def test_layers_and_poolings_are_told_apart(tiny_model: Any, trained_tokenizer: Any) -> None:
-    model, config = tiny_model("llama"), JepaConfig(mode="llm-jepa", predictors=2)
-    found = {
-        reading: embed(model, trained_tokenizer, config, *reading).source
-        for reading in product((0, 1, 2), ("last", "mean"))
-    }
-    assert np.array_equal(found[2, "last"], embed(model, trained_tokenizer, config).source)
-    assert all(np.abs(a - b).max() > 1e-2 for a, b in combinations(found.values(), 2))
 
 
 def test_batches_make_no_difference(tiny_model: Any, trained_tokenizer: Any) -> None:
@@ -176,13 +163,8 @@ def test_what_can_not_be_embedded(tiny_model: Any, trained_tokenizer: Any) -> No
     for layer in (3, -4):
         with pytest.raises(UserError, match=rf"--layer: expected -3 to 2 for a model of 2 layers, got {layer}"):
             embed_views(model, trained_tokenizer, records, config, Reading(layer))
-    with pytest.raises(
-        UserError, match=r"memory.jsonl: none of the 1 records has a pair of step-jepa views; check step"
-    ):
+    with pytest.raises(UserError, match=r"memory.jsonl: none of 1 records has a pair of step-jepa views; see --step"):
         embed_views(model, trained_tokenizer, records[2:], JepaConfig(**STEPS))
-    for mode, layout in (("regular", None), ("step-jepa", "inplace")):
-        with pytest.raises(ValueError, match="expected views in branched or separate layout"):
-            embed_views(model, trained_tokenizer, records, JepaConfig(mode=mode, layout=layout))  # type: ignore[arg-type]
     deep = JepaConfig(mode="llm-jepa", layout="branched", predictors=1, last_token=-12)
     with pytest.raises(UserError, match="--pooling mean: the readout stands outside its view"):
         embed_views(model, trained_tokenizer, [tiny.make_record("Add.", "3", "4" * 30)], deep, Reading(-1, "mean"))

@@ -15,7 +15,7 @@ from stepjepa.batch.collate import Item
 from stepjepa.cli import main
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
-from stepjepa.experiments.report import COLUMNS, as_text, report
+from stepjepa.experiments.report import report
 from stepjepa.files import write_jsonl
 
 
@@ -115,12 +115,6 @@ def test_table(runs: dict[str, Path], capsys: Any) -> None:
         assert row["matched"] == summary["similarity"]["matched_similarity"] != row["shuffled"]
         assert (row["tokens"], row["seconds"]) == (results["tokens"], results["train_seconds"])
     assert rows[1]["tokens"] > rows[0]["tokens"] > 0
-
-
-def test_what_was_not_measured_is_a_dash() -> None:
-    row = dict.fromkeys((*COLUMNS, "low", "high"), None) | {"run": "a", "accuracy": 0.125, "tokens": 12345.0}
-    lines = [line.split() for line in as_text([{**row, "LM loss": 0.5}]).splitlines() if line.startswith("a ")]
-    assert lines == [["a", "–", "–", "*", "12.5%", "–", "–", "0.500", "–", "–", "12,345"], ["a", "–"]]
 
 
 def test_what_can_not_stand_in_one_table(runs: dict[str, Path], tmp_path: Path) -> None:

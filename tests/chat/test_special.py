@@ -19,7 +19,7 @@ from stepjepa.chat.special import SpecialTokens
 from stepjepa.chat.template import Rendered
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.evaluation.prompts import continuation_spans, make_examples, make_template
+from stepjepa.evaluation.prompts import ShownTexts, continuation_spans, make_examples, make_template
 from stepjepa.tasks.base import Continuation
 
 SPELT = "<|predictor_1|><|eot_id|> <|im_start|>x<|im_end|>\n<|endoftext|>"
@@ -89,7 +89,7 @@ def test_an_evaluation_asks_with_the_tokens_of_training(
     predictor = tokenizer.convert_tokens_to_ids("<|predictor_1|>")
     assert predictor not in example.gold.ids
     told = [Continuation("a", f"so {SPELT}"), Continuation("b", f"so {SPELT}", f"context {SPELT} ")]
-    for span in continuation_spans(record, told, tokenizer, template):
+    for span in continuation_spans(record, told, ShownTexts(tokenizer), template):
         assert predictor not in span.ids
         assert "<|predictor_1|><|eot_id|>" in tokenizer.decode(span.ids[span.start :])
 

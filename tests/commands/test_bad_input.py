@@ -101,7 +101,7 @@ def test_fields_of_a_wrong_type_are_bad_rows_too(tmp_path: Path, capsys: pytest.
 
 def test_bad_rows_of_pairs_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, target = tmp_path / "raw.jsonl", tmp_path / "out.jsonl"
-    rows = [{"nothing": 1}, {"sentence1": "a b", "sentence2": "c d"}, {"group": 3, "text": "x"}, {"set": 7}]
+    rows = [{"nothing": 1}, {"sentence1": "a b", "sentence2": "c d"}, {"set": 7}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     given = ["prepare", "paraphrase", "--input_file", path, "--output_file", target]
     assert outcome(capsys, "pairs", *given) == "error"

@@ -27,14 +27,16 @@ PLAIN |= {"chat_template.jinja", "README.md"}
 
 @pytest.fixture(scope="module")
 def material(tmp_path_factory: pytest.TempPathFactory, plain_tokenizer: Any) -> Path:
-    """``base`` without spare rows, ``run`` with a predictor head, ``adapter``, and data."""
+    """``base`` without spare rows, ``run`` with a predictor head, two adapters, and data."""
     folder = tmp_path_factory.mktemp("export")
     write_jsonl(folder / "data.jsonl", [{"messages": list(record.messages)} for record in tiny.records()])
     tiny.make_model("qwen3", vocab_size=len(plain_tokenizer)).save_pretrained(folder / "base")
     plain_tokenizer.save_pretrained(folder / "base")
     fixed = ["--model_name", str(folder / "base"), "--train_file", str(folder / "data.jsonl"), "--use_cpu"]
     fixed += ["--max_steps", "2", "--learning_rate", "0.01", "--save_strategy", "no", "--predictors", "2"]
-    for name, flags in (("run", ["--predictor_head", "linear"]), ("adapter", ["--lora", "--lora_rank", "3"])):
+    dora = ["--lora", "--lora_rank", "3", "--lora_targets", "q_proj,v_proj", "--use_dora", "--use_rslora"]
+    arms = {"run": ["--predictor_head", "linear"], "adapter": ["--lora", "--lora_rank", "3"], "dora": dora}
+    for name, flags in arms.items():
         assert main(["train", *fixed, "--output_dir", str(folder / name), *flags]) == 0
     test = ["--test_file", str(folder / "data.jsonl"), "--output_file", str(folder / "run" / "test.jsonl")]
     assert main(["evaluate", "--model_path", str(folder / "run"), *test, "--max_new_tokens", "3"]) == 0
@@ -52,7 +54,17 @@ def export(*flags: object) -> int:
     return main(["export", *map(str, flags)])
 
 
-@pytest.mark.parametrize("name", ["run", "adapter"])
+def test_an_adapter_is_as_its_flags_say(material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = json.loads((material / "dora" / "adapter_config.json").read_text(encoding="utf-8"))
+    assert {*config["target_modules"]} == {"q_proj", "v_proj"}
+    assert (config["r"], config["lora_alpha"], config["use_dora"], config["use_rslora"]) == (3, 6, True, True)
+    command = ["train", "--model_name", material / "base", "--train_file", material / "data.jsonl", "--use_cpu"]
+    command += ["--output_dir", tmp_path / "run", "--lora", "--lora_targets", "no_proj"]
+    assert main([str(each) for each in command]) == 2
+    assert "--lora_targets no_proj: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["run", "adapter", "dora"])
 @pytest.mark.parametrize("strip", [True, False], ids=["stripped", "as trained"])
 def test_a_plain_folder(
     name: str, strip: bool, material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -40,7 +40,7 @@ def test_json_is_one_document(data: Path, capsys: pytest.CaptureFixture[str], mo
     assert [token["place"] for token in value["tokens"]] == list(range(len(value["tokens"])))
     assert value["branches"][-1]["end"] == len(value["tokens"])
     assert value["config"]["mode"] == mode
-    assert bool(value["pairs"]) == (mode != "regular")
+    assert bool(value["records"][0]["pairs"]) == (mode != "regular")
     assert value["file"]["counts"]["records"] == 2
     assert value["template"]["end of turn"] == "'<|im_end|>'"
 

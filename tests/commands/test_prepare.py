@@ -2,16 +2,14 @@
 
 import argparse
 import json
-import subprocess
 import sys
 
 import pytest
 
 from stepjepa.cli import main
-from stepjepa.commands import preparation, prepare
+from stepjepa.commands import prepare
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
-from stepjepa.preparing.conversion import CONVERSIONS
 
 
 def call(*arguments):
@@ -68,7 +66,6 @@ def test_steps_with_every_option(tmp_path, monkeypatch, capsys):
     ("text", "message"),
     [
         ('{"question": "a"\n', r"raw\.jsonl:1: not valid JSON"),
-        ("[]\n", r"raw\.jsonl:1: a JSON list where an object is needed"),
         ("", r"raw\.jsonl: no record could be kept \(it is empty\)"),
         (
             '{"question": "a", "text": "b"}\n',
@@ -88,70 +85,16 @@ def test_wrong_input_is_named_and_nothing_is_written(tmp_path, text, message):
     assert not target.exists()
 
 
-def test_stepmath_writes_train_and_test(tmp_path, capsys):
-    folder = tmp_path / "problems"
-    sizes = ("--train_size", 60, "--test_size", 20)
-    assert call("stepmath", "--output_dir", folder, *sizes) == 0
-    train, test = (read_records(folder / f"{part}.jsonl") for part in ("train", "test"))
-    assert (len(train), len(test)) == (60, 20)
-    assert sorted(path.name for path in folder.iterdir()) == ["test.jsonl", "train.jsonl"]
-    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[:2]] == ["60", "20"]
-
-    before = (folder / "train.jsonl").read_bytes()
-    call("stepmath", "--output_dir", folder, *sizes, "--overwrite")
-    assert (folder / "train.jsonl").read_bytes() == before
-    call("stepmath", "--output_dir", folder, *sizes, "--overwrite", "--seed", 1)
-    assert (folder / "train.jsonl").read_bytes() != before
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--max_steps", 1), r"^--max_steps: expected 2 \(min_steps\) to 8, got 1"),
-        (("--operations", "power"), "^--operations: .* got power"),
-        (("--train_size", 0), "^--train_size: expected 1 or more, got 0"),
-        (("--operations", "double", "--max_steps", 2), "^--test_size: .* got 500 and found"),
-    ],
-)
-def test_stepmath_refuses_wrong_settings_and_writes_nothing(tmp_path, flags, message):
-    with pytest.raises(UserError, match=message):
-        call("stepmath", "--output_dir", tmp_path / "out", *flags)
-    assert not (tmp_path / "out").exists()
-
-
-def test_two_files_are_written_together_or_not_at_all(tmp_path, monkeypatch):
-    whole = preparation.atomic_write
-
-    def full_disk(path, mode="w"):
-        if path.name == "test.jsonl":
-            raise OSError(28, "No space left on device")
-        return whole(path, mode)
-
-    monkeypatch.setattr(preparation, "atomic_write", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        call("stepmath", "--output_dir", tmp_path, "--train_size", 3, "--test_size", 2)
-    assert not list(tmp_path.iterdir())
-
-
 QUESTION = {"question": "How many?", "answer": "1 + 1 = <<1+1=2>>2.\n2 + 1 = <<2+1=3>>3.\n#### 3"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "answer"),
-    [
-        ((), QUESTION["answer"]),
-        (("--format", "steps"), "1 + 1 = <<1+1=2>>2.\n\n2 + 1 = <<2+1=3>>3.\n#### 3"),
-        (("--calculator", "strip"), "1 + 1 = 2.\n2 + 1 = 3.\n#### 3"),
-        (("--format", "steps", "--calculator", "strip"), "1 + 1 = 2.\n\n2 + 1 = 3.\n#### 3"),
-        (("--socratic", "strip"), QUESTION["answer"]),
-    ],
-)
-def test_gsm8k(tmp_path, capsys, flags, answer):
+def test_gsm8k(tmp_path, capsys):
     source = write_lines(tmp_path / "raw.jsonl", QUESTION, {"question": "How?", "answer": "No idea."}, {"text": "x"})
     target = tmp_path / "gsm8k.jsonl"
+    flags = ("--format", "steps", "--calculator", "strip")
     assert call("gsm8k", "--input_file", source, "--output_file", target, *flags) == 0
     (kept,) = read_records(target)
-    assert kept.answer == answer
+    assert kept.answer == "1 + 1 = 2.\n\n2 + 1 = 3.\n#### 3"
     lines = capsys.readouterr().out.splitlines()
     assert [line.rsplit(maxsplit=1) for line in lines[:-1]] == [
         ["read", "3"],
@@ -193,7 +136,7 @@ def test_a_data_set_of_the_hub(tmp_path, monkeypatch, capsys):
     assert call("gsm8k", *flags, "--split", "test") == 0
     assert len(read_records(target)) == 1
     assert asked == [("openai/gsm8k", "main")] * 2
-    with pytest.raises(UserError, match=r"^openai/gsm8k: no record could be kept \(no context: 3\); expected ctx, "):
+    with pytest.raises(UserError, match=r"^openai/gsm8k: no record could be kept \(no field 'ctx': 3\); expected ctx"):
         call("hellaswag", *flags, "--split", "train", "--overwrite")
 
 
@@ -202,9 +145,7 @@ def test_a_data_set_of_the_hub(tmp_path, monkeypatch, capsys):
     [
         ((), "^name the source with either --input_file or --dataset$"),
         (("--input_file", "no/such.csv"), "no/such.csv: no such raw file"),
-        (("--input_file", "."), "is a folder where a raw file is needed"),
         (("--dataset", "no/such.csv"), "no/such.csv: no such raw file"),
-        (("--input_file", __file__.replace(".py", ".csv")), "no such raw file"),
     ],
 )
 def test_a_wrong_source(tmp_path, flags, message):
@@ -213,7 +154,7 @@ def test_a_wrong_source(tmp_path, flags, message):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["steps", *CONVERSIONS])
+@pytest.mark.parametrize("kind", ["steps", "gsm8k"])
 def test_no_kind_overwrites(tmp_path, kind):
     source = write_lines(tmp_path / "raw.jsonl", QUESTION)
     flags = ("--input_file", source, "--output_file", write_lines(tmp_path / "old.jsonl", {"old": True}))
@@ -228,33 +169,8 @@ def test_no_kind_overwrites(tmp_path, kind):
     assert json.loads(source.read_text()) == QUESTION
 
 
-def test_when_nothing_is_kept_the_reasons_and_the_fields_are_told(tmp_path):
-    source = write_lines(tmp_path / "raw.jsonl", *[{"premise": "x", "y" * 99: 1}] * 3)
-    message = (
-        rf"no record could be kept \(no field 'question': 3\); expected question and answer, got premise, {'y' * 30}$"
-    )
-    with pytest.raises(UserError, match=message):
-        call("gsm8k", "--input_file", source, "--output_file", tmp_path / "out.jsonl")
-    assert [path.name for path in tmp_path.iterdir()] == ["raw.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("gsm8k --output_file x --calculater=keep", "prepare gsm8k: error: .*'--calculater=keep'; did you mean --calc"),
-        ("steps --input_file x", "prepare steps: error: the following arguments are required: --output_file"),
-        ("nq_open --output_file x --splt y", "prepare nq-open: error: .*'--splt'; did you mean --split?"),
-        ("gsm8k --output_file x --format lines", "prepare gsm8k: error: argument --format: invalid choice"),
-    ],
-)
-def test_a_mistyped_flag_is_answered_with_one_of_that_kind(capsys, arguments, message):
-    assert main(["prepare", *arguments.split()]) == 2
+def test_a_mistyped_flag_is_answered_with_one_of_that_kind(capsys):
+    assert main(["prepare", "nq_open", "--output_file", "x", "--splt", "y"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    head, _, tail = message.partition(".*")
-    assert line.startswith(f"stepjepa {head}")
-    assert tail in line
-
-
-def test_torch_is_not_imported():
-    script = "import sys, stepjepa.commands.prepare; raise SystemExit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+    assert line.startswith("stepjepa prepare nq-open: error: ")
+    assert line.endswith("'--splt'; did you mean --split?")

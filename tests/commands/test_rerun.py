@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 import tiny
 from stepjepa.cli import main
+from stepjepa.commands import rerun
 from stepjepa.files import fingerprint, write_json, write_jsonl
 from stepjepa.run_folder import read_run
 
@@ -160,3 +161,11 @@ def test_a_damaged_record_is_one_line(
     assert main(["rerun", str(changed(folder, tmp_path, **values))]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "added"), [("", ["--jepa_loss_type", "cosine"]), ("--infonce", []), ("--regular", [])]
+)
+def test_a_run_from_when_the_cosine_was_the_default_names_it(flags: str, added: list[str]) -> None:
+    command = ["--output_dir", "o", "--model_name", "m", *flags.split()]
+    assert rerun._default_loss(command, {"jepa": {"jepa_loss_type": "cosine"}}) == added

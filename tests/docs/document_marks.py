@@ -18,6 +18,7 @@ NOT_RUN: dict[str, list[tuple[str, str]]] = {
         ("stepjepa prepare gsm8k --dataset", HUB),
         ("stepjepa train --train_file ../shared", LONG),
     ],
+    "docs/tutorial.md": [("make", "tests/examples runs it")],
     "CONTRIBUTING.md": [("make", "the targets are run by CI")],
     "SECURITY.md": [("make audit", "asks a database of vulnerabilities")],
     "docs/log.md": [("", "the log says what was run; its commands are those of its day")],

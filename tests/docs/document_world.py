@@ -83,7 +83,7 @@ class World:
         if name == "prepare" and flags[:1] != ["stepmath"]:
             return [name, *_with(flags, {}, SMALLER)]
         flags = ["M" if HUB_NAME.match(flag) else flag for flag in flags]
-        always = {} if {"--dry_run", "--redraw"} & {*flags} else SMALL.get(name, {})
+        always = {} if {"--dry_run"} & {*flags} else SMALL.get(name, {})
         return [name, *_with(flags, always, SMALLER)]
 
     def run(self, words: list[str]) -> int:

@@ -42,7 +42,7 @@ def test_the_reference_has_every_command_every_flag_and_every_name() -> None:
     pages = load("reference").pages()
     for name in COMMANDS:
         assert f"## stepjepa {name}\n" in pages["cli.md"]
-    for name in ("train_file", "predictors", "sigreg", "resume_from_checkpoint", "num_samples", "redraw"):
+    for name in ("train_file", "predictors", "sigreg", "resume_from_checkpoint", "num_samples"):
         assert f"| `--{name}`" in pages["cli.md"]
     assert "| `--step_jepa` | each reasoning step predicts the next |" in pages["cli.md"]
     assert "### stepjepa prepare nl-rx" in pages["cli.md"]

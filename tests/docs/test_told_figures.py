@@ -9,7 +9,7 @@ from pathlib import Path
 
 from document_blocks import ROOT
 from stepjepa.data.sources import read_records
-from stepjepa.tasks.regex.equivalence import equivalent
+from stepjepa.tasks.regex_equivalence import equivalent
 
 
 def text_of(page: str) -> str:

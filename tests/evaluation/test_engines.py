@@ -9,10 +9,9 @@ import torch
 from questions import NEW, make_tokenizer, question_records
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.errors import UserError
-from stepjepa.evaluation.engines import make_engine
 from stepjepa.evaluation.generation import Generator
 from stepjepa.evaluation.prompts import make_examples
-from stepjepa.evaluation.run import Evaluation
+from stepjepa.evaluation.run import Evaluation, make_engine
 from stepjepa.evaluation.settings import EvaluationSettings, Sampling
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import load_for_inference
@@ -89,15 +88,6 @@ def test_a_whole_evaluation_runs_on_it(stand, tmp_path):
     )
     summary = Evaluation(chosen).run(lambda: pytest.fail("not needed"))
     assert (summary["n"], "pass@2" in summary["scores"]) == (5, True)
-
-
-def test_too_few_positions_are_refused(stand, tmp_path):
-    write_jsonl(tmp_path / "q.jsonl", [{"messages": record.messages} for record in question_records()])
-    chosen = EvaluationSettings(
-        "m", tmp_path / "q.jsonl", tmp_path / "o.jsonl", task="generic", engine="vllm", sampling=Sampling(500)
-    )
-    with pytest.raises(UserError, match=r"q\.jsonl:\d: the prompt's \d+ tokens and 500 new ones"):
-        Evaluation(chosen).run()
 
 
 def test_pickled_weights_are_refused_before_they_are_opened(stand, tmp_path):

@@ -7,7 +7,7 @@ from stepjepa.evaluation.judging import Answer, Question, judge
 from stepjepa.tasks.base import Likelihood
 from stepjepa.tasks.generic import GenericTask
 from tiny import make_record
-from user_task import LastWord, Varying, Weighing
+from user_task import LastWord, Weighing
 
 
 def question(answer="it is four", index=0, **fields):
@@ -55,11 +55,6 @@ def test_a_score_that_is_not_there_is_refused_with_the_flag_that_asks_for_it():
         judge(LastWord(), [question()], [[Answer("four")]], LastWord.beginning)
     with pytest.raises(UserError, match=r"no score 'other', only last, anywhere$"):
         judge(LastWord(), [question()], [[Answer("four")]], "other")
-
-
-def test_every_answer_has_the_same_scores():
-    with pytest.raises(UserError, match="gives last, anywhere to one answer and last, anywhere, long to another"):
-        judge(Varying(), [question(), question()], [[Answer("four")], [Answer("it is four")]])
 
 
 def test_samples_are_averaged_and_put_to_the_vote():

@@ -1,7 +1,6 @@
 """The prompt of training, the form without a chat."""
 
 import json
-import shutil
 
 import pytest
 
@@ -10,7 +9,6 @@ from stepjepa.chat.plain_template import PlainTemplate
 from stepjepa.chat.system_prompts import training_system_prompt, with_system_prompt
 from stepjepa.cli import main
 from stepjepa.errors import UserError
-from stepjepa.evaluation import prompts
 from stepjepa.evaluation.prompts import make_examples, make_template
 from stepjepa.files import write_json, write_jsonl
 from stepjepa.models.presets import train_tokenizer
@@ -80,15 +78,6 @@ def test_a_system_prompt_is_put_in_the_place_of_another_or_in_front():
         assert [message["content"] for message in record.messages] == ["2+2?", "4"]
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 4])
-def test_records_are_tokenised_part_by_part_as_all_at_once(chunk, plain, monkeypatch):
-    records = question_records()
-    whole = make_examples(records, plain, make_template(plain, plain=False))
-    assert [example.index for example in whole] == list(range(5))
-    monkeypatch.setattr(prompts, "_CHUNK", chunk)
-    assert make_examples(records, plain, make_template(plain, plain=False)) == whole
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run folder whose training had one system prompt."""
@@ -121,15 +110,3 @@ def test_evaluation_shows_the_prompt_of_training_unless_told_otherwise(flags, sh
     other = [] if flags else ["--use_test_prompts"]
     assert main(["evaluate", *map(str, given), "--task", "generic", "--max_new_tokens", "2", *other]) == 2
     assert "begun with another prompt" in capsys.readouterr().err
-
-
-def test_a_model_that_saw_no_system_prompt_is_shown_none(run, tmp_path, capsys):
-    shutil.copytree(run / "run", tmp_path / "run")
-    told = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
-    write_json(tmp_path / "run" / "run.json", told | {"system_prompts": [None]})
-    output = tmp_path / "out.jsonl"
-    given = ["--model_path", tmp_path / "run", "--test_file", run / "test.jsonl", "--output_file", output]
-    assert main(["evaluate", *map(str, given), "--task", "generic", "--max_new_tokens", "2"]) == 0
-    assert "system prompt: that of training (none)" in capsys.readouterr().out
-    lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
-    assert all(line["prompt"].startswith("<|im_start|>user\n") for line in lines)

@@ -40,16 +40,6 @@ def report(folder, capsys, *names):
     return json.loads(printed.out) if code == 0 else printed.err
 
 
-def test_answers_of_another_program_have_no_stop_rate(folder, capsys):
-    evaluate(folder, "a")
-    write_jsonl(folder / "p.jsonl", [{"index": index, "generated": "one"} for index in range(3)])
-    given = ["--test_file", folder / "test.jsonl", "--predictions", folder / "p.jsonl", "--task", "generic"]
-    assert main(["score", *map(str, given), "--output_file", str(folder / "b" / "e.jsonl")]) == 0
-    rows = report(folder, capsys)
-    assert [row["stop rate"] is None for row in rows] == [False, True]
-    assert rows[1]["accuracy"] == pytest.approx(1 / 3)
-
-
 @pytest.mark.parametrize(
     ("flags", "name"),
     [
@@ -63,23 +53,4 @@ def test_answers_made_in_different_ways_do_not_stand_in_one_table(flags, name, f
     error = report(folder, capsys)
     flag, one, its, other, others = name
     assert f"with --{flag} {one} ({folder / its}) and {other} ({folder / others}), so" in error
-    assert error.count("\n") == 1
-
-
-def test_an_evaluation_of_the_model_as_it_was_before_is_refused(folder, capsys):
-    evaluate(folder, "a")
-    assert len(report(folder, capsys, "a")) == 1
-    model = tiny.make_model("llama", seed=7, vocab_size=277)
-    model.save_pretrained(folder / "a")
-    assert "e.summary.json: is of another model than the one that is in the folder now" in report(folder, capsys, "a")
-    # Weights that were thrown away to save space say nothing.
-    for file in (folder / "a").glob("*.safetensors"):
-        file.unlink()
-    assert len(report(folder, capsys, "a")) == 1
-
-
-def test_a_broken_summary_is_one_line(folder, capsys):
-    (folder / "a" / "e.summary.json").write_text('{"n": 3', encoding="utf-8")
-    error = report(folder, capsys, "a")
-    assert "e.summary.json:1: is damaged: not valid JSON" in error
     assert error.count("\n") == 1

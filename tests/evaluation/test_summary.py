@@ -22,12 +22,6 @@ def test_wilson_intervals_are_those_of_the_literature(successes, trials, low, hi
     assert wilson_interval(successes, trials) == (pytest.approx(low, abs=6e-5), pytest.approx(high, abs=6e-5))
 
 
-@pytest.mark.parametrize(("successes", "trials"), [(1, 0), (-1, 5), (6, 5)])
-def test_impossible_counts_are_refused(successes, trials):
-    with pytest.raises(ValueError, match="successes"):
-        wilson_interval(successes, trials)
-
-
 def test_scores_that_are_no_shares_have_no_interval():
     assert mean_with_interval([0.25, 1.0]) == {"mean": 0.625, "low": None, "high": None}
     assert mean_with_interval([True, False, False])["mean"] == pytest.approx(1 / 3)
@@ -88,7 +82,7 @@ def test_the_table_shows_every_score(now, speed, words):
     assert "similarity" not in table
     about["similarity"] = {"matched_similarity": 0.25, "shuffled_similarity": -0.5}
     table = format_summary({**summarise(lines(), "exact"), **about, "tokens_per_second": speed})
-    assert "matched pairs of views 0.250, of shuffled ones -0.500" in table
+    assert "matched similarity: 0.2500\n  shuffled similarity: -0.5000" in table
     assert max(map(len, table.splitlines())) <= 100
 
 

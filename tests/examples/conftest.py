@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from in_process import InProcess
-from stepjepa.cli import main
 from stepjepa.experiments import trial_run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -24,16 +23,8 @@ sys.path.append(str(EXAMPLES / "experiment"))
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """``load(name)``: an example as a module, whose commands run in this process."""
+    """``load(name)``: an example as a module; the trials of its sweeps run in this process, too."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    shown = importlib.import_module("shown")
-
-    def run(words: Sequence[str], path: Path | None) -> int:
-        if path is not None:
-            assert path.resolve() == EXAMPLES
-        return main(list(words))
-
-    monkeypatch.setattr(shown, "stepjepa", run)
     monkeypatch.setattr(trial_run, "Child", InProcess)
     return importlib.import_module
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,7 @@ from stepjepa.data.sources import read_records
 from stepjepa.run_folder import run_of
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SHARED = {"shown.py", "sentence_steps.py"}
+SHARED = {"shown.py", "sentence_steps.py", "smollm2.py"}
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name not in SHARED)
 
 Load = Callable[[str], ModuleType]
@@ -32,17 +33,37 @@ def config_of(folder: Path) -> dict[str, Any]:
     return run["jepa"]
 
 
-def test_quickstart(load: Load, summaries: Summaries, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    load("quickstart").run(tmp_path / "a", tiny=True)
-    found = summaries(tmp_path / "a")
-    assert set(found) == {"regular", "step-jepa"}
-    assert {name: config_of(tmp_path / "a" / name)["mode"] for name in found} == {
-        "regular": "regular",
-        "step-jepa": "step-jepa",
-    }
+@pytest.mark.parametrize(("full", "arms"), [(False, []), (True, ["plain-longer"])])
+def test_quickstart(
+    full: bool, arms: list[str], load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quickstart = load("quickstart")
+    size = quickstart.size_of("", full=full, tiny=True)
+    quickstart.run(tmp_path / "a", replace(size, seeds=(82, 23), equal_flops=True) if full else size)
     said = capsys.readouterr().out
-    assert len(re.findall(r"^\$ stepjepa ", said, re.MULTILINE)) == 6
-    assert re.search(r"^regular +regular ", said, re.MULTILINE)
+    table = said.rpartition("over plain training.\n")[2]
+    for arm in ("plain", "cosine", "infonce", *arms):
+        assert config_of(tmp_path / "a" / f"{arm}-82")["jepa_loss_type"] == (
+            "infonce" if arm == "infonce" else "cosine"
+        )
+        assert re.search(rf"^{arm}( +[\d.]+){{6}}$", table, re.MULTILINE)
+        assert table.count(f"  {arm}: ") == 3
+    assert ("$ stepjepa compare" in said) == full
+    assert (tmp_path / "a" / "report.html").exists()
+
+
+def test_the_table_is_pasted_between_its_marks(load: Load, tmp_path: Path) -> None:
+    document = tmp_path / "a.md"
+    document.write_text("x\n<!-- a -->\nold\n<!-- end -->\ny <!-- end -->\n", encoding="utf-8")
+    load("quickstart").paste(document, "a", "new")
+    expected = "x\n<!-- a -->\n```text\nnew\n```\n<!-- end -->\ny <!-- end -->\n"
+    assert document.read_text(encoding="utf-8") == expected
+
+
+def test_quickstart_sizes(load: Load) -> None:
+    quickstart = load("quickstart")
+    assert quickstart.size_of("", full=True, tiny=False) == quickstart.FULL
+    assert quickstart.size_of("some/model", full=False, tiny=False).model.startswith("--model_name some/model --lora ")
 
 
 @pytest.mark.slow
@@ -151,31 +172,14 @@ def test_a_command_is_run_as_a_shell_would(
     assert second.startswith("stepjepa ")
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_nothing_is_overwritten(
-    name: str, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    example = load(name.removesuffix(".py"))
-    monkeypatch.setattr(sys, "argv", [name, "--output_dir", str(tmp_path), "--tiny"])
-    with pytest.raises(SystemExit) as ended:
-        load("shown").arguments(example.__doc__, "a")
-    assert ended.value.code == 2
-    assert "is there already; name another --output_dir" in capsys.readouterr().err
+def test_nothing_is_overwritten(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_folder = load("shown").new_folder
+    with pytest.raises(SystemExit, match="is there already; name another --output_dir"):
+        new_folder("a", tmp_path)
+    assert new_folder("a", tmp_path / "b") == tmp_path / "b"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [name])
     (tmp_path / "runs" / "a-1").mkdir(parents=True)
-    given = load("shown").arguments(example.__doc__, "a")
-    assert (given.output_dir, given.tiny) == (Path("runs/a-2"), False)
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_an_example_says_what_it_shows(name: str) -> None:
-    text = (EXAMPLES / name).read_text(encoding="utf-8")
-    document = ast.get_docstring(ast.parse(text)) or ""
-    assert "Offline, on a CPU." in document.splitlines()[0]
-    assert "What you should see:" in document
-    assert "does not show:" in document.replace("\n", " ")
-    assert 'if __name__ == "__main__":\n    given = arguments(__doc__, ' in text
+    assert new_folder("a") == Path("runs/a-2")
 
 
 def test_a_script_starts(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "data_to_report.ipynb"
+NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "quickstart.ipynb"
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def test_it_runs(notebook: nbformat.NotebookNode, tmp_path: Path, monkeypatch: p
         for output in cell.outputs
         if output.output_type == "stream"
     )
-    assert re.search(r"(?m)^step-jepa +step-jepa ", said)
-    assert said.count("$ stepjepa ") == 8
+    assert re.search(r"(?m)^infonce +llm-jepa ", said)
+    assert said.count("$ stepjepa ") == 10
     pictures = [
         output
         for cell in notebook.cells
@@ -59,4 +59,4 @@ def test_it_runs(notebook: nbformat.NotebookNode, tmp_path: Path, monkeypatch: p
         if "image/png" in output.get("data", {})
     ]
     assert len(pictures) == 2
-    assert (tmp_path / "runs" / "notebook-1" / "step-jepa" / "test.summary.json").exists()
+    assert (tmp_path / "runs" / "notebook-1" / "infonce" / "test.summary.json").exists()

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.cells import cell_len
-from rich.color import ColorSystem
 from rich.console import Console
-from rich.style import Style
 
 import tiny
 from stepjepa.batch.collate import Item
@@ -20,10 +18,9 @@ from stepjepa.chat.predictors import add_predictor_tokens
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record, parse_record
 from stepjepa.errors import UserError
-from stepjepa.inspection.palette import COLOURS, EDGE, READ, token_style, visible_text
 from stepjepa.inspection.picture import write_png
 from stepjepa.inspection.record import Inspection, inspect_records, token_text, visible_matrix
-from stepjepa.inspection.view import show, title
+from stepjepa.inspection.view import COLOURS, EDGE, READ, show, title, visible_text
 from stepjepa.models.presets import train_tokenizer
 
 MODES = [
@@ -81,7 +78,7 @@ def test_the_tree_holds_what_training_runs_and_shows_each_token_its_own(
     paths = _paths(found)
     expected = np.zeros((len(value), len(value)), bool)
     labels: list[list[int]] = [[] for _ in value]
-    reads: dict[str, dict[str, tuple[int, int]]] = {}
+    reads = 0
     for (line, sequence), path, info in zip(sequences, paths, found.sequences, strict=True):
         assert [found.tokens[place].id for place in path] == sequence.ids.tolist()
         assert [found.tokens[place].position for place in path] == list(range(len(sequence)))
@@ -92,20 +89,15 @@ def test_the_tree_holds_what_training_runs_and_shows_each_token_its_own(
         for position, token in sequence.labels:
             labels[path[position]].append(int(token))
         for pair, kind, first, last in sequence.readouts:
-            reads.setdefault(f"{pair + 1} of line {line}", {})[kind] = path[last - 1], last - first
-            assert f"{kind} {pair + 1} of line {line}" in found.tokens[path[last - 1]].readouts
+            reads += 1
+            mean = f" (mean of {last - first} tokens)" if last > first + 1 else ""
+            assert f"{kind} {pair + 1} of line {line}{mean}" in found.tokens[path[last - 1]].readouts
     assert (visible_matrix(found) == expected).all()
     ruled = [[q["start"] <= k["place"] <= q["place"] < k["end"] for k in value] for q in value]
     assert (np.array(ruled) == expected).all()
     assert [list(token.labels) for token in found.tokens] == labels
     assert sum(map(len, paths)) >= len(found.tokens) == len(set().union(*paths))
-    shown = {
-        pair.name: {"source": (pair.source, pair.averaged[0]), "target": (pair.target, pair.averaged[1])}
-        for pair in found.pairs
-    }
-    assert shown == reads
-    assert [pair.name for pair in found.pairs] == sorted(reads, key=lambda name: name.split()[::-1])
-    assert sum(len(token.readouts) for token in found.tokens) == 2 * len(reads)
+    assert sum(len(token.readouts) for token in found.tokens) == reads
     assert bool(reads) == (mode != "regular")
 
 
@@ -246,11 +238,6 @@ def test_tokens_are_told_apart_without_colour(records: list[Record], tokenizer: 
     lines = _without_styles(text).splitlines()
     assert lines == _shown(found, 120).splitlines()
     assert f"  <|predictor_1|>{EDGE}<|predictor_2|>{READ}" in lines
-
-
-def test_sixteen_colours_tell_all_kinds_apart() -> None:
-    styles = {Style.parse(token_style(kind, number)).bgcolor for kind in COLOURS for number in (0, 1)}
-    assert len({color.downgrade(ColorSystem.STANDARD).number for color in styles if color}) == 2 * len(COLOURS) == 8
 
 
 def test_the_terminal_shows_labels_readouts_and_text_as_it_is(records: list[Record], tokenizer: Any) -> None:

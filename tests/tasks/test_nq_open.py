@@ -21,38 +21,31 @@ def verdict(truth, said):
     [
         # The answer, in the ways in which people write it.
         ("Amma", "Amma", "epc"),
-        ("Beatles", "the Beatles", "epc"),
         ("Tempest", '"The Tempest"', "epc"),
         ("Sandra Day O'Connor", "Sandra Day O’Connor", "epc"),
         ("MÃ¡ire Brennan", "Máire Brennan", "epc"),
         ("B. F. Skinner", "BF Skinner", "epc"),
-        ("the U.S.", "US", "epc"),
         ("AT&T", "ATT", "epc"),
         ("$2,500", "2500", "epc"),
         ("Nine; 9", "9", "epc"),
         # Lists, the form in which the training targets stand.
         ("Nine; 9", "9; nine", "epc"),
-        ("Nine; 9", "7; 8", "---"),
         # The answer in more words, or with more behind it.
         ("Amma", "The answer is Amma.", "--c"),
         # Near misses.
         ("Amma", "Ammar", "---"),
         ("1.8 billion", "1.8 million", "---"),
         ("10-20%", "1020", "---"),
-        ("-17.0", "17.0", "---"),
         ("John F. Kennedy", "Kennedy", "---"),
-        ("new york", "new; york", "---"),
         # Nothing said.
         ("Amma", "", "---"),
         ("Amma", ";;;", "---"),
         # Truths that normalising leaves nothing of make nothing else right.
-        ("/", "/", "epc"),
         ('"; Frederick Douglass', "Frederick Douglass", "epc"),
         ('"; Frederick Douglass', "Booker Washington", "---"),
         ("A", "A", "epc"),
         # Signs that make another thing of a letter.
         ("C++", "C", "---"),
-        ("#1", "1", "epc"),
         ("Ｐａｒｉｓ", "Pa\u200bris", "epc"),
         # What only one who knows the subject can tell is not told.
         ("Nine", "9", "---"),

@@ -1,27 +1,23 @@
-"""Paraphrases: records from pairs and groups, and how alike embeddings are in a group and across groups."""
+"""Paraphrases: records of rows, and how alike embeddings are in a group and across groups."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from stepjepa.data.records import parse_record
 from stepjepa.errors import UserError
-from stepjepa.tasks import paraphrase
-from stepjepa.tasks.paraphrase import records_of, within_and_between
+from stepjepa.preparing.conversion import CONVERSIONS, convert_rows
+from stepjepa.tasks.paraphrase import within_and_between
 
 
 def made(*rows):
     """(source, target, group, position) of the records, and what was dropped."""
-    wrong = []
-    records, dropped = records_of(enumerate(rows, start=1), lambda line, error: wrong.append(f"{line}: {error}"))
-    if wrong:
-        raise UserError(wrong[0])
-    assert all(parse_record(record).messages[0]["role"] == "system" for record in records)
+    records, counts = convert_rows(enumerate(rows, start=1), CONVERSIONS["paraphrase"].convert, path="raw.tsv")
+    assert all(record["messages"][0]["role"] == "system" for record in records)
     return [
         (record["messages"][1]["content"], record["messages"][2]["content"], record["group"], record["position"])
         for record in records
-    ], dict(dropped)
+    ], dict(counts.dropped)
 
 
 @pytest.mark.parametrize(
@@ -46,28 +42,13 @@ def test_each_sentence_of_a_group_predicts_the_next():
     assert made({"text": "a", "paraphrases": ["b", "c", "d"]}, {"text": "x", "paraphrases": ["y"]})[0] == expected
 
 
-def test_rows_with_a_group_need_not_stand_together():
-    rows = [("a", "p"), ("x", "q"), ("b", "p"), ("y", "q"), ("c", "p"), ("alone", "r")]
-    expected = [("a", "b", "p", 1), ("b", "c", "p", 2), ("x", "y", "q", 1)]
-    for names in (("sentence", "group"), ("text", "group_id"), ("paraphrase", "paraphrase_set_id")):
-        records, dropped = made(*(dict(zip(names, row, strict=True)) for row in rows))
-        assert (records, dropped) == (expected, {"single sentence": 1})
-    pairs = [{"text": "a", "paraphrase": "b", "group": 4}, {"text": "c", "paraphrase": "d", "group": 4}]
-    assert made(*pairs)[0] == [("a", "b", 4, 1), ("b", "c", 4, 2), ("c", "d", 4, 3)]
-    assert made({"sentence1": "a", "sentence2": "b", "group": "p"})[0] == [("a", "b", "p", 1)]
-    numbers = [{"sentence": text, "group": float(number)} for text, number in (("a", 3), ("b", 3))]
-    assert made(*numbers)[0] == [("a", "b", 3, 1)]
-
-
 @pytest.mark.parametrize(
     ("label", "reason"),
     [
         (1, None),
-        (1.0, None),
         ("true", None),
         ("0", "label 0: no paraphrases"),
         (-1, "no label"),
-        (None, "no label"),
         ("entailment", "label neither 0 nor 1"),
     ],
 )
@@ -77,34 +58,21 @@ def test_only_pairs_labelled_1_are_paraphrases(label, reason):
     assert dropped == ({reason: 1} if reason else {})
 
 
-def test_what_is_dropped_is_counted():
+def test_a_sentence_counts_once_whatever_its_case_and_spacing():
     records, dropped = made(
-        {"set": ["a", "A ", "", None, "b", float("nan")]},
-        {"set": ["a", "b"]},
-        {"set": ["b", "a"]},
-        {"set": ["alone"]},
-        {"set": []},
-        {"set": ["same", "same"]},
+        {"set": ["a", "A ", "", None, "b", float("nan")]}, {"set": ["alone"]}, {"set": []}, {"set": ["same", "same"]}
     )
-    assert records == [("a", "b", 1, 1), ("b", "a", 3, 1)]
-    assert dropped == {
-        paraphrase.EMPTY: 3,
-        paraphrase.DUPLICATE: 2,
-        paraphrase.REPEATED: 1,
-        # Nothing else of these two groups is counted.
-        paraphrase.SINGLE: 2,
-    }
+    assert records == [("a", "b", 1, 1)]
+    assert dropped == {"fewer than two different sentences": 3}
 
 
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([{"question": "q", "answer": "a"}], "1: the columns are question, answer; expected two sentences"),
-        ([{}], r"1: the columns are \(none\)"),
-        ([{"set": ["a", "b"]}, {"name": "x", "group": 1}], "2: the columns are name, group"),
-        ([{"sentence": "a", "group": 1}, {"sentence": "b", "group": ""}], "2: the columns are sentence, group"),
-        ([{"sentence": "a", "group": [1]}], "1: the group is list"),
-        ([{"set": "no list"}], "1: 'set' is no list of sentences"),
+        ([{"question": "q", "answer": "a"}], r"^raw\.tsv:1: the columns are question, answer; expected two sentences"),
+        ([{}], r"the columns are \(none\)"),
+        ([{"set": ["a", "b"]}, {"name": "x"}], r"^raw\.tsv:2: the columns are name"),
+        ([{"set": "no list"}], "'set' is no list of sentences"),
     ],
 )
 def test_unknown_forms_are_refused_with_the_row(rows, words):
@@ -131,7 +99,6 @@ def test_similarity_in_and_between_groups_against_the_double_loop(size, width, c
 @pytest.mark.parametrize(
     ("embeddings", "groups", "words"),
     [
-        (np.ones((3, 2)), [1, 2], r"got shape \(3, 2\) and 2 groups"),
         (np.array([[1.0, 0], [0, 0]]), [1, 1], "row 1"),
         (np.array([[np.nan, 0], [1, 0]]), [1, 1], "row 0"),
     ],

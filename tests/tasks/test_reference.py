@@ -19,7 +19,6 @@ from task_records import record
         # Text: letter by letter, but for white space at the ends and one special token.
         (GenericTask, "[0-9]+", "[0-9]+", (True, True), True),
         (GenericTask, "[0-9]+", "[0-9]+<|end|>", (True, True), False),
-        (SentimentTask, "Good", "good", (False, False), True),
         (SentimentTask, "Good", "Good\nBad", (False, True), True),
         # The last line must be marked, and nothing marked equals nothing marked.
         (Gsm8kTask, "so\n#### 18", "then\n#### 18", (True, False), True),
@@ -28,7 +27,6 @@ from task_records import record
         # The answer within the truth, instead of the truth within the answer.
         (NqOpenTask, "Amma; Adora", "Amma", (True, False), True),
         (NqOpenTask, "Amma; Adora", "mm", (True, False), False),
-        (NqOpenTask, "Amma; Adora", "Amma.", (False, False), True),
         (NqOpenTask, "Amma; Adora", "It was Amma", (False, False), False),
     ],
 )

@@ -16,8 +16,6 @@ TASK = SentimentTask()
         # The label.
         ("Good", "Good", "cefps"),
         ("Good", "Good.", "cfps"),
-        ("Good", "**Good**", "cf_s"),
-        ("Very Bad", "Very Bad", "cefps"),
         # In more words, or with more behind it.
         ("Good", "Good movie", "cfps"),
         ("Good", "The sentiment of the comment is: Good", "c_s"),
@@ -27,17 +25,14 @@ TASK = SentimentTask()
         # Another label, or a longer one.
         ("Good", "Bad", ""),
         ("Very Bad", "Bad", "s"),
-        ("Good", "Mediocre", ""),
         # Both, or none.
         ("Good", "Good or Bad", "fp"),
         ("Good", "Bad? No, Good", ""),
         ("Good", "", ""),
-        ("Good", "!!!", ""),
         ("Good", "Good-natured", "p"),
         ("Good", "A film that has a good cast", ""),
         # The words of the prompt: the side is right, the label is not given.
         ("Good", "Positive", "s"),
-        ("Good", "Good (positive)", "cfps"),
         ("Good", "Good, negative", "fp"),
     ],
 )

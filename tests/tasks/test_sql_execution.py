@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stepjepa.answers.workers import Workers
-from stepjepa.tasks.sql.execution import QueryResult, judge, run_query, same_result
+from stepjepa.tasks.sql_execution import QueryResult, judge, run_query, same_result
 
 MEMORY = 512
 
@@ -63,14 +63,10 @@ def run(database, sql, seconds=5.0, **limits):
     [
         ("SELECT name FROM singer WHERE age > 50", [("Joe",)]),
         ("select count(*) from SINGER;", [(4,)]),
-        ("SELECT count(*) FROM singer /* all */ ; ;\n", [(4,)]),
         ("VALUES (1, NULL)", [(1, None)]),
         ('WITH f AS (SELECT * FROM singer WHERE country = "France") SELECT min(age) FROM f', [(41,)]),
         ("SELECT name FROM french ORDER BY name", [("Rose",), ("Tim",)]),
-        ("SELECT upper(substr(name, 1, 1)) FROM singer WHERE id = 1", [("J",)]),
         ("SELECT json_extract('[7]', '$[0]')", [(7,)]),
-        # No number is so wide; it is none.
-        ("SELECT printf('%1000000000d', 1)", [(None,)]),
         ("SELECT 'a;b'", [("a;b",)]),
     ],
 )
@@ -83,29 +79,19 @@ def test_reading_is_allowed(database, sql, rows):
     [
         ("DROP TABLE singer", "denied"),
         ("DELETE FROM singer", "denied"),
-        ("REPLACE INTO singer (id) VALUES (1)", "denied"),
         ("WITH x AS (SELECT 1) DELETE FROM singer", "denied"),
         ("CREATE TABLE t (a)", "denied"),
         ("CREATE VIRTUAL TABLE t USING fts5(a)", "denied"),
         ("ATTACH DATABASE '/tmp/should-not-be-there.sqlite' AS x", "denied"),
-        ("DETACH DATABASE main", "denied"),
         ("VACUUM INTO '/tmp/should-not-be-there.sqlite'", "denied"),
         ("PRAGMA journal_mode = WAL", "denied"),
-        ("ANALYZE", "denied"),
-        ("REINDEX", "denied"),
-        ("SAVEPOINT x", "denied"),
-        ("COMMIT", "denied"),
         ("SELECT fts3_tokenizer('simple')", "denied"),
         ("SELECT sqlite_log(1, 'x')", "denied"),
         ("SELECT 1; SELECT 2", "syntax"),
-        ("SELECT 1; x", "syntax"),
         ("-- nothing", "syntax"),
         ("SELEC name FROM singer", "syntax"),
-        ("SELECT name FROM", "syntax"),
         ("SELECT name FROM singer WHERE name = 'Jo", "syntax"),
         ("SELECT nme FROM singer", "other"),
-        ("SELECT f(name) FROM singer", "other"),
-        ("SELECT ?", "other"),
         ("SELECT writefile('x', 'y')", "other"),
         ("SELECT '\x00'", "other"),
         ("SELECT '\ud800'", "other"),
@@ -126,14 +112,10 @@ BOUNDLESS = [
     ("SELECT count(*) FROM numbers a, numbers b, numbers c, numbers d", "time"),
     ("SELECT a.n, b.n FROM numbers a, numbers b, numbers c", "rows"),
     ("SELECT zeroblob(1000000000)", "memory"),
-    ("SELECT hex(zeroblob(10000000))", "memory"),
-    ("SELECT zeroblob(10000000) FROM numbers", "memory"),
     ("SELECT * FROM (SELECT zeroblob(10000000 + n) AS b FROM numbers) ORDER BY b", "memory"),
-    ("SELECT count(DISTINCT zeroblob(10000000 + n)) FROM numbers", "memory"),
     ("SELECT " + "NOT " * 5000 + "1", "syntax"),
     ("SELECT * FROM " + "(SELECT * FROM " * 300 + "singer" + ")" * 300, "syntax"),
     ("SELECT * FROM " + " JOIN ".join(["numbers"] * 100), "other"),
-    ("SELECT 1 WHERE 'a' LIKE '" + "%a" * 2000 + "'", "other"),
     ("word " * 200_000, "syntax"),
 ]
 
@@ -177,7 +159,7 @@ def test_text_that_is_no_utf8_is_read_and_told_apart(database):
     verdict.output.encode()
 
 
-@pytest.mark.parametrize("name", ["a b", "a%20b", "mode=rwc", "x?mode=rwc", "'q'"])
+@pytest.mark.parametrize("name", ["a%20b", "x?mode=rwc"])
 def test_names_that_mean_something_in_an_address(tmp_path, name):
     file = make_database(tmp_path / name / f"{name}.sqlite")
     assert run(file, "SELECT count(*) FROM singer").rows == [(4,)]
@@ -220,20 +202,14 @@ def found(*rows, columns=None):
         # Columns in another order, the same for all rows.
         ([(1, "a"), (2, "b")], [("a", 1), ("b", 2)], True, True, False),
         ([(1, 2), (2, 1)], [(1, 1), (2, 2)], False, False, False),
-        ([(1, 2), (3, 1)], [(2, 1), (1, 3)], True, True, False),
         # How often a row occurs.
         ([(1,), (1,), (2,)], [(1,), (2,), (2,)], False, False, False),
-        ([(1,)], [(1, 1)], False, False, False),
         # What is the same value and what is not.
         ([(1,)], [(1.0,)], True, True, True),
         ([("a",)], [("A",)], False, False, False),
-        ([(b"a",)], [(b"a",)], True, True, True),
         ([(None,)], [(0,)], False, False, False),
         ([(0.1 + 0.2,)], [(0.3,)], True, True, True),
-        ([(-0.0,)], [(0,)], True, True, True),
         ([(0.33,)], [(0.3333333,)], False, False, False),
-        ([(2.5,)], [(2,)], False, False, False),
-        ([(12345678901,)], [(12345678902,)], False, False, False),
         ([(9007199254740993,)], [(9007199254740992.0,)], False, False, False),
         # Two instants of a Julian date, a second apart.
         ([(2459580.5000115740,)], [(2459580.5000231480,)], False, False, False),

@@ -51,12 +51,6 @@ def test_every_step_holds_one_true_equation_on_a_result_that_the_question_does_n
         assert not told & results
 
 
-def test_a_smaller_size_gives_the_first_records():
-    first = generate(300, seed=4)
-    assert generate(100, seed=4) == first[:100]
-    assert generate(300, seed=5) != first
-
-
 def test_train_and_test_share_no_problem():
     train, test = generate_split(2000, 200, seed=0)
     assert (len(train), len(test)) == (2000, 200)
@@ -72,22 +66,12 @@ def test_the_test_set_does_not_depend_on_the_training_size():
     assert generate_split(50, 40, seed=10)[1] != small_test
 
 
-def test_too_few_problems_is_an_error_with_the_number_found():
-    tiny = Difficulty(max_steps=2, operations=("double",))
-    with pytest.raises(ValueError, match=r"test_size: .* got 500 and found \d+; ask for fewer"):
-        generate_split(10, 500, seed=0, difficulty=tiny)
-    with pytest.raises(ValueError, match=r"^size: .* got 9 and found 0"):
-        generate(9, seed=0, difficulty=Difficulty(min_steps=8, max_steps=8, max_amount=10, operations=("share",)))
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"min_steps": 1}, "min_steps: expected 2 or more, got 1"),
         ({"min_steps": 5, "max_steps": 4}, r"max_steps: expected 5 \(min_steps\) to 8, got 4"),
-        ({"max_quantity": 3}, "max_quantity: expected 4 or more, got 3"),
         ({"operations": ()}, "operations: .* got none"),
-        ({"operations": ("add", "add")}, "operations: expected different ones"),
     ],
 )
 def test_a_wrong_difficulty_is_refused(fields, message):

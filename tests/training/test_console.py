@@ -1,6 +1,5 @@
 """What a run prints: the first screen, losses and time while it trains, and a last command that works."""
 
-import argparse
 import io
 import re
 import sys
@@ -37,7 +36,7 @@ def arguments(folder: Path | str, *flags: str) -> Any:
     parser = Parser(prog="stepjepa train", allow_abbrev=False)
     train.add_arguments(parser)
     given = ["--train_file", "t.jsonl", "--model_name", "m", "--output_dir", str(folder), *flags]
-    return argparse.Namespace(**vars(train.parse(parser, given)), why_loss=None)
+    return train.parse(parser, given)
 
 
 class Terminal(io.StringIO):
@@ -121,9 +120,11 @@ def test_the_last_lines_say_where_everything_is(tmp_path: Path) -> None:
     results = {"steps": 1, "tokens": 4321.0, "train_seconds": 187.0, "last_log": {"lm_loss": 1.25}, "eval_lm_loss": 2}
     record = {"status": "finished", "results": results}
     (tmp_path / "checkpoint-3").mkdir()
+    for name in ("metrics.jsonl", "metrics.png"):
+        (tmp_path / name).touch()
     assert last_lines(tmp_path, record) == [
         ("done", "1 step, 4,321 tokens in 3 min 07 s; LM loss 1.2500, held out 2.0000"),
-        ("run folder", f"{tmp_path} (the model, run.json, metrics.jsonl, 1 checkpoint)"),
+        ("run folder", f"{tmp_path} (the model, run.json, metrics.jsonl, metrics.png, 1 checkpoint)"),
     ]
     found = finished_json(arguments("runs/a b"), record)
     assert (found["run_folder"], found["results"]) == ("runs/a b", results)

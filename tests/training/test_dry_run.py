@@ -27,7 +27,7 @@ from stepjepa.models.loading import load_model
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.parser import Parser
 from stepjepa.run_folder import read_run
-from stepjepa.training.build import training_arguments
+from stepjepa.training.settings import training_arguments
 from stepjepa.training.trainer import JepaTrainer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -23,7 +23,14 @@ def write(path: Path, *questions: int) -> str:
 
 
 def given(**changes: Any) -> Namespace:
-    fields = {"data_file": None, "train_file": None, "eval_file": None, "bad_records": "error", "streaming": False}
+    fields = {
+        "data_file": None,
+        "train_file": None,
+        "eval_file": None,
+        "columns": None,
+        "bad_records": "error",
+        "streaming": False,
+    }
     return Namespace(**{**fields, "training": {}, "shuffle_buffer_size": None, **changes})
 
 

@@ -21,7 +21,6 @@ from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, existing_file, fingerprint, read_json_object, write_json
 
 JSON_FILE, DATA_FILE = "analysis.json", "embeddings.npz"
-FIGURES = ("projection", "singular_values")
 FORMATS = ("png", "svg")
 VERSION = 1
 
@@ -40,7 +39,7 @@ class ModelAnalysis:
     views: tuple[str, str]  # names of source and target
     config: dict[str, Any]  # how the views were read, a JepaConfig
     numbers: dict[str, Any]  # see numbers.analyse; also 'groups' for paraphrases
-    captions: dict[str, dict[str, Any]]  # of each projection, see projections.project
+    captions: dict[str, dict[str, Any]]  # of each projection, see points.project
     # source and target [P, D]; record (counted from 0 in the test file) and pair [P]; is_target and classes [M], the
     # latter indices of Analysis.classes, or REST
     arrays: dict[str, NDArray[Any]]
@@ -60,11 +59,8 @@ class Analysis:
 
 def output_files(folder: str | os.PathLike[str]) -> list[Path]:
     """All files that an analysis writes."""
-    return [Path(folder) / JSON_FILE, Path(folder) / DATA_FILE, *_pictures(folder)]
-
-
-def _pictures(folder: str | os.PathLike[str]) -> list[Path]:
-    return [Path(folder) / f"{figure}.{kind}" for figure in FIGURES for kind in FORMATS]
+    pictures = [f"{figure}.{kind}" for figure in ("projection", "singular_values") for kind in FORMATS]
+    return [Path(folder) / name for name in (JSON_FILE, DATA_FILE, *pictures)]
 
 
 def check_folder(folder: str | os.PathLike[str], overwrite: bool) -> None:
@@ -73,9 +69,8 @@ def check_folder(folder: str | os.PathLike[str], overwrite: bool) -> None:
     Raises:
         UserError: it holds an analysis and ``overwrite`` is off, or is a file.
     """
-    nearest = next(path for path in (Path(folder), *Path(folder).absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        raise UserError("is a file where a folder is needed; name another --output_dir", path=nearest)
+    if Path(folder).is_file():
+        raise UserError("is a file where a folder is needed; name another --output_dir", path=folder)
     there = [file for file in output_files(folder) if file.exists()]
     if there and not overwrite:
         raise UserError("is there already; name another --output_dir or pass --overwrite", path=there[0])
@@ -83,20 +78,19 @@ def check_folder(folder: str | os.PathLike[str], overwrite: bool) -> None:
 
 def save(analysis: Analysis, folder: str | os.PathLike[str]) -> None:
     """Write the data of an analysis; an earlier one is replaced, and its pictures removed."""
-    for picture in _pictures(folder):
+    json_file, data_file, *pictures = output_files(folder)
+    for picture in pictures:
         picture.unlink(missing_ok=True)
     arrays: dict[str, Any] = {}
     for number, model in enumerate(analysis.models):
         arrays |= {f"{number}/{name}": model.arrays[name] for name in _ARRAYS}
         arrays |= {f"{number}/plane/{name}": plane for name, plane in model.planes.items()}
-    data_file = Path(folder) / DATA_FILE
     with atomic_write(data_file, "wb") as stream:
         np.savez_compressed(stream, **arrays)
     described = _fields(analysis, without=("models",))
     described["models"] = [_fields(model, without=("arrays", "planes")) for model in analysis.models]
     # Written last, and it names the data: so loading notices a folder that a kill left half replaced.
-    head = {"version": VERSION, "data_fingerprint": fingerprint(data_file)}
-    write_json(Path(folder) / JSON_FILE, head | described)
+    write_json(json_file, {"version": VERSION, "data_fingerprint": fingerprint(data_file), **described})
 
 
 def _fields(value: Any, without: tuple[str, ...]) -> dict[str, Any]:
@@ -110,23 +104,16 @@ def load(folder: str | os.PathLike[str]) -> Analysis:
         UserError: there is none, or its files don't belong together.
     """
     json_file, data_file = Path(folder) / JSON_FILE, Path(folder) / DATA_FILE
-    if not json_file.is_file():
-        raise UserError(f"holds no analysis (no {JSON_FILE} in it); name the --output_dir of one", path=folder)
-    existing_file(data_file, "data file")
+    existing_file(data_file, "data file of an analysis")
     described = read_json_object(json_file, "analysis", "run it again")
+    if described.pop("data_fingerprint", None) != fingerprint(data_file):
+        raise UserError(f"is not the data that {JSON_FILE} was written with; run it again", path=data_file)
     try:
         if (version := described.pop("version")) != VERSION:
-            raise UserError(
-                f"written in version {version} of the format, and this program reads {VERSION}; run the analysis again",
-                path=json_file,
-            )
-        if described.pop("data_fingerprint") != fingerprint(data_file):
-            raise UserError(f"is not the data that {JSON_FILE} was written with; run it again", path=data_file)
+            raise ValueError(f"it is of version {version}, and this program reads {VERSION}")
         with np.load(data_file, allow_pickle=False) as arrays:
             models = tuple(_model(number, values, arrays) for number, values in enumerate(described.pop("models")))
         return Analysis(**described | {"classes": tuple(described["classes"]), "models": models})
-    except UserError:
-        raise
     except (ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise UserError(f"can't be read as an analysis ({error}); run it again", path=json_file) from None
 

@@ -29,11 +29,10 @@ def analyse(embeddings: ViewEmbeddings, *, seed: int = 0) -> dict[str, Any]:
         seed: of the halves of the linear map, and of the sample behind the quantiles of many shuffled pairs.
 
     Returns:
-        Values that JSON can hold: ``pairs``, ``records``, ``dimensions``; ``matched`` and ``shuffled`` cosines (see
-        ``similarity.similarity_quantiles``; both means are over all pairs); effective ranks and ``retrieval_top1``
-        (see ``monitors``; missing for a single pair); ``difference`` and ``unit_difference`` (see
-        :func:`singular_values`) of source minus target as they are and scaled to length 1; ``linear_map`` (see
-        :func:`linear_map`); ``notes``, sentences about what these numbers can't say.
+        ``pairs``, ``records``, ``dimensions``; cosines of ``matched`` and ``shuffled`` pairs, both means over all;
+        effective ranks and ``retrieval_top1`` (missing for a single pair); the singular values of the ``difference`` of
+        source and target, and of the ``unit_difference`` of the same scaled to length 1; ``linear_map``; ``notes``,
+        sentences about what these numbers can't say.
     """
     totals, source, target = similarity_totals(embeddings), embeddings.source, embeddings.target
     spread = {"matched": pair_cosines(embeddings), "shuffled": _crossed_cosines(embeddings, seed)}
@@ -90,7 +89,7 @@ def linear_map(embeddings: ViewEmbeddings, *, seed: int = 0) -> dict[str, Any]:
     # Halves of records, so that pairs of one record are never on both sides.
     first = np.isin(embeddings.record, np.random.default_rng(seed).permutation(records)[: len(records) // 2])
     everything = np.ones_like(first)
-    halves = [(first, ~first), (~first, first)] if first.any() and not first.all() else []
+    halves = [(first, ~first), (~first, first)] if len(records) > 1 else []
     return {
         "error": float(np.linalg.norm(source @ _fit(source, target) - target)),
         "relative": _unexplained(source, target, [(everything, everything)]),
@@ -138,44 +137,39 @@ def _notes(numbers: Mapping[str, Any]) -> list[str]:
 
 
 def as_markdown(names: Sequence[str], models: Sequence[Mapping[str, Any]]) -> str:
-    """The numbers of some models as a Markdown table that also reads well in a terminal, one column for each.
-
-    Args:
-        names: of the models.
-        models: from :func:`analyse`; also ``groups`` of paraphrases (``tasks.paraphrase.within_and_between``).
-    """
+    """The numbers of some models, from :func:`analyse`, as a Markdown table with one column for each."""
     columns = [_cells(numbers) for numbers in models]
-    rows = [["", *names], *([what, *(column[n][1] for column in columns)] for n, (what, _) in enumerate(columns[0]))]
+    rows = [["", *names], *([what, *(column[what] for column in columns)] for what in columns[0])]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = [[text.ljust(width) for text, width in zip(row, widths, strict=True)] for row in rows]
     head, *body = ["| " + " | ".join(row) + " |" for row in padded]
     return "\n".join([head, "|" + "|".join("-" * (width + 2) for width in widths) + "|", *body])
 
 
-def _cells(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Row by row what it is about, and the number."""
+def _cells(numbers: Mapping[str, Any]) -> dict[str, str]:
+    """What each row is about, and its number."""
     mapping, groups = numbers["linear_map"], numbers.get("groups", {})
-    cells = [("pairs", f"{numbers['pairs']:,}"), ("dimensions", f"{numbers['dimensions']:,}")]
+    cells = {"pairs": f"{numbers['pairs']:,}", "dimensions": f"{numbers['dimensions']:,}"}
+    shares = " ".join(f"{q:.1f}"[1:] for q in QUANTILES)
     for kind in ("matched", "shuffled"):
         quantiles = numbers[kind].get("quantiles", {}).values()
-        cells.append((f"cosine, {kind}", _number(numbers[kind].get("mean"))))
-        shares = " ".join(f"{q:.1f}"[1:] for q in QUANTILES)
-        cells.append((f"  quantiles {shares}", " ".join(map(_number, quantiles)) or _number(None)))
+        cells[f"cosine, {kind}"] = _number(numbers[kind].get("mean"))
+        cells[f"{kind}, quantiles {shares}"] = " ".join(map(_number, quantiles)) or _number(None)
     for view in ("source", "target"):
         ranks = (numbers.get(f"{view}_rank"), numbers.get(f"{view}_rank_centred"))
-        cells.append((f"effective rank, {view} / centred", " / ".join(_number(rank, 1) for rank in ranks)))
+        cells[f"effective rank, {view} / centred"] = " / ".join(_number(rank, 1) for rank in ranks)
     for kind in ("within", "between") if groups else ():
-        cells.append((f"cosine {kind} groups ({groups['groups']:,} groups)", _number(groups[kind])))
+        cells[f"cosine {kind} groups ({groups['groups']:,} groups)"] = _number(groups[kind])
     top = f"mean of the {numbers['difference']['top']} largest"
-    return [
-        *cells,
-        ("retrieval, nearest target is the right one", _number(numbers.get("retrieval_top1"))),
-        ("singular values of source - target", f"{_number(numbers['difference']['top_mean'])} ({top})"),
-        ("  of the same, scaled to length 1", f"{_number(numbers['unit_difference']['top_mean'])} ({top})"),
-        ("linear map W of source to target, norm of error", _number(mapping["error"])),
-        ("  share of the spread of Y that it misses", _number(mapping["relative"])),
-        ("  the same, held out", _number(mapping["held_out"])),
-    ]
+    return {
+        **cells,
+        "retrieval, nearest target is the right one": _number(numbers.get("retrieval_top1")),
+        "singular values of source - target": f"{_number(numbers['difference']['top_mean'])} ({top})",
+        "  of the same, scaled to length 1": f"{_number(numbers['unit_difference']['top_mean'])} ({top})",
+        "linear map W of source to target, norm of error": _number(mapping["error"]),
+        "  share of the spread of Y that it misses": _number(mapping["relative"]),
+        "  the same, held out": _number(mapping["held_out"]),
+    }
 
 
 def _number(value: float | None, digits: int = 3) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import textwrap
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FONT = "DejaVu Sans"
-
 PALETTE = (*drawing.PALETTE[:-1], "#000000")
 REST_COLOUR = "#BBBBBB"
 LINES = ("-", "--", "-.", ":")
@@ -31,18 +28,14 @@ COLOURED_BY = {
     "paraphrase": "by group of paraphrases",
     "rotten_tomatoes": "by answer",
     "steps": "by number of the step",
-    "answers": "by whether the model's own answer is right",
 }
-PLANE_NAMES = {"pca": "PC", "tsne": "t-SNE", "umap": "UMAP"}
+PLANE_NAMES = {"pca": "PC", "tsne": "t-SNE"}
 
 LONGEST_LABEL = 24
 """Characters of a label in a legend."""
 
 VECTORS = 5000
 """More points than this become one image inside the SVG, which would be slow to open otherwise."""
-
-_COLUMN = 4.3
-"""Inches of a column of axes."""
 
 
 def write_figures(analysis: Analysis, folder: str | os.PathLike[str]) -> list[Path]:
@@ -56,32 +49,29 @@ def write_figures(analysis: Analysis, folder: str | os.PathLike[str]) -> list[Pa
             file = Path(folder) / f"{name}.{kind}"
             metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {}
             with rc_context({"svg.hashsalt": "stepjepa"}), atomic_write(file, "wb") as stream:
-                # An equal aspect changes tick labels after the layout is made; "tight" keeps wider ones in the picture.
                 figure.savefig(stream, format=kind, dpi=150, metadata=metadata, bbox_inches="tight")
             written.append(file)
     return written
 
 
 def draw_projection(analysis: Analysis) -> Figure:
-    """One row of axes for each projection, one column for each model; of a single model all in one row."""
+    """One row of axes for each projection, one column for each model."""
     from matplotlib.figure import Figure
 
     names, models = list(analysis.models[0].planes), analysis.models
-    alone = len(models) == 1
-    rows, columns = (1, len(names)) if alone else (len(names), len(models))
-    figure = Figure(figsize=(max(_COLUMN * columns, 5.5) + 2.2, 4.1 * rows + 1.5), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False)
-    size = 11 if alone else 12
-    title = _title(analysis) + (f"\n{_heading(models[0], analysis, ' · ')}" if alone else "")
-    figure.suptitle(_fitted(title, figure.get_figwidth(), size), fontsize=size, parse_math=False)
-    for line, name in zip(grid.T if alone else grid, names, strict=True):
-        for axes, model in zip(line, models, strict=True):
+    figure = Figure(figsize=(max(4.3 * len(models), 5.5) + 2.2, 4.1 * len(names) + 1.5), layout="constrained")
+    grid = figure.subplots(len(names), len(models), squeeze=False)
+    kind, views = analysis.settings["t_sne_type"], analysis.models[0].views
+    shown = " and ".join(f"Enc({view})" for view in views)
+    if kind not in BOTH_VIEWS:
+        shown = f"Enc({'text' if 'text' in views else views[0]})"
+    figure.suptitle(f"{shown} of {_file(analysis)}, coloured {COLOURED_BY[kind]}\n{_where(analysis)}", fontsize=12)
+    for row, name in zip(grid, names, strict=True):
+        for axes, model in zip(row, models, strict=True):
             _scatter(axes, model, name, analysis)
-            if not alone and name == names[0]:
-                axes.set_title(_fitted(_heading(model, analysis), _COLUMN, 10), fontsize=10, parse_math=False)
-    legend = figure.legend(handles=_legend(analysis), loc="outside right center", fontsize=9, frameon=False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    for axes, model in zip(grid[0], models, strict=True):
+        axes.set_title(_heading(model, analysis), fontsize=10)
+    figure.legend(handles=_legend(analysis), loc="outside right center", fontsize=9, frameon=False)
     return figure
 
 
@@ -97,74 +87,65 @@ def _colours(analysis: Analysis) -> list[Any]:
 def _scatter(axes: Any, model: ModelAnalysis, name: str, analysis: Analysis) -> None:
     from matplotlib.colors import to_rgba_array
 
-    # Of a model that was trained the other way round, what the legend calls by its view is read as the other one.
-    swapped = analysis.settings["t_sne_type"] == "in_n_out" and model.views != analysis.models[0].views
-    plane, of_class, is_target = model.planes[name], model.arrays["classes"], model.arrays["is_target"]
+    plane, of_class = model.planes[name], model.arrays["classes"]
+    # Where colour tells the views apart, so does the mark, whichever of them a model reads as its source.
+    marks = of_class if analysis.settings["t_sne_type"] == "in_n_out" else model.arrays["is_target"].astype(int)
     rgba = to_rgba_array([*_colours(analysis)[: len(analysis.classes)], REST_COLOUR])
     # In an order that has nothing to do with the classes, so that none hides the others; only the grey ones lie below.
     order = np.random.default_rng(0).permutation(len(plane))
     order = order[np.argsort(of_class[order] != REST, kind="stable")]
-    for target, marker in enumerate(MARKERS[::-1] if swapped else MARKERS):
-        chosen = order[is_target[order] == target]
-        if len(chosen):
-            axes.scatter(
-                *plane[chosen].T,
-                c=rgba[of_class[chosen]],  # REST is -1: the last one
-                marker=marker,
-                s=float(np.clip(9000 / len(plane), 6, 30)),
-                alpha=0.65,
-                linewidths=0,
-                rasterized=len(plane) > VECTORS,
-            )
+    for mark, marker in enumerate(MARKERS):
+        chosen = order[marks[order] == mark]
+        if not len(chosen):
+            continue
+        axes.scatter(
+            *plane[chosen].T,
+            c=rgba[of_class[chosen]],  # REST is -1: the last one
+            marker=marker,
+            s=float(np.clip(9000 / len(plane), 6, 30)),
+            alpha=0.65,
+            linewidths=0,
+            rasterized=len(plane) > VECTORS,
+        )
     axes.set_aspect("equal", adjustable="datalim")
+    axes.tick_params(labelsize=7)
     caption = model.captions[name]
     if not caption:
         axes.text(0.5, 0.58, "all points are one point", transform=axes.transAxes, ha="center", fontsize=9)
     labels = [f"{PLANE_NAMES[name]} {number}" for number in (1, 2)]
     if "variance" in caption:
-        labels = [
-            f"{label} ({share:.1%} of variance)" for label, share in zip(labels, caption["variance"], strict=True)
-        ]
+        shares = zip(labels, caption["variance"], strict=True)
+        labels = [f"{label} ({share:.1%} of variance)" for label, share in shares]
     else:
         # Neither places nor distances have a unit here.
         axes.set(xticks=[], yticks=[])
         labels[0] += "".join(f" ({what} {value:.3g})" for what, value in caption.items())
     axes.set_xlabel(labels[0], fontsize=9)
     axes.set_ylabel(labels[1], fontsize=9)
-    axes.tick_params(labelsize=7)
 
 
-def _fitted(text: str, width: float, size: int) -> str:
-    """Lines broken so that they fit into a width in inches, at a font size in points."""
-    # On average a character is 0.6 times as wide as the font is high; capitals are wider.
-    most = int(width * 72 / (0.65 * size))
-    return "\n".join(textwrap.fill(line, most, break_on_hyphens=False) for line in text.split("\n"))
-
-
-def _heading(model: ModelAnalysis, analysis: Analysis, between: str = "\n") -> str:
+def _heading(model: ModelAnalysis, analysis: Analysis) -> str:
     """Name, number of pairs and cosines of a model."""
     pairs, points = model.numbers["pairs"], len(model.arrays["classes"])
     drawn = points // 2 if analysis.settings["t_sne_type"] in BOTH_VIEWS else points
     few = f" ({drawn:,} drawn)" if drawn < pairs else ""
     found = {kind: model.numbers[kind].get("mean") for kind in ("matched", "shuffled")}
     cosines = ", ".join(f"{kind} {mean:.3f}" for kind, mean in found.items() if mean is not None)
-    return between.join([drawable(model.name, FONT), f"{_pairs(pairs)}{few}", f"cosine {cosines}"])
+    return f"{_text(model.name)}\n{pairs:,} pairs{few}\ncosine {cosines}"
 
 
-def _pairs(count: int) -> str:
-    return f"{count:,} pair" + "s" * (count != 1)
+def _text(text: str) -> str:
+    """A text as it stands: Matplotlib reads formulas between dollar signs and warns of missing glyphs."""
+    return drawable(text, FONT).replace("$", r"\$")
 
 
-def _title(analysis: Analysis) -> str:
-    kind, views = analysis.settings["t_sne_type"], analysis.models[0].views
-    shown = " and ".join(f"Enc({view})" for view in views)
-    if kind not in BOTH_VIEWS:
-        shown = f"Enc({'text' if 'text' in views else views[0]})"
-    return f"{shown} of {_file(analysis)}, coloured {COLOURED_BY[kind]}\n{_where(analysis)}"
+def _label(text: str) -> str:
+    """The same for a legend, from which Matplotlib leaves out what begins with an underscore."""
+    return f" {_text(text)}" if text.startswith("_") else _text(text)
 
 
 def _file(analysis: Analysis) -> str:
-    return drawable(Path(analysis.test_file).name, FONT)
+    return _text(Path(analysis.test_file).name)
 
 
 def _where(analysis: Analysis) -> str:
@@ -179,30 +160,19 @@ def _legend(analysis: Analysis) -> list[Any]:
     def mark(colour: Any, marker: str, label: str) -> Line2D:
         return Line2D([], [], color=colour, marker=marker, linestyle="none", markersize=7, label=_label(label))
 
-    kind, views = analysis.settings["t_sne_type"], analysis.models[0].views
-    colours = _colours(analysis)
+    kind = analysis.settings["t_sne_type"]
+    named = list(zip(analysis.classes, _colours(analysis), strict=False))
     if kind == "in_n_out":
-        named = zip(analysis.classes, colours, strict=False)
-        return [mark(colour, MARKERS[views.index(label)], f"Enc({label})") for label, colour in named]
-    entries, seen = [], Counter[str]()
-    for label, colour in zip(analysis.classes, colours, strict=False):
-        text = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
-        seen[text] += 1
-        entries.append(mark(colour, "s", text if seen[text] == 1 else f"{text} ({seen[text]})"))
+        marked = zip(named, MARKERS, strict=False)
+        return [mark(colour, marker, f"Enc({label})") for (label, colour), marker in marked]
+    short = [label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…" for label, _ in named]
+    entries = [mark(colour, "s", label) for label, (_, colour) in zip(short, named, strict=True)]
     if any((model.arrays["classes"] == REST).any() for model in analysis.models):
         entries.append(mark(REST_COLOUR, "s", "later steps" if kind == "steps" else "all others"))
-    if kind in BOTH_VIEWS:
-        entries += [
-            mark("#555555", marker, f"read as {view}")
-            for marker, view in zip(MARKERS, ("source", "target"), strict=True)
-        ]
+    if kind == "steps":
+        views = zip(MARKERS, ("source", "target"), strict=True)
+        entries += [mark("#555555", marker, f"read as {view}") for marker, view in views]
     return entries
-
-
-def _label(text: str) -> str:
-    """A text for a legend, from which Matplotlib leaves out what begins with an underscore."""
-    shown = drawable(text, FONT)
-    return f" {shown}" if shown.startswith("_") else shown
 
 
 def draw_singular_values(analysis: Analysis) -> Figure:
@@ -220,34 +190,29 @@ def draw_singular_values(analysis: Analysis) -> Figure:
             values = np.asarray(found["values"])
             # Below that is rounding of float32, which would stretch the axis over nothing.
             values = values[values > 1e-6 * highest]
-            if not len(values):
-                axes.text(0.5, 0.5, "all differences are zero", transform=axes.transAxes, ha="center")
-                continue
-            label = _label(f"{model.name} (mean of the {found['top']} largest: {found['top_mean']:.3g})")
             axes.plot(
                 np.arange(1, len(values) + 1),
                 values,
                 color=PALETTE[place % len(PALETTE)],
                 linestyle=LINES[place % len(LINES)],
                 marker="o" if len(values) < 3 else None,
-                label=_fitted(label, 5.0, 8),
+                label=_label(f"{model.name} (mean of the {found['top']} largest: {found['top_mean']:.3g})"),
             )
+        if highest == 0:
+            axes.text(0.5, 0.5, "all differences are zero", transform=axes.transAxes, ha="center")
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
-        axes.set_title(title, fontsize=11, parse_math=False)
+        axes.set_title(title, fontsize=11)
         axes.set_xlabel("number, the largest first", fontsize=9)
         axes.set_ylabel("singular value", fontsize=9)
         axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
         axes.tick_params(labelsize=8)
-        if axes.lines:
-            # Below the axes, where it hides nothing.
-            legend = axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13))
-            for text in legend.get_texts():
-                text.set_parse_math(False)
-    pairs, dimensions = (sorted({model.numbers[what] for model in analysis.models}) for what in ("pairs", "dimensions"))
-    counts = " or ".join([*(f"{count:,}" for count in pairs[:-1]), _pairs(pairs[-1])])
-    sizes = " or ".join(f"{count:,}" for count in dimensions)
+        # Below the axes, where it hides nothing.
+        axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+    pairs, sizes = (
+        " or ".join(f"{count:,}" for count in sorted({model.numbers[what] for model in analysis.models}))
+        for what in ("pairs", "dimensions")
+    )
     title = f"Singular values of the difference of views, {_file(analysis)}\n"
-    title += f"{counts} in {sizes} dimensions, {_where(analysis)}"
-    figure.suptitle(_fitted(title, figure.get_figwidth(), 12), fontsize=12, parse_math=False)
+    figure.suptitle(f"{title}{pairs} pairs in {sizes} dimensions, {_where(analysis)}", fontsize=12)
     return figure

@@ -1,25 +1,23 @@
-"""Which embeddings become points of a picture, and what colours them."""
+"""Which embeddings become points of a picture, where in the plane, and in which colour."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.files import read_json_object, read_jsonl
 
 if TYPE_CHECKING:
     from stepjepa.analysis.representations import ViewEmbeddings
 
-COLOURINGS = ("in_n_out", "paraphrase", "rotten_tomatoes", "steps", "answers")
+PROJECTIONS = ("pca", "tsne")
+COLOURINGS = ("in_n_out", "paraphrase", "rotten_tomatoes", "steps")
 BOTH_VIEWS = ("in_n_out", "steps")
 """Colourings of both views; the others are of the text alone, whose partner often says the label outright."""
 
@@ -27,6 +25,10 @@ MOST_CLASSES = 7
 """Labels that have a colour of their own: more can't be told apart."""
 
 NEXT_STEP = "next step"
+
+_FEWEST = {"pca": 2, "tsne": 4}
+_ROUNDING = 1e-5
+"""Spread of points, relative to their length, below which they count as one point."""
 
 
 class Points(NamedTuple):
@@ -50,7 +52,6 @@ def choose_points(
     records: Sequence[Record],
     *,
     views: tuple[str, str],
-    right: Mapping[int, bool] | None = None,
     most: int = 1000,
     seed: int = 0,
 ) -> Points:
@@ -61,7 +62,6 @@ def choose_points(
         colouring: one of :data:`COLOURINGS`.
         records: those that were embedded.
         views: names of source and target, see :func:`view_names`.
-        right: for ``answers``: whether the answer to a record is right, by its index.
         most: pairs at most.
         seed: of the sample of pairs.
 
@@ -80,8 +80,6 @@ def choose_points(
             return view
         if colouring == "steps":
             return f"step {pair + (view == NEXT_STEP)}"
-        if colouring == "answers":
-            return "right" if (right or {})[index] else "wrong"
         if colouring == "paraphrase":
             return f"group {group_of(records[index])}"
         # Whole, however long: answers that begin alike are different ones.
@@ -89,6 +87,36 @@ def choose_points(
 
     drawn = zip(embeddings.record[chosen].tolist(), embeddings.pair[chosen].tolist(), is_target.tolist(), strict=True)
     return Points(vectors, is_target, tuple(label(index, pair, views[target]) for index, pair, target in drawn))
+
+
+def project(name: str, vectors: NDArray[np.float32], seed: int) -> tuple[NDArray[np.float64], dict[str, Any]]:
+    """Points in the plane, by ``pca`` or ``tsne``.
+
+    Returns:
+        ``[M, 2]``, and what a caption should say: ``variance`` (shares of the two axes) of PCA, ``perplexity`` of
+        t-SNE. Points that differ by rounding alone are one point in the plane too, with an empty caption.
+
+    Raises:
+        UserError: there are too few points.
+    """
+    count, fewest = len(vectors), _FEWEST[name]
+    if count < fewest:
+        raise UserError(
+            f"{name} needs {fewest} points or more, and there are {count}; take more records, or pass --projections pca"
+        )
+    wide = vectors.astype(np.float64)
+    if np.linalg.norm(wide - wide.mean(0)) <= _ROUNDING * np.linalg.norm(wide):
+        return np.zeros((count, 2)), {}
+    if name == "pca":
+        from sklearn.decomposition import PCA
+
+        pca = PCA(n_components=2, svd_solver="full")
+        return pca.fit_transform(wide), {"variance": pca.explained_variance_ratio_.tolist()}
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, (count - 1) / 3)
+    plane = TSNE(n_components=2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(wide)
+    return plane.astype(np.float64), {"perplexity": perplexity}
 
 
 def view_names(mode: str, reverse_pred: bool) -> tuple[str, str]:
@@ -121,8 +149,6 @@ def choose_classes(labels: Sequence[str], colouring: str) -> list[str]:
         labels: of all points of all models.
         colouring: one of :data:`COLOURINGS`.
     """
-    if colouring == "answers":
-        return ["right", "wrong"]
     if colouring == "in_n_out":
         return list(dict.fromkeys(labels))
     if colouring == "steps":
@@ -135,50 +161,3 @@ def choose_classes(labels: Sequence[str], colouring: str) -> list[str]:
 def _natural_order(label: str) -> list[str | int]:
     """``group 2`` before ``group 10``; text and numbers take turns."""
     return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]{1,18})", label))]
-
-
-def read_verdicts(
-    predictions: str | os.PathLike[str], score: str | None, test_fingerprint: str, needed: Sequence[int]
-) -> dict[int, bool]:
-    """Which answers are right, by the output of ``stepjepa evaluate`` or ``stepjepa score``.
-
-    Args:
-        predictions: lines with ``index`` and ``scores``; a summary beside them names the headline score.
-        score: the score that decides; None for the headline.
-        test_fingerprint: SHA-256 of the test file whose records are meant.
-        needed: indices of records in the test file.
-
-    Returns:
-        For each index whether its score is more than one half; several samples count by their mean.
-
-    Raises:
-        UserError: the file is wrong, lacks a line, or belongs to another test file.
-    """
-    path = Path(predictions)
-    summary_file = path.with_suffix(".summary.json")
-    if summary_file.is_file():
-        summary = read_json_object(summary_file, "summary", "evaluate or score again")
-        if summary.get("test_fingerprint", test_fingerprint) != test_fingerprint:
-            raise UserError("holds answers to another test file; name those to --test_file", path=path)
-        score = score or summary.get("headline")
-    if score is None:
-        raise UserError(f"there is no {summary_file.name} that names the score that counts; pass --score", path=path)
-    found: dict[int, bool] = {}
-    for line, values in read_jsonl(path, "file of predictions"):
-        index, scores = values.get("index"), values.get("scores")
-        if not isinstance(index, int) or not isinstance(scores, dict):
-            raise UserError("expected 'index' and 'scores', as 'stepjepa evaluate' writes them", path=path, line=line)
-        if score not in scores:
-            raise UserError(f"no score '{score}'; pass --score with one of {', '.join(scores)}", path=path, line=line)
-        if not isinstance(scores[score], int | float):
-            kind = type(scores[score]).__name__
-            raise UserError(f"the score '{score}' is {kind}, expected true, false or a number", path=path, line=line)
-        found[index] = scores[score] > 0.5
-    missing = [index for index in needed if index not in found]
-    if missing:
-        raise UserError(
-            f"no line with index {missing[0]}, nor for {len(missing) - 1} other records; evaluate the whole file, or "
-            "lower --max_examples",
-            path=path,
-        )
-    return {index: found[index] for index in needed}

@@ -19,7 +19,7 @@ from stepjepa.batch.dataset import BLOCK
 from stepjepa.batch.sequences import Readout, TokenizedRecord
 from stepjepa.batch.sequences import Sequence as Tokens
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.config import JepaConfig, changes_text
+from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.models.encode import Encoded, check_layer, encode
@@ -78,8 +78,6 @@ def embed_views(
     from tqdm.auto import tqdm
 
     reading = reading or Reading(config.jepa_layer, "trained")
-    if not config.uses_views or changes_text(config.layout):
-        raise ValueError(f"expected views in branched or separate layout, got {config.mode} {config.layout}")
     try:
         encoding, _ = set_up_attention(model, replace(config, encoding="auto", jepa_layer=-1))
         check_layer(model.config.get_text_config().num_hidden_layers, reading.layer)
@@ -91,9 +89,9 @@ def embed_views(
     found = {index: record for index, record in tokenized if record is not None and record.pairs}
     path = records[0].path if records else None
     if not found:
-        remedy = "step_separator and max_length" if config.mode == "step-jepa" else "max_length"
         raise UserError(
-            f"none of the {len(records)} records has a pair of {config.mode} views; check {remedy}", path=path
+            f"none of {len(records)} records has a pair of {config.mode} views; see --step_separator and --max_length",
+            path=path,
         )
     collator = _Reader.of(
         config,
@@ -115,10 +113,6 @@ def embed_views(
                 both = encode(model, batch, _both, layer=reading.layer)["both"]
             except torch.OutOfMemoryError:
                 raise UserError(f"out of memory with --batch_size {batch_size}; lower it") from None
-            except UserError:
-                raise
-            except ValueError as error:
-                raise UserError(str(error), path=path) from None
             parts = both.split([len(found[index].pairs) for index in some])
             embeddings.update(zip(some, (part.cpu().numpy() for part in parts), strict=True))
             bar.update(len(some))

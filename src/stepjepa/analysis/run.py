@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -11,10 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepjepa.analysis.files import REST, Analysis, ModelAnalysis, check_folder, load, save
+from stepjepa.analysis.files import REST, Analysis, ModelAnalysis, check_folder, save
 from stepjepa.analysis.plots import write_figures
-from stepjepa.analysis.points import choose_classes, choose_points, group_of, read_verdicts, sampled, view_names
-from stepjepa.analysis.projections import project
+from stepjepa.analysis.points import (
+    choose_classes,
+    choose_points,
+    group_of,
+    project,
+    sampled,
+    view_names,
+)
 from stepjepa.analysis.settings import AnalysisSettings, read_labels
 from stepjepa.chat.system_prompts import training_system_prompt, with_system_prompt
 from stepjepa.data.records import Record
@@ -40,10 +45,6 @@ def analyze(settings: AnalysisSettings) -> Analysis:
     records = read_records(settings.test_file)
     chosen = sampled(len(records), settings.max_examples or len(records), settings.seed).tolist()
     read = fingerprint(settings.test_file)
-    verdicts = [read_verdicts(file, settings.score, read, chosen) for file in settings.predictions or ()]
-    if settings.t_sne_type == "paraphrase":
-        for index in chosen:
-            group_of(records[index])
     names, configs = model_names(settings), choose_configs(settings)
     models, labels = [], []
     for place, path in enumerate(settings.model_path):
@@ -54,7 +55,6 @@ def analyze(settings: AnalysisSettings) -> Analysis:
             settings.t_sne_type,
             records,
             views=views,
-            right=verdicts[place] if verdicts else None,
             most=settings.max_points,
             seed=settings.seed,
         )
@@ -78,24 +78,11 @@ def analyze(settings: AnalysisSettings) -> Analysis:
         model.arrays["classes"] = np.asarray(of_class)
     described = {name: value for name, value in asdict(settings).items() if name not in ("output_dir", "overwrite")}
     described["model_paths"] = described.pop("model_path")
-    described |= {"labels": read_labels(settings.labels, len(models)), "predictions": settings.predictions or []}
+    described["labels"] = read_labels(settings.labels, len(models))
     analysis = Analysis(settings.test_file, read, described, tuple(classes), tuple(models))
     save(analysis, settings.output_dir)
     write_figures(analysis, settings.output_dir)
     return analysis
-
-
-def redraw(folder: str | os.PathLike[str], labels: str | None = None) -> list[Path]:
-    """Draw the pictures of an analysis again from its folder; ``labels`` are other names of its models, as ``A,B``.
-
-    Raises:
-        UserError: the folder holds no analysis, or the number of labels is wrong.
-    """
-    analysis = load(folder)
-    if names := read_labels(labels, len(analysis.models)):
-        renamed = tuple(replace(model, name=name) for model, name in zip(analysis.models, names, strict=True))
-        analysis = replace(analysis, models=renamed)
-    return write_figures(analysis, folder)
 
 
 def notes(analysis: Analysis) -> list[str]:
@@ -116,13 +103,11 @@ def model_names(settings: AnalysisSettings) -> list[str]:
     if settings.labels:
         return list(read_labels(settings.labels, len(settings.model_path)))
     paths = [Path(path).parts for path in settings.model_path]
-    if len(set(paths)) < len(paths):
-        raise UserError("--model_path names a model twice; leave one out, or tell them apart by --labels")
     for length in range(1, max(map(len, paths)) + 1):
         names = ["/".join(path[-length:]) for path in paths]
         if len(set(names)) == len(names):
-            break
-    return names
+            return names
+    raise UserError("--model_path names a model twice; leave one out, or tell them apart by --labels")
 
 
 def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
@@ -151,21 +136,17 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
     same = [each for each in known if each["mode"] == views]
     changes: dict[str, Any] = {"predictors": 0, "front_pred": False} if settings.no_predictors else {}
     for name, of in {"pairs": same, "step_separator": same, "max_length": same or known}.items():
-        value = getattr(settings, name)
-        if value is None and name == "pairs" and settings.t_sne_type == "steps":
-            value = "all"
-        value = _agreed(name, of) if value is None else value
-        if value is not None:
-            changes[name] = value
+        values = sorted({each[name] for each in of})
+        if (given := getattr(settings, name)) is not None:
+            values = [given]
+        elif name == "pairs" and settings.t_sne_type == "steps":
+            values = ["all"]
+        if len(values) > 1:
+            different = ", ".join(map(str, values))
+            raise UserError(f"the models were trained with different {name} ({different}); pass --{name}")
+        if values:
+            changes[name] = values[0]
     return [replace(reading_config(each, views), **changes) for each in trained]
-
-
-def _agreed(name: str, trained: Sequence[Mapping[str, Any]]) -> Any:
-    """The value that all trained models share; None for no model."""
-    values = sorted({each[name] for each in trained})
-    if len(values) > 1:
-        raise UserError(f"the models were trained with different {name} ({', '.join(map(str, values))}); pass --{name}")
-    return values[0] if values else None
 
 
 def _embed(

@@ -7,8 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from stepjepa.analysis.points import COLOURINGS
-from stepjepa.analysis.projections import PROJECTIONS, check_projections
+from stepjepa.analysis.points import COLOURINGS, PROJECTIONS
 from stepjepa.config import Dtype
 from stepjepa.errors import UserError
 from stepjepa.options import FROM_ONE, FROM_TWO, FROM_ZERO, option, refuse_without_effect, wrong_value
@@ -48,24 +47,9 @@ class AnalysisSettings:
     use_test_prompts: bool = option(False, "the test file's own system prompt; else that of training", group=_VIEWS)
     t_sne_type: str = option(
         "in_n_out",
-        "what colours the points; the view; the field 'group'; the answer; the step's number; whether the model's own "
-        "answer is right",
+        "what colours the points: the view; the field 'group'; the answer; the step's number",
         group="pictures",
         choices=COLOURINGS,
-    )
-    predictions: list[str] | None = option(
-        None,
-        "for answers: the output of 'stepjepa evaluate'; one per model",
-        group="pictures",
-        metavar="FILE",
-        only_with="t_sne_type answers",
-    )
-    score: str | None = option(
-        None,
-        "for answers: the score that decides (the headline)",
-        group="pictures",
-        metavar="NAME",
-        only_with="t_sne_type answers",
     )
     projections: tuple[str, ...] = option(("pca", "tsne"), "rows of the picture", group="pictures", choices=PROJECTIONS)
     max_points: int = option(1000, "pairs drawn; numbers are of all", group="pictures", allowed=FROM_ONE)
@@ -79,27 +63,16 @@ class AnalysisSettings:
         if fault := wrong_value(self):
             raise UserError(f"--{fault}")
         refuse_without_effect(vars(self), type(self))
-        if not self.model_path:
-            raise UserError("--model_path: name at least one model")
         read_labels(self.labels, len(self.model_path))
-        predictions = self.predictions or ()
-        if self.t_sne_type == "answers" and len(predictions) != len(self.model_path):
-            raise UserError(
-                f"--t_sne_type answers needs the output of 'stepjepa evaluate' for each model: expected "
-                f"{len(self.model_path)} files after --predictions, got {len(predictions)}"
-            )
-        check_projections(self.projections)
 
 
 def read_labels(labels: str | None, count: int) -> tuple[str, ...]:
     """The names of ``count`` models in ``A,B``; empty for None.
 
     Raises:
-        UserError: they are more or fewer, or don't tell the models apart.
+        UserError: they are more or fewer, or equal.
     """
-    names = tuple(name.strip() for name in labels.split(",")) if labels else ()
+    names = tuple(dict.fromkeys(name.strip() for name in labels.split(","))) if labels else ()
     if names and len(names) != count:
-        raise UserError(f"--labels: expected {count} names, got {len(names)}")
-    if len(set(names)) < len(names):
-        raise UserError("--labels: two names are equal; give every model one of its own")
+        raise UserError(f"--labels: expected {count} different names, got {len(names)}")
     return names

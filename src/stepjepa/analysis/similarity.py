@@ -72,10 +72,10 @@ def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
             # Also where the user's text alone was trained on: the answer is a view of its own.
             chosen |= {"plain": True, "labels": "assistant"}
         if trained["mode"] == views:
-            kept: tuple[str, ...] = ("layout", "predictors", "pairs", "front_pred", "reverse_pred", "last_token")
-            # Runs of earlier versions do not know the later ones.
-            kept += tuple(name for name in ("pair_distance", "pooling", "jepa_layer") if name in trained)
-            chosen |= {name: trained[name] for name in kept}
+            # Runs of earlier versions do not know the last three.
+            kept = ["layout", "predictors", "pairs", "front_pred", "reverse_pred", "last_token"]
+            kept += ["pair_distance", "pooling", "jepa_layer"]
+            chosen |= {name: trained[name] for name in kept if name in trained}
             if changes_text(chosen["layout"]):
                 # The same views, in a main sequence without predictor tokens and isolated steps.
                 chosen["layout"] = "branched"

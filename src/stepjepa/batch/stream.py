@@ -26,6 +26,7 @@ from stepjepa.batch.dataset import Prepared, count_tokens
 from stepjepa.batch.sampler import draw
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig
+from stepjepa.data.formats import Columns
 from stepjepa.data.records import BadRecords, Record, as_records
 from stepjepa.data.sources import iterate_records
 from stepjepa.errors import UserError
@@ -46,6 +47,7 @@ class RecordStream:
             itself among processes nor shuffle without a fixed seed.
         shuffle_buffer_size: records that ``datasets.IterableDataset.shuffle`` draws from; 0 keeps the order.
         bad: takes the lines of a file that are wrong; None makes the first of them an error.
+        columns: of a file, of the user's and the assistant's message, where they have names of their own.
 
     Raises:
         UserError: the file is missing, or no plain file (a pipe can't be read twice).
@@ -59,6 +61,7 @@ class RecordStream:
     source: str | os.PathLike[str] | Iterable[Record | dict[str, Any]]
     shuffle_buffer_size: int = 0
     bad: BadRecords | None = None
+    columns: Columns = None
 
     def __post_init__(self) -> None:
         if isinstance(self.source, str | os.PathLike):
@@ -74,7 +77,7 @@ class RecordStream:
     def __iter__(self) -> Iterator[Record]:
         """All records, checked, in the order of the source."""
         if isinstance(self.source, str | os.PathLike):
-            return iterate_records(self.source, self.bad)
+            return iterate_records(self.source, self.bad, self.columns)
         return as_records(self.source)
 
     @property

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import datetime
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jinja2.exceptions import TemplateError
-
+from stepjepa.chat.limits import refuse_runaway
 from stepjepa.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,6 +52,18 @@ class Rendered(NamedTuple):
     turn_ends: tuple[int, ...]
 
 
+_WITHIN_LIMITS: set[str] = set()
+"""Templates that were tried."""
+
+
+def _reason(error: Exception) -> str:
+    """What a template raises, with its line where that is known."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
+    line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else None)
+    told = str(error).strip() or type(error).__name__
+    return told if line is None else f"line {line}: {told}"
+
+
 def refuse_slow(tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a tokenizer that can't tell where its tokens stand in a text.
 
@@ -85,12 +97,9 @@ class ChatTemplate:
                 "the tokenizer has no chat template; use an instruction-tuned model, pass --chat_template FILE, or "
                 "train without one (--plain)"
             )
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-
         self._tokenizer = tokenizer
         self._source = tokenizer.get_chat_template()
         # Rendered without the tokenizer, whose method takes longer than the template, and hands over no functions.
-        self._compiled = _compile_jinja_template(self._source)
         self._variables: dict[str, Any] = {
             **tokenizer.special_tokens_map,
             "tools": None,
@@ -100,11 +109,16 @@ class ChatTemplate:
             "strftime_now": PINNED_DATE.strftime,
         }
         self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
+        if self._source not in _WITHIN_LIMITS:
+            refuse_runaway(self._try)
+            _WITHIN_LIMITS.add(self._source)
+        self._compile()
         self.has_system_role = self._skeleton(("system", "user", "assistant")) is not None
         self.lone_assistant = self._skeleton(("assistant",)) is not None
         skeleton = self._skeleton(("user", "assistant"))
         if skeleton is None:
-            raise UserError("the chat template does not render a user and an assistant message; check the template")
+            reason = self._why_refused([_ASKED, _ANSWERED]) or "a content is not in its text"
+            raise UserError(f"the chat template does not render a user and an assistant message ({reason}); check it")
         specials = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
         specials |= set(tokenizer.all_special_tokens)
         # The longest wins where one special token begins another. Of no tokens, what matches nothing.
@@ -130,9 +144,10 @@ class ChatTemplate:
         roles = tuple([message["role"] for message in messages])
         try:
             text = self._apply(messages)
-        except TemplateError as error:
+        except Exception as error:
             raise UserError(
-                f"the chat template refuses these messages ({error}); change them, or name another --chat_template"
+                f"the chat template refuses these messages ({_reason(error)}); change them, or name another "
+                "--chat_template"
             ) from None
         spans = self._spans_by_skeleton(text, roles, contents) or self._spans_by_search(text, roles, contents)
         if self.appends_end_of_turn and roles[-1] == "assistant":
@@ -164,6 +179,29 @@ class ChatTemplate:
     def _apply(self, messages: Sequence[Message]) -> str:
         return str(self._compiled.render(self._variables, messages=messages))
 
+    def _compile(self) -> None:
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        try:
+            self._compiled = _compile_jinja_template(self._source)
+        except MemoryError:  # see refuse_runaway
+            raise
+        except Exception as error:
+            raise UserError(f"the chat template can't be read: {_reason(error)}") from None
+
+    def _try(self) -> None:
+        """Compiling works out what is constant; rendering does the rest."""
+        self._compile()
+        for roles in _CHATS:
+            self._make_skeleton(roles)
+
+    def _why_refused(self, messages: Sequence[Message]) -> str | None:
+        try:
+            self._apply(messages)
+        except Exception as error:
+            return _reason(error)
+        return None
+
     def _skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
         """The template's own text before, between and behind the contents; None if it refuses such a chat."""
         if roles not in self._skeletons:
@@ -174,7 +212,9 @@ class ChatTemplate:
         marks = [f"{_OPEN}{index}{_CLOSE}" for index in range(len(roles))]
         try:
             rest = self._apply([{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)])
-        except TemplateError:
+        except MemoryError:  # see refuse_runaway
+            raise
+        except Exception:  # a template is a program: whatever else it raises, it does not take this chat
             return None
         parts = []
         for mark in marks:

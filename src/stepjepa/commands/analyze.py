@@ -7,64 +7,42 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass
 from typing import Any
 
 from stepjepa.analysis.settings import AnalysisSettings
-from stepjepa.errors import UserError, visible
-from stepjepa.options import add_options, from_args, option, options_of
+from stepjepa.errors import visible
+from stepjepa.options import add_options, from_args
 
 SUMMARY = "look at the representations of trained models: numbers and pictures"
 
 EPILOG = """\
 Embeds the two views of each test record where training read them: Enc(Text) and Enc(Code) for LLM-JEPA, a step and the
 next one for Step-JEPA. Writes analysis.json (all numbers), embeddings.npz, projection.png/.svg and
-singular_values.png/.svg to --output_dir; several models stand side by side. --redraw DIR draws the pictures of an
-earlier analysis again, from its kept data."""
+singular_values.png/.svg to --output_dir; several models stand side by side."""
 
 
 COMMON = (
-    *("model_path", "test_file", "output_dir", "labels", "redraw", "overwrite", "views", "pairs", "layer"),
-    *("t_sne_type", "predictions", "projections", "max_examples", "batch_size", "dtype"),
+    *("model_path", "test_file", "output_dir", "labels", "overwrite", "views", "pairs", "layer"),
+    *("t_sne_type", "projections", "max_examples", "batch_size", "dtype"),
 )
 """Options that ``--help`` shows."""
-
-
-@dataclass
-class RedrawFlags:
-    """Another way to use the command."""
-
-    redraw: str | None = option(None, "draw the pictures of this folder again, and nothing else", metavar="DIR")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    # --redraw needs none of them.
-    add_options(parser, AnalysisSettings, "files", required=())
-    add_options(parser, RedrawFlags, "files")
+    add_options(parser, AnalysisSettings, "files")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Analyse and print the numbers, or draw again.
+    """Analyse and print the numbers.
 
     Raises:
         UserError: a flag, a file or a model is wrong.
     """
-    from stepjepa.analysis.run import analyze, notes, redraw
+    from stepjepa.analysis.run import analyze, notes
 
-    if args.redraw is not None:
-        # Everything else went into the data that was kept: another colouring needs another analysis.
-        for each, _ in options_of(AnalysisSettings):
-            default = None if each.default is MISSING else each.default
-            if each.name not in ("labels", "overwrite") and getattr(args, each.name) != default:
-                raise UserError(f"--redraw needs no --{each.name}; leave it out")
-        print(f"written: {', '.join(map(str, redraw(args.redraw, args.labels)))}")
-        return 0
-    for each, _ in options_of(AnalysisSettings):
-        if each.default is MISSING and getattr(args, each.name) is None:
-            raise UserError(f"--{each.name} is missing; name it, or pass --redraw DIR for an earlier analysis")
     analysis = analyze(from_args(AnalysisSettings, args))
 
     from stepjepa.analysis.files import output_files

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.png is not None:
         refuse_existing(args.png, args.overwrite)
     bad = bad_records(args.bad_records)
-    records = read_records(args.train_file, bad=bad)
+    records = read_records(args.train_file, bad=bad, columns=args.columns)
     tell_bad_records(bad)
     tokenizer = _tokenizer(args, records)
     assert config.predictors is not None

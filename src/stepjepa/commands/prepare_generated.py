@@ -3,104 +3,110 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepjepa.commands.preparation import (
-    Job,
-    Preparation,
-    add_overwrite,
-    check_target,
-    print_counts,
-    write_files,
-    write_records,
-)
 from stepjepa.errors import UserError
-from stepjepa.files import existing_file, read_text
-from stepjepa.preparing.conversion import convert_rows
+from stepjepa.files import atomic_write, existing_file, read_text, refuse_existing
+from stepjepa.options import FROM_ONE, add_options, add_switch, from_args, option
 from stepjepa.tasks import nl_rx_grammar, stepmath
 from stepjepa.tasks.nl_rx import make_record
+from stepjepa.tasks.raw_values import Unusable
 
 Parts = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 
 
-def _check_sizes(args: argparse.Namespace, names: Sequence[str]) -> None:
-    for name in names:
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name}: expected 1 or more, got {value}")
+def add_overwrite(group: argparse._ArgumentGroup) -> None:
+    """The flag that allows files to be replaced."""
+    add_switch(group, "--overwrite", help="replace files that are there already")
 
 
-def _write_generated(targets: Sequence[Path], generate: Callable[[], Parts], more: bool = False) -> int:
-    """Generate training and test records, and write as many of the two as there are files."""
+def check_target(path: str | Path, overwrite: bool) -> Path:
+    """The path of a file about to be written.
+
+    Raises:
+        UserError: it is a folder, or there already and ``overwrite`` is off.
+    """
+    if Path(path).is_dir():
+        raise UserError("is a folder where a file is needed; name the file in it", path=path)
+    return refuse_existing(path, overwrite)
+
+
+def print_counts(rows: Sequence[tuple[str, object]]) -> None:
+    """A table of two columns on standard output: what, and how many."""
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value:>7}")
+
+
+def _write_files(targets: Sequence[Path], parts: Sequence[Sequence[Mapping[str, Any]]]) -> list[tuple[str, object]]:
+    """Write files of JSON lines that belong together: none takes its name before all are written."""
+    with ExitStack() as stack:
+        streams = [stack.enter_context(atomic_write(target)) for target in targets]
+        for stream, records in zip(streams, parts, strict=True):
+            stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+            stream.flush()  # a full disk shows here, not when the first file has its name already
+    return [(f"written to {target}", len(records)) for target, records in zip(targets, parts, strict=True)]
+
+
+def _generate(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a generator gives; its errors name the setting."""
     try:
-        parts = generate()[: len(targets)]
+        return function(*arguments)
     except ValueError as error:
         raise UserError(f"--{error}") from error
-    write_files(targets, parts)
-    rows: list[tuple[str, object]] = [
-        (f"written to {target}", len(records)) for target, records in zip(targets, parts, strict=True)
-    ]
-    if more:
-        steps = [record["total_steps"] for records in parts for record in records]
-        rows.append(("steps per record", f"{sum(steps) / len(steps):.2f}"))
-    print_counts(rows)
-    return 0
 
 
-def _add_stepmath_arguments(parser: argparse.ArgumentParser) -> None:
-    default = stepmath.Difficulty()
+@dataclass
+class StepmathFlags:
+    """How many problems."""
+
+    train_size: int = option(8000, metavar="N", allowed=FROM_ONE)
+    test_size: int = option(500, metavar="N", allowed=FROM_ONE)
+    seed: int = option(0, "the same seed gives the same files", metavar="N")
+
+
+def add_stepmath(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``stepjepa prepare stepmath``."""
     parser.add_argument("--output_dir", required=True, metavar="DIR", help="gets train.jsonl and test.jsonl")
-    parser.add_argument("--train_size", type=int, default=8000, metavar="N", help="(8000)")
-    parser.add_argument("--test_size", type=int, default=500, metavar="N", help="(500)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed gives the same files (0)")
-    group = parser.add_argument_group("difficulty")
-    helps = {
-        "min_steps": "fewest steps of a problem",
-        "max_steps": "most steps of a problem",
-        "max_quantity": "largest number by which an amount changes",
-        "max_amount": "largest amount, also as a result",
-    }
-    for name, text in helps.items():
-        value = getattr(default, name)
-        group.add_argument(f"--{name}", type=int, default=value, metavar="N", help=f"{text} ({value})")
-    known = stepmath.OPERATIONS
-    group.add_argument("--operations", nargs="+", default=known, metavar="NAME", help=f"some of {', '.join(known)}")
+    add_options(parser, StepmathFlags, "options")
+    add_options(parser, stepmath.Difficulty, "difficulty")
     add_overwrite(parser.add_argument_group("output"))
 
 
-def _run_stepmath(args: argparse.Namespace) -> int:
+def run_stepmath(args: argparse.Namespace) -> int:
+    """Generate word problems, those to train on and those to test with."""
     folder = Path(args.output_dir)
     if folder.exists() and not folder.is_dir():
         raise UserError("is a file where a folder is needed; name another --output_dir", path=folder)
-    _check_sizes(args, ("train_size", "test_size"))
-    targets = [check_target(str(folder / f"{part}.jsonl"), args.overwrite) for part in ("train", "test")]
-    settings = {field.name: getattr(args, field.name) for field in fields(stepmath.Difficulty)}
-    settings["operations"] = tuple(settings["operations"])
-
-    def generate() -> Parts:
-        return stepmath.generate_split(args.train_size, args.test_size, args.seed, stepmath.Difficulty(**settings))
-
-    return _write_generated(targets, generate, more=True)
+    targets = [check_target(folder / f"{part}.jsonl", args.overwrite) for part in ("train", "test")]
+    level = _generate(from_args, stepmath.Difficulty, args)
+    parts: Parts = _generate(stepmath.generate_split, args.train_size, args.test_size, args.seed, level)
+    rows = _write_files(targets, parts)
+    steps = [record["total_steps"] for records in parts for record in records]
+    print_counts([*rows, ("steps per record", f"{sum(steps) / len(steps):.2f}")])
+    return 0
 
 
-STEPMATH = Preparation(
-    "generated word problems, train and test, each step in need of the one before",
-    _add_stepmath_arguments,
-    _run_stepmath,
-)
+@dataclass
+class NlRxFlags:
+    """Generated from the grammar."""
 
-_SIZE, _SEED = 10_000, 0
+    size: int = option(10_000, "records", metavar="N", allowed=FROM_ONE)
+    seed: int = option(0, "the same seed gives the same files", metavar="N")
+    test_size: int | None = option(
+        None, "further records to test with; needs --test_file", metavar="N", allowed=FROM_ONE
+    )
+    test_file: str | None = option(None, "where those go", metavar="FILE")
 
 
-def _add_nl_rx_arguments(parser: argparse.ArgumentParser) -> None:
-    generated = parser.add_argument_group("generated from the grammar")
-    generated.add_argument("--size", type=int, metavar="N", help=f"records ({_SIZE})")
-    generated.add_argument("--seed", type=int, metavar="N", help=f"the same seed gives the same files ({_SEED})")
-    generated.add_argument("--test_size", type=int, metavar="N", help="further records to test with; needs --test_file")
-    generated.add_argument("--test_file", metavar="FILE", help="where those go")
+def add_nl_rx(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``stepjepa prepare nl-rx``."""
+    add_options(parser, NlRxFlags, "generated from the grammar")
     published = parser.add_argument_group("from the published pair of files instead, line by line")
     published.add_argument("--source_file", metavar="FILE", help="sentences (NL-RX-Synth.src.txt)")
     published.add_argument("--target_file", metavar="FILE", help="their regular expressions (NL-RX-Synth.targ.txt)")
@@ -108,54 +114,40 @@ def _add_nl_rx_arguments(parser: argparse.ArgumentParser) -> None:
     add_overwrite(parser.add_argument_group("output"))
 
 
-def _run_nl_rx(args: argparse.Namespace) -> int:
-    of_generated, of_published = (
-        [name for name in names if getattr(args, name) is not None]
-        for names in (("size", "seed", "test_size", "test_file"), ("source_file", "target_file"))
-    )
-    if of_generated and of_published:
-        told = f"--{of_generated[0]} is for generated records, --{of_published[0]} for published ones; leave one out"
-        raise UserError(told)
-    if of_published:
-        return _convert_nl_rx(args)
+def run_nl_rx(args: argparse.Namespace) -> int:
+    """Generate pairs of a sentence and an expression, or read the published ones."""
     if (args.test_size is None) != (args.test_file is None):
         raise UserError("give both --test_size and --test_file, or neither")
-    _check_sizes(args, ("size", "test_size"))
+    if (args.source_file is None) != (args.target_file is None):
+        raise UserError("the published files come in pairs; give both --source_file and --target_file")
+    if args.source_file and args.test_file:
+        raise UserError("--test_file is for generated records, --source_file for published ones; leave one out")
     names = [args.output_file] if args.test_file is None else [args.output_file, args.test_file]
     targets = [check_target(name, args.overwrite) for name in names]
     if len({target.resolve() for target in targets}) < len(targets):
         raise UserError("is both --output_file and --test_file; name another", path=targets[0])
-    size, seed = _SIZE if args.size is None else args.size, _SEED if args.seed is None else args.seed
+    if args.source_file:
+        records = _read_published(args.source_file, args.target_file)
+        print_counts(_write_files(targets, [records]))
+        return 0
+    parts: tuple[list[nl_rx_grammar.Pair], ...]
+    parts = _generate(nl_rx_grammar.generate_split, args.size, args.test_size or 0, args.seed)[: len(targets)]
+    print_counts(_write_files(targets, [[make_record(*pair) for pair in pairs] for pairs in parts]))
+    return 0
 
-    def generate() -> Parts:
-        train, test = nl_rx_grammar.generate_split(size, args.test_size or 0, seed)
-        return [make_record(*pair) for pair in train], [make_record(*pair) for pair in test]
 
-    return _write_generated(targets, generate)
-
-
-def _convert_nl_rx(args: argparse.Namespace) -> int:
-    if args.source_file is None or args.target_file is None:
-        raise UserError("the published files come in pairs; give both --source_file and --target_file")
-    sources = [existing_file(name, "text file") for name in (args.source_file, args.target_file)]
-    target = Path(args.output_file)
-    if target.exists() and any(source.samefile(target) for source in sources):
-        raise UserError("is both input and output; name another --output_file", path=target)
+def _read_published(source_file: str, target_file: str) -> list[dict[str, Any]]:
+    """The records of a file of sentences and one of their expressions."""
+    sources = [existing_file(name, "text file") for name in (source_file, target_file)]
     sentences, regexes = (read_text(source).removesuffix("\n").split("\n") for source in sources)
     if len(sentences) != len(regexes):
         told = f"has {len(sentences)} lines, but {sources[1]} has {len(regexes)}; give two files of one data set"
         raise UserError(told, path=sources[0])
-    if 2 * sum(" " in regex for regex in regexes) > len(regexes) > 2 * sum(" " in sentence for sentence in sentences):
-        raise UserError("holds words where expressions are expected; are the two files swapped?", path=sources[1])
-    target = check_target(args.output_file, args.overwrite)
-    rows = enumerate(({"sentence": s, "regex": r} for s, r in zip(sentences, regexes, strict=True)), start=1)
-    records, counts = convert_rows(rows, lambda row: make_record(**row), path=args.source_file)
-    write_records(Job(args.source_file, rows, target, None), records, counts)
-    return 0
-
-
-NL_RX = Preparation(
-    "sentences and regular expressions: generated, or from the published files of NL-RX",
-    _add_nl_rx_arguments,
-    _run_nl_rx,
-)
+    records = []
+    for line, pair in enumerate(zip(sentences, regexes, strict=True), start=1):
+        try:
+            records.append(make_record(*pair))
+        except Unusable as reason:
+            told = f"{reason}; correct or remove the line in both files"
+            raise UserError(told, path=source_file, line=line) from None
+    return records

@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
     open_run_folder(str(new), None)
     more = {name: _here(getattr(args, name)) for name in MOVED}
     more |= {name: getattr(args, name) for name in NAMED_AGAIN if name not in MOVED and getattr(args, name)}
-    more |= _default_loss(arguments, old)
     command = [*arguments, *as_arguments({**more, "output_dir": str(new)})]
+    command += _default_loss(command, old)
     _tell(f"stepjepa train {shlex.join(command)}")
     directory = str(old.get("directory", ""))
     there = os.path.isdir(directory)  # noqa: PTH112  # a Path of nothing would be this folder
@@ -128,12 +128,12 @@ def _here(name: str | None) -> str | None:
     return str(Path(name).absolute()) if name is not None and Path(name).exists() else name
 
 
-def _default_loss(arguments: list[str], old: Mapping[str, Any]) -> dict[str, str]:
+def _default_loss(command: list[str], old: Mapping[str, Any]) -> list[str]:
     """The loss that no flag named, as a flag: its default was the cosine before version 0.2.0."""
-    args = train.parse(_parser(), arguments)
+    args = train.parse(_parser(), command)
     named = args.regular or args.jepa_loss_type or any(getattr(args, name) for name in SHORT_LOSSES)
     loss = old.get("jepa", {}).get("jepa_loss_type")
-    return {} if named or loss is None else {"jepa_loss_type": loss}
+    return [] if named or loss is None else ["--jepa_loss_type", str(loss)]
 
 
 def _check_named_again(args: argparse.Namespace, repeated: argparse.Namespace) -> None:

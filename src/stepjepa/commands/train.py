@@ -71,6 +71,11 @@ class TrainedModel(ModelFlags):
     lora_rank: int = option(16, "of the adapter", metavar="R", only_with="lora", allowed=FROM_ONE)
     lora_alpha: int | None = option(None, "scale of the adapter (twice the rank)", metavar="A", only_with="lora")
     lora_dropout: float = option(0.0, "of the adapter's input", metavar="P", only_with="lora")
+    lora_targets: str = option(
+        "all-linear", "layers that get an adapter; q_proj,v_proj ...", metavar="NAMES", only_with="lora"
+    )
+    use_dora: bool = option(False, "DoRA instead of LoRA", only_with="lora")
+    use_rslora: bool = option(False, "rsLoRA: scale by the root of the rank", only_with="lora")
     load_in_4bit: bool = option(False, "frozen weights in 4 bits, through bitsandbytes (QLoRA)", only_with="lora")
     load_in_8bit: bool = option(False, "frozen weights in 8 bits, through bitsandbytes", only_with="lora")
 

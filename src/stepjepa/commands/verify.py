@@ -68,7 +68,7 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
 
     if args.train_file is not None:
         bad = bad_records(args.bad_records)
-        records = read_records(args.train_file, bad=bad)
+        records = read_records(args.train_file, bad=bad, columns=args.columns)
         tell_bad_records(bad)
     else:
         made = generate(size=200, seed=args.finetune_seed, difficulty=Difficulty())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepjepa.errors import UserError
@@ -23,8 +23,8 @@ ROLES = {"human": "user", "gpt": "assistant"}
 MOST_NAMES = 12
 """Columns that a message lists."""
 
-Columns = tuple[str, str] | None
-"""Names of the columns of the user's and the assistant's message; None looks for the usual ones."""
+Columns = Sequence[str] | None
+"""Names of two columns, of the user's and of the assistant's message; None looks for the usual ones."""
 
 
 def to_messages(
@@ -45,6 +45,8 @@ def to_messages(
     Raises:
         UserError: a column is missing, or holds no text.
     """
+    if columns is not None and len(columns) != 2:
+        raise UserError(f"--columns: expected two names, USER ASSISTANT, got {' '.join(columns)}")
     whole = next((name for name in CHATS if name in row), None) if columns is None else None
     if whole is not None:
         messages, used = _chat(whole, row[whole]), {whole}

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stepjepa.data.formats import Columns
+from stepjepa.data.formats import Columns, to_messages
 from stepjepa.data.records import BadRecords, Record, parse_record
-from stepjepa.errors import UserError
+from stepjepa.errors import UserError, shown
 from stepjepa.files import existing_file, holds_half, read_jsonl, read_text
 
 Rows = Iterator[tuple[int, dict[str, Any]]]
@@ -69,13 +69,7 @@ def iterate_records(
     Raises:
         UserError: the file is missing, no text, or one of its lines is wrong.
     """
-    rows: Rows
-    kind = Path(path).suffix.lower()
-    if Path(path).is_file() and (kind in _TABLES or (kind == ".json" and _is_list(Path(path)))):
-        rows = read_rows(path, bad=bad)
-    else:
-        rows = read_jsonl(path, "data file", finite=True, **({} if bad is None else {"wrong": bad.note}))
-    for line, value in rows:
+    for line, value in _rows(path, bad):
         try:
             record = parse_record(value, path, line, columns)
         except UserError as error:
@@ -84,6 +78,24 @@ def iterate_records(
             bad.note(error)
         else:
             yield record
+
+
+def describe_columns(record: Record, columns: Columns = None) -> str | None:
+    """The columns of its file that a record is made of, and the record; None where its file has ``messages``."""
+    row = next(row for line, row in _rows(record.path, BadRecords()) if line == record.line)
+    if columns is None and row.get("messages") is not None:
+        return None
+    _, used = to_messages(row, columns)
+    turns = [f"{message['role']} {shown(message['content'])}" for message in record.messages]
+    names = ", ".join(name for name in row if name in used)
+    return f"{names}; line {record.line} is {', '.join(turns[:3])}{' ...' if len(turns) > 3 else ''}"
+
+
+def _rows(path: str | os.PathLike[str], bad: BadRecords | None) -> Rows:
+    kind = Path(path).suffix.lower()
+    if Path(path).is_file() and (kind in _TABLES or (kind == ".json" and _is_list(Path(path)))):
+        return read_rows(path, bad=bad)
+    return read_jsonl(path, "data file", finite=True, **({} if bad is None else {"wrong": bad.note}))
 
 
 _TABLES = (".csv", ".tsv", ".parquet")

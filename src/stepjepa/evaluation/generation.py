@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stepjepa.chat.predictors import all_predictor_ids
-from stepjepa.data.records import Record
 from stepjepa.evaluation.judging import Answer
-from stepjepa.evaluation.prompts import Example, Span, check_positions
+from stepjepa.evaluation.prompts import Span
 from stepjepa.evaluation.settings import Sampling
 
 if TYPE_CHECKING:
@@ -37,6 +36,8 @@ class Generator:
 
     Attributes:
         stop_ids: tokens that end an answer: those of the template's end of turn and every eos token.
+        positions: how many tokens the model has positions for; None for no limit.
+        max_new_tokens: of ``sampling``.
     """
 
     def __init__(
@@ -70,6 +71,8 @@ class Generator:
                 "top_p": sampling.top_p,
                 "num_return_sequences": sampling.num_samples,
             }
+        self.positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        self.max_new_tokens = sampling.max_new_tokens
         self._config = GenerationConfig(
             max_new_tokens=sampling.max_new_tokens,
             num_beams=1,
@@ -80,22 +83,9 @@ class Generator:
             **settings,
         )
 
-    def check_length(self, example: Example, longest: int, record: Record) -> None:
-        """Refuse an example that the model has no positions for, see ``prompts.check_positions``."""
-        positions = getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        check_positions(positions, example, longest, self.sampling.max_new_tokens, record)
-
     @torch.inference_mode()
     def answer(self, prompts: Sequence[Sequence[int]], batch_number: int = 0) -> list[list[Answer]]:
-        """Continue prompts until every one has stopped or ``max_new_tokens`` is reached.
-
-        Args:
-            prompts: token ids, best of similar length.
-            batch_number: seeds the draws if the temperature is above 0.
-
-        Returns:
-            For each prompt its samples, one unless more are asked for.
-        """
+        """Continue prompts, best of similar length, until every one has stopped or ``max_new_tokens`` is reached."""
         ids, mask = self._pad_rows(prompts, left=True)
         with _fresh_generation_config(self.model), _seeded(self.model.device, self.sampling.seed, batch_number):
             output = self.model.generate(input_ids=ids, attention_mask=mask, generation_config=self._config)
@@ -112,11 +102,7 @@ class Generator:
 
     @torch.inference_mode()
     def log_probabilities(self, spans: Sequence[Span]) -> list[float]:
-        """The natural logarithm of the probability of each span's weighed tokens, given what stands before them.
-
-        Args:
-            spans: at least one.
-        """
+        """The natural logarithm of the probability of each span's weighed tokens, given what stands before them."""
         ids, mask = self._pad_rows([span.ids for span in spans], left=False)
         low = min(span.start for span in spans) - 1
         options: dict[str, Any] = {}

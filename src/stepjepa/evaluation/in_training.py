@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stepjepa.data.records import Record
@@ -32,6 +32,7 @@ class AnswerScores:
         tokenizer: of the model.
         max_new_tokens: where an answer is cut off.
         batch_size: prompts per batch.
+        plain: asks without a chat format.
 
     Raises:
         UserError: a record has no truth that the task can use.
@@ -47,9 +48,8 @@ class AnswerScores:
         batch_size: int,
         plain: bool = False,
     ) -> None:
-        kept, _ = keep(task, records)
-        self._records, self._task, self._tokenizer = kept, task, tokenizer
-        self._plain = plain
+        self._records, _ = keep(task, records)
+        self._task, self._tokenizer, self._plain = task, tokenizer, plain
         self._sampling, self._batch_size = Sampling(max_new_tokens=max_new_tokens), batch_size
 
     def check(self, model: Any) -> None:
@@ -79,15 +79,22 @@ class AnswerScores:
         batcher = self._batcher(model)
         # Processes without an example of their own repeat one, to know the names; it does not count.
         share = batcher.examples[rank::world]
-        sums: dict[str, float] = defaultdict(float)
+        sums: Counter[str] = Counter()
         for number, start in enumerate(range(0, max(len(share), 1), self._batch_size)):
             batch = share[start : start + self._batch_size] or batcher.examples[:1]
             for line in batcher.lines(batch, number):
                 found = {**line["scores"], "stopped": line["stopped"], COUNT: 1}
-                for name, value in found.items():
-                    sums[name] += float(value) if share else 0.0
+                sums.update({name: float(value) if share else 0.0 for name, value in found.items()})
         return dict(sums)
 
     def close(self) -> None:
-        """Let go of the task's processes."""
+        """End the task's processes."""
         self._task.close()
+
+
+def answer_means(score: Callable[[Any, int, int], dict[str, float]], trainer: Any) -> dict[str, float]:
+    """The mean of each score over the processes of a ``JepaTrainer``; ``score`` gives the sums of one process."""
+    sums = score(trainer.model, trainer.accelerator.process_index, trainer.accelerator.num_processes)
+    totals = dict(zip(sums, trainer.total(list(sums.values())), strict=True))
+    count = totals.pop(COUNT)
+    return {f"answer_{name}": total / count for name, total in totals.items()}

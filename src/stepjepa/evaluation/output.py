@@ -49,16 +49,20 @@ class OutputFile:
     ) -> None:
         self.path = Path(path)
         self.summary_file, self._meta_file = summary_file(self.path), meta_file(self.path)
-        self._indices, self._identity, self._overwrite = indices, dict(identity), overwrite
-        self.done: dict[int, Line] = {} if overwrite or not self.path.exists() else self._read()
-        self._refuse_other_summary()
+        self._indices, self._identity = indices, dict(identity)
+        self.done: dict[int, Line] = {}
+        if not overwrite:
+            if self.path.exists():
+                self.done = self._read()
+            # A damaged summary beside its own lines is made again; any other may be that of a file with this stem.
+            found = _json_at(self.summary_file)
+            if self.summary_file.exists() and found.get("settings") != self._identity and (found or not self.done):
+                raise other_summary(self.path)
 
     def _read(self) -> dict[int, Line]:
         if not self._meta_file.is_file():
             raise UserError(f"exists without the {self._meta_file.name} of an evaluation; {_ANEW}", path=self.path)
-        begun = read_json_object(self._meta_file, "file", _ANEW).get("identity")
-        if not isinstance(begun, dict):
-            raise UserError(f"has no 'identity'; {_ANEW}", path=self._meta_file)
+        begun = read_json_object(self._meta_file, "file", _ANEW).get("identity") or {}
         changed = [
             name if isinstance(value, dict) or len(str(value)) > 40 else f"{name} {begun.get(name)} instead of {value}"
             for name, value in self._identity.items()
@@ -66,12 +70,14 @@ class OutputFile:
         ]
         if changed:
             raise UserError(f"was begun with another {', '.join(changed)}; {_ANEW}", path=self.path)
-        _drop_half_line(self.path)
+        # A kill may have left half a line.
+        content = self.path.read_bytes()
+        if not content.endswith(b"\n"):
+            os.truncate(self.path, content.rfind(b"\n") + 1)
         done: dict[int, Line] = {}
         for number, line in read_jsonl(self.path):
-            scores = next(iter(done.values()), line).get("scores")
             known = line.get("index") in self._indices and line["index"] not in done
-            if not known or not line.keys() >= _FIELDS or not scores or line["scores"].keys() != scores.keys():
+            if not known or not line.keys() >= _FIELDS:
                 raise UserError(f"is no line of this evaluation; remove it, or {_ANEW}", path=self.path, line=number)
             done[line["index"]] = line
         return done
@@ -83,20 +89,11 @@ class OutputFile:
 
     def summary(self) -> dict[str, Any] | None:
         """The summary of a complete file; None where it was not written yet."""
-        found = _summary_at(self.summary_file) if self.complete else {}
+        found = _json_at(self.summary_file) if self.complete else {}
         return found if found.get("settings") == self._identity else None
-
-    def _refuse_other_summary(self) -> None:
-        """Refuse to replace the summary of another output file with the same stem."""
-        if not self._overwrite and self.summary_file.exists():
-            found = _summary_at(self.summary_file)
-            # An unreadable summary beside its own lines is made again.
-            if found.get("settings") != self._identity if found else not self.path.exists():
-                raise other_summary(self.path)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the summary, whose ``settings`` are the identity."""
-        self._refuse_other_summary()
         with naming_disk_errors(self.summary_file):
             write_json(self.summary_file, summary)
 
@@ -107,7 +104,6 @@ class OutputFile:
         Args:
             description: written beside the identity, for people.
         """
-        self._refuse_other_summary()
         with naming_disk_errors(self.path):
             # While lines are missing there is no summary.
             self.summary_file.unlink(missing_ok=True)
@@ -150,21 +146,13 @@ def other_summary(output: str | os.PathLike[str]) -> UserError:
     )
 
 
-def _summary_at(path: Path) -> dict[str, Any]:
-    """The summary in a file; empty where there is none that can be read."""
+def _json_at(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is none that can be read."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _drop_half_line(path: Path) -> None:
-    """Cut off a line that was being written when the run was killed."""
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(path, whole)
 
 
 # The files of a run folder that decide a model's answers; "*.py" is model code.
@@ -196,7 +184,7 @@ def model_fingerprint(path: str | os.PathLike[str]) -> str:
                     stream.seek(part * (size - _CHUNK) // (_CHUNKS - 1))
                     digest.update(stream.read(_CHUNK))
     # An unreadable configuration is an error at loading; an adapter that names itself has no other base.
-    base = _summary_at(folder / "adapter_config.json").get("base_model_name_or_path")
+    base = _json_at(folder / "adapter_config.json").get("base_model_name_or_path")
     if isinstance(base, str) and Path(base).is_dir() and Path(base).resolve() != folder.resolve():
         digest.update(model_fingerprint(base).encode())
     return digest.hexdigest()

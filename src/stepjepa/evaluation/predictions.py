@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -34,15 +33,13 @@ def score_predictions(settings: ScoreSettings) -> dict[str, Any]:
     nothing = [Answer("")] * max(map(len, found.values()), default=1)
     questions = [Question(index, record) for index, record in asked.records.items()]
     lines: list[dict[str, Any]] = []
-    with tqdm(total=len(questions), desc="score", unit="ex", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
-        try:
-            for start in range(0, len(questions), _CHUNK):
-                chunk = questions[start : start + _CHUNK]
-                answers = [found.get(question.index, nothing) for question in chunk]
-                lines += judge(asked.task, chunk, answers, asked.headline)
-                bar.update(len(chunk))
-        finally:
-            asked.task.close()
+    try:
+        for start in tqdm(range(0, len(questions), _CHUNK), desc=f"score, {_CHUNK} at a time", disable=None):
+            chunk = questions[start : start + _CHUNK]
+            answers = [found.get(question.index, nothing) for question in chunk]
+            lines += judge(asked.task, chunk, answers, asked.headline)
+    finally:
+        asked.task.close()
     lines = [line if line["index"] in found else _without_prediction(line) for line in lines]
     summary = {
         "predictions": str(settings.predictions),
@@ -106,13 +103,11 @@ def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -
 
 def _read_samples(line: dict[str, Any], path: Path, number: int) -> list[Answer]:
     """The answers of a line, which may be one that ``stepjepa evaluate`` wrote."""
-    several = line.get("samples") is not None
-    said = line["samples"] if several else line.get("generated")
-    parts = said if isinstance(said, list) else [said]
+    said = line.get("samples") or line.get("generated")
     answers = []
-    for part in parts:
+    for part in said if isinstance(said, list) else [said]:
         text, stopped = (part.get("generated"), part.get("stopped")) if isinstance(part, dict) else (part, None)
-        if not isinstance(part, dict) and not several:
+        if not (isinstance(part, dict) or line.get("samples")):
             stopped = line.get("stopped")
         if not isinstance(text, str):
             raise UserError("'generated' must be a string, or a list of them", path=path, line=number)

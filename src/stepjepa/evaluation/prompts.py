@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from stepjepa.batch.tokenize import Tokens
 from stepjepa.chat.plain_template import PlainTemplate
 from stepjepa.chat.special import Spans, SpecialTokens
-from stepjepa.chat.template import ChatTemplate, Message, Rendered
+from stepjepa.chat.template import ChatTemplate
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.run_folder import trained_objective
@@ -22,25 +21,7 @@ from stepjepa.tasks.base import Continuation
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Records tokenised at a time: where each token stands in the text takes ten times the memory of the tokens.
-_CHUNK = 1024
-
-
-class Template(Protocol):
-    """What evaluation needs of a chat template, or of the form without a chat."""
-
-    @property
-    def end_of_turn_ids(self) -> Sequence[int]:
-        """Tokens that end an answer."""
-        ...
-
-    def render(self, messages: Sequence[Message]) -> Rendered:
-        """A whole chat."""
-        ...
-
-    def render_prompt(self, messages: Sequence[Message]) -> Rendered:
-        """What precedes the answer."""
-        ...
+Template = ChatTemplate | PlainTemplate
 
 
 def make_template(tokenizer: Any, *, plain: bool) -> Template:
@@ -58,15 +39,11 @@ def trained_plain(model_path: str | os.PathLike[str]) -> bool:
 
 
 class Span(NamedTuple):
-    """A row of tokens of which the end is weighed.
-
-    Attributes:
-        ids: all tokens.
-        start: the first one whose probability counts, 1 or more.
-    """
+    """A row of tokens of which the end is weighed."""
 
     ids: list[int]
     start: int
+    """The first token whose probability counts, 1 or more."""
 
     @property
     def tokens(self) -> int:
@@ -76,90 +53,15 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A record as tokens.
-
-    Attributes:
-        index: position in the test file, counted from 0.
-        prompt: the text that the model is shown.
-        prompt_ids: its tokens.
-        gold: prompt, right answer and end of turn; the answer and what follows is weighed.
-    """
+    """A record as tokens."""
 
     index: int
+    """Position in the test file, counted from 0."""
     prompt: str
+    """The text that the model is shown."""
     prompt_ids: list[int]
     gold: Span
-
-
-def make_examples(records: Sequence[Record], tokenizer: PreTrainedTokenizerBase, template: Template) -> list[Example]:
-    """Render and tokenise records as in training.
-
-    Raises:
-        UserError: the template can't render one of them.
-    """
-    parts = (records[start : start + _CHUNK] for start in range(0, len(records), _CHUNK))
-    texts = ShownTexts(tokenizer)
-    found = itertools.chain.from_iterable(_tokenize_records(part, texts, template) for part in parts)
-    return [Example(index, *each) for index, each in enumerate(found)]
-
-
-def _tokenize_records(
-    records: Sequence[Record], texts: ShownTexts, template: Template
-) -> Iterator[tuple[str, list[int], Span]]:
-    prompts, rendered = [], []
-    for record in records:
-        try:
-            prompts.append(template.render_prompt(record.messages[:-1]))
-            rendered.append(template.render(record.messages))
-        except UserError as error:
-            raise UserError(str(error), path=record.path, line=record.line) from None
-    shown = [prompt.text for prompt in prompts]
-    prompt_ids, _ = texts.tokenize(shown, [prompt.spans for prompt in prompts])
-    gold = texts.spans(
-        [whole.text for whole in rendered],
-        [whole.spans for whole in rendered],
-        [whole.spans[-1][0] for whole in rendered],
-        [whole.turn_ends[-1] for whole in rendered],
-    )
-    return zip(shown, prompt_ids, gold, strict=True)
-
-
-def continuation_spans(
-    record: Record,
-    continuations: Sequence[Continuation],
-    tokenizer: PreTrainedTokenizerBase | ShownTexts,
-    template: Template,
-) -> list[Span]:
-    """Rows in which the continuations of a record are weighed.
-
-    Args:
-        record: its prompt is the context of continuations that have none of their own.
-        continuations: at least one.
-        tokenizer: of the model, or what is kept of it for many calls.
-        template: as for prompts.
-    """
-    shown = tokenizer if isinstance(tokenizer, ShownTexts) else ShownTexts(tokenizer)
-    # A text of its own begins as the tokenizer begins texts; a prompt has its special tokens already.
-    begin = shown.tokenizer.bos_token or ""
-    texts: list[str] = []
-    contents: list[Spans] = []
-    starts, ends = [], []
-    for continuation in continuations:
-        if continuation.context is None:
-            answer = {"role": "assistant", "content": continuation.text}
-            whole = template.render([*record.messages[:-1], answer])
-            text, (start, end) = whole.text, whole.spans[-1]
-            contents.append(whole.spans)
-        else:
-            start = len(begin) + len(continuation.context)
-            text = begin + continuation.context + continuation.text
-            end = len(text)
-            contents.append([(len(begin), end)])
-        # Without what follows, so that the last token is that of the continuation alone.
-        texts.append(text[:end])
-        starts.append(start)
-        ends.append(end)
-    return shown.spans(texts, contents, starts, ends)
+    """Prompt, right answer and end of turn; the answer and what follows is weighed."""
 
 
 class ShownTexts:
@@ -167,67 +69,68 @@ class ShownTexts:
 
     Args:
         tokenizer: fast; it is not changed.
-
-    Attributes:
-        tokenizer: as given.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self._special = SpecialTokens(tokenizer)
 
-    def spans(
-        self, texts: Sequence[str], contents: Sequence[Spans], starts: Sequence[int], ends: Sequence[int]
-    ) -> list[Span]:
-        """Each text up to the token that begins at its end or later, weighed from the token that holds its start."""
-        spans = []
-        for ids, pairs, start, end in zip(*self.tokenize(texts, contents), starts, ends, strict=True):
-            offsets = np.asarray(pairs, np.int32).reshape(-1, 2)
-            tokens = Tokens(np.asarray(ids, np.int32), offsets[:, 0], offsets[:, 1])
-            # Nothing predicts the first token of a row.
-            spans.append(Span(list(ids[: tokens.first_from(end)]), max(1, tokens.first_overlapping(start))))
-        return spans
-
-    def tokenize(self, texts: Sequence[str], contents: Sequence[Spans]) -> tuple[list[list[int]], list[Any]]:
-        """The ids of the tokens of each text, and for each token its first and one past its last character."""
+    def tokenize(self, text: str, contents: Spans) -> tuple[list[int], Sequence[tuple[int, int]]]:
+        """The ids of the tokens of a text, and for each token its first and one past its last character."""
+        if self._special.spelt(text, contents):
+            ids, offsets = self._special.encode([text], [contents])
+            return list(ids[0]), offsets[0]
         # The special tokens are written out. The tokenizer's warning about long texts is left to the model check.
-        found = self.tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        ids, offsets = list(found["input_ids"]), list(found["offset_mapping"])
-        both = enumerate(zip(texts, contents, strict=True))
-        spelling = [index for index, each in both if self._special.spelt(*each)]
-        if spelling:
-            apart = self._special.encode([texts[i] for i in spelling], [contents[i] for i in spelling])
-            for index, *each in zip(spelling, *apart, strict=True):
-                ids[index], offsets[index] = each
-        return ids, offsets
+        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return found["input_ids"], found["offset_mapping"]
+
+    def span(self, text: str, contents: Spans, start: int, end: int) -> Span:
+        """A text up to the token that begins at its end or later, weighed from the token that holds its start."""
+        ids, pairs = self.tokenize(text, contents)
+        offsets = np.asarray(pairs, np.int32).reshape(-1, 2)
+        tokens = Tokens(np.asarray(ids, np.int32), offsets[:, 0], offsets[:, 1])
+        # Nothing predicts the first token of a row.
+        return Span(ids[: tokens.first_from(end)], max(1, tokens.first_overlapping(start)))
 
 
-def check_positions(positions: int | None, example: Example, longest: int, new_tokens: int, record: Record) -> None:
-    """Refuse what is longer than a model's positions.
-
-    Args:
-        positions: how many the model has; None for no limit.
-        example: what is asked.
-        longest: tokens of the longest text that is weighed for it.
-        new_tokens: how many may be generated.
-        record: for the message.
+def make_example(index: int, record: Record, texts: ShownTexts, template: Template) -> Example:
+    """Render and tokenise a record as in training.
 
     Raises:
-        UserError: a prompt with its answer, generated or given, is too long.
+        UserError: the template can't render it.
     """
-    if positions is None:
-        return
-    length = len(example.prompt_ids)
-    if length + new_tokens > positions:
-        raise UserError(
-            f"the prompt's {length} tokens and {new_tokens} new ones are more than the model's {positions} positions; "
-            "lower --max_new_tokens or remove the record",
-            path=record.path,
-            line=record.line,
-        )
-    if longest > positions:
-        raise UserError(
-            f"prompt and answer have {longest} tokens, more than the model's {positions} positions; remove the record",
-            path=record.path,
-            line=record.line,
-        )
+    try:
+        prompt, whole = template.render_prompt(record.messages[:-1]), template.render(record.messages)
+    except UserError as error:
+        raise UserError(str(error), path=record.path, line=record.line) from None
+    prompt_ids, _ = texts.tokenize(prompt.text, prompt.spans)
+    gold = texts.span(whole.text, whole.spans, whole.spans[-1][0], whole.turn_ends[-1])
+    return Example(index, prompt.text, prompt_ids, gold)
+
+
+def continuation_spans(
+    record: Record, continuations: Sequence[Continuation], shown: ShownTexts, template: Template
+) -> list[Span]:
+    """Rows in which the continuations of a record are weighed, behind its prompt or a context of their own."""
+    # A text of its own begins as the tokenizer begins texts; a prompt has its special tokens already.
+    begin = shown.tokenizer.bos_token or ""
+    spans = []
+    for continuation in continuations:
+        if continuation.context is None:
+            answer = {"role": "assistant", "content": continuation.text}
+            whole = template.render([*record.messages[:-1], answer])
+            text, contents, (start, end) = whole.text, whole.spans, whole.spans[-1]
+        else:
+            start = len(begin) + len(continuation.context)
+            text = begin + continuation.context + continuation.text
+            end = len(text)
+            contents = ((len(begin), end),)
+        # Without what follows, so that the last token is that of the continuation alone.
+        spans.append(shown.span(text[:end], contents, start, end))
+    return spans
+
+
+def make_examples(records: Sequence[Record], tokenizer: PreTrainedTokenizerBase, template: Template) -> list[Example]:
+    """All records as tokens, see :func:`make_example`."""
+    texts = ShownTexts(tokenizer)
+    return [make_example(index, record, texts, template) for index, record in enumerate(records)]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
-import sys
+import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from typing import IO, Any
 
+from tqdm import tqdm
+
 from stepjepa.chat.system_prompts import training_system_prompt, with_system_prompt
 from stepjepa.data.records import bad_records
 from stepjepa.data.sources import read_records
 from stepjepa.data.trained_prompts import share_trained_on
 from stepjepa.errors import UserError
-from stepjepa.evaluation.batcher import Batcher
+from stepjepa.evaluation.batcher import Batcher, Engine
 from stepjepa.evaluation.judging import choose_records
 from stepjepa.evaluation.output import OutputFile, model_fingerprint
 from stepjepa.evaluation.prompts import make_template
@@ -27,12 +29,35 @@ from stepjepa.tasks.registry import users_source
 Loader = Callable[[], tuple[Any, Any]]
 
 
+def make_engine(settings: EvaluationSettings, load: Loader) -> tuple[Engine, Any]:
+    """The engine that is asked for, and its tokenizer.
+
+    Args:
+        settings: of the evaluation.
+        load: gives model and tokenizer for ``hf``.
+
+    Raises:
+        UserError: vLLM is asked for and is not installed, or the model can't be loaded.
+    """
+    if settings.engine == "vllm":
+        if importlib.util.find_spec("vllm") is None:
+            raise UserError("--engine vllm: vLLM is not installed; install it ('pip install vllm') or use --engine hf")
+        from stepjepa.evaluation.vllm_engine import VllmEngine
+
+        engine = VllmEngine(settings)
+        return engine, engine.tokenizer
+    from stepjepa.evaluation.generation import Generator
+
+    model, tokenizer = load()
+    template = make_template(tokenizer, plain=settings.plain)
+    return Generator(model, tokenizer, template.end_of_turn_ids, settings.sampling), tokenizer
+
+
 class Evaluation:
     """One test file, one model, one output file.
 
-    The output file grows by a line per example as batches finish, the longest prompts first, so that memory problems
-    show at once. Started again with the same settings it resumes: the batches, and so the answers, are those of an
-    uninterrupted run. At the end the lines are sorted into the order of the test file.
+    The output file grows by a line per example as batches finish. Started again with the same settings it resumes: the
+    batches, and so the answers, are those of an uninterrupted run.
 
     Args:
         settings: see :class:`~stepjepa.evaluation.settings.EvaluationSettings`.
@@ -52,7 +77,7 @@ class Evaluation:
     def __init__(self, settings: EvaluationSettings) -> None:
         self.settings = settings
         self.bad = bad_records(settings.bad_records)
-        records = read_records(settings.test_file, bad=self.bad)
+        records = read_records(settings.test_file, bad=self.bad, columns=settings.columns)
         self.asked = choose_records(settings, records[: settings.max_examples])
         self.task, self.records = self.asked.task, self.asked.records
         if self.bad is not None and self.bad.count:
@@ -96,8 +121,7 @@ class Evaluation:
         """Generate what is missing, then summarise; a finished output is summarised without loading the model.
 
         Args:
-            load: gives model and tokenizer, called only if something is to be generated; by default they are loaded
-                from ``settings.model_path``.
+            load: gives model and tokenizer; by default they are loaded from ``settings.model_path``.
 
         Returns:
             The summary, as written beside the lines: see ``summary.summarise``, and ``model_path``, ``test_file``,
@@ -109,36 +133,35 @@ class Evaluation:
             UserError: the model can't be loaded, is too large for the memory with this batch size, or has too few
                 positions.
         """
-        output = self.output
-        written = output.summary()
+        written = self.output.summary()
         if written is not None:
             return written
-        kept = set(output.done)
+        kept = set(self.output.done)
         load = functools.cache(load or self._load)
         # Before generating, so that records without views, or a folder without a run, are noticed at once.
-        similarities = self._similarities(load)
+        measured = self._measure_similarity(load) if self.settings.similarity else None
         try:
-            seconds = 0.0 if output.complete else self._generate(load)
+            seconds = 0.0 if self.output.complete else self._generate(load)
         finally:
             self.task.close()
-        for index, value in zip(self.records, similarities.get("per_record", ()), strict=False):
-            output.done[index]["similarity"] = value
-        lines = output.finish()
+        if measured is not None:
+            for index, value in zip(self.records, measured.per_record, strict=True):
+                self.output.done[index]["similarity"] = value
+        lines = self.output.finish()
         fresh = [line for line in lines if line["index"] not in kept]
-        tokens = sum(line["new_tokens"] for line in fresh)
         summary = {
             "model_path": self.settings.model_path,
             "test_file": str(self.settings.test_file),
             "test_fingerprint": self._identity["test_file"],
             **self.asked.summarise(lines),
-            "similarity": self._similarity_summary(similarities["totals"], lines) if similarities else None,
+            "similarity": None if measured is None else {**measured.totals, **_similarity_by_verdict(lines)},
             "trained_on": share_trained_on(self.settings.model_path, self.records.values()),
             "settings": self._identity,
             "generated_now": len(fresh),
             "seconds": seconds,
-            "tokens_per_second": tokens / seconds if fresh else None,
+            "tokens_per_second": sum(line["new_tokens"] for line in fresh) / seconds if fresh else None,
         }
-        output.write_summary(summary)
+        self.output.write_summary(summary)
         return summary
 
     def _load(self) -> tuple[Any, Any]:
@@ -152,82 +175,45 @@ class Evaluation:
             trust_remote_code=settings.trust_remote_code,
         )
 
-    def _similarities(self, load: Loader) -> dict[str, Any]:
+    def _measure_similarity(self, load: Loader) -> Any:
         """How alike the views of the test records are to the model."""
-        if self.settings.similarity is None:
-            return {}
         from stepjepa.analysis.similarity import compare_views, similarity_config
 
-        config = similarity_config(self.settings.model_path, self.settings.similarity)
+        config = similarity_config(self.settings.model_path, str(self.settings.similarity))
         config = replace(config, plain=self.settings.plain)
-        model, tokenizer = load()
-        size = self.settings.batch_size
+        records = list(self.records.values())
         with self._memory():
-            return compare_views(model, tokenizer, list(self.records.values()), config, batch_size=size)._asdict()
-
-    def _similarity_summary(self, totals: dict[str, float], lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The totals, and the similarities of right and of wrong answers apart."""
-        from stepjepa.analysis.similarity import similarity_quantiles
-
-        right: dict[bool, list[float]] = {True: [], False: []}
-        for line in lines:
-            if line["similarity"] is not None:
-                right[line["error"] is None].append(line["similarity"])
-        return {
-            **totals,
-            "right": similarity_quantiles(right[True]),
-            "wrong": similarity_quantiles(right[False]),
-        }
+            return compare_views(*load(), records, config, batch_size=self.settings.batch_size)
 
     def _generate(self, load: Loader) -> float:
         """Write the missing lines; returns the seconds that answering, weighing and judging took."""
-        from tqdm import tqdm
-
-        from stepjepa.evaluation.engines import make_engine
-
-        settings = self.settings
+        settings, output = self.settings, self.output
         engine, tokenizer = make_engine(settings, load)
-        template = make_template(tokenizer, plain=settings.plain)
+        template, size = make_template(tokenizer, plain=settings.plain), settings.batch_size
         batcher = Batcher(
-            self.task,
-            self.records,
-            engine,
-            tokenizer,
-            template,
-            batch_size=settings.batch_size,
-            headline=self.asked.headline,
+            self.task, self.records, engine, tokenizer, template, batch_size=size, headline=self.asked.headline
         )
-        examples = batcher.examples
-        seconds, tokens = 0.0, 0
-        bar = tqdm(
-            total=len(examples),
-            initial=self.finished,
-            desc="evaluate",
-            unit="ex",
-            file=sys.stderr,
-            disable=not sys.stderr.isatty(),
-        )
+        examples, seconds = batcher.examples, 0.0
+        bar = tqdm(total=len(examples), initial=self.finished, desc="evaluate", unit="ex", disable=None)
         stream: IO[str] | None = None
         with bar, ExitStack() as stack:
-            for number, start in enumerate(range(0, len(examples), settings.batch_size)):
+            for number, start in enumerate(range(0, len(examples), size)):
                 # A batch is always run whole, also if some of its lines are there: its padding shapes the floats.
-                batch = examples[start : start + settings.batch_size]
-                missing = [example.index for example in batch if example.index not in self.output.done]
+                batch = examples[start : start + size]
+                missing = {example.index for example in batch}.difference(output.done)
                 if not missing:
                     continue
                 began = time.perf_counter()
                 with self._memory():
                     lines = batcher.lines(batch, number)
                 seconds += time.perf_counter() - began
-                fresh = [line for line in lines if line["index"] in missing]
                 if stream is None:
                     # Only now, when answers are there: a slip in a flag must not cost the results of another run.
-                    about = {"model_path": settings.model_path, "test_file": str(settings.test_file)}
-                    stream = stack.enter_context(self.output.begin(**about))
-                self.output.add(stream, fresh)
-                tokens += sum(line["new_tokens"] for line in fresh)
+                    stream = stack.enter_context(
+                        output.begin(model_path=settings.model_path, test_file=str(settings.test_file))
+                    )
+                output.add(stream, [line for line in lines if line["index"] in missing])
                 bar.update(len(missing))
-                bar.set_postfix_str(f"{tokens / seconds:.0f} tokens/s")
         return seconds
 
     @contextmanager
@@ -240,3 +226,13 @@ class Evaluation:
                 raise
             flags = "--batch_size or --num_samples" if self.settings.sampling.num_samples > 1 else "--batch_size"
             raise UserError(f"out of memory with --batch_size {self.settings.batch_size}; lower {flags}") from None
+
+
+def _similarity_by_verdict(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How the similarities of right and of wrong answers are spread."""
+    from stepjepa.analysis.similarity import similarity_quantiles
+
+    return {
+        name: similarity_quantiles(line["similarity"] for line in lines if (line["error"] is None) == right)
+        for name, right in (("right", True), ("wrong", False))
+    }

@@ -19,8 +19,6 @@ from stepjepa.options import FROM_ONE, FROM_ZERO, option, wrong_value
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import AUTO, TASKS, load_task
 
-LOWEST_TEMPERATURE = 1e-6
-
 Scoring = Literal["own", "reference"]
 
 # What 'stepjepa score' and 'stepjepa evaluate' share.
@@ -50,15 +48,8 @@ class Sampling:
     """
 
     max_new_tokens: int = option(256, "cut answers off there", allowed=FROM_ONE, parse=_length)
-    # What lies between divides logits by next to nothing.
     temperature: float = option(
-        0.0,
-        "0 is greedy",
-        metavar="T",
-        allowed=(
-            lambda value: value == 0 or LOWEST_TEMPERATURE <= value < math.inf,
-            f"0 (greedy) or {LOWEST_TEMPERATURE:g} or more",
-        ),
+        0.0, "0 is greedy", metavar="T", allowed=(lambda value: 0 <= value < math.inf, "0 (greedy) or more")
     )
     top_p: float = option(
         1.0, "of sampling", metavar="P", allowed=(lambda value: 0 < value <= 1, "more than 0 and at most 1")
@@ -125,6 +116,12 @@ class EvaluationSettings:
         False, "for models trained without a chat format: question, <|perception|>, answer", group="prompt"
     )
     overwrite: bool = option(False, "throw away what --output_file holds", group="files", names=("no_skip_existing",))
+    columns: list[str] | None = option(
+        None,
+        "of the user's and the assistant's text; where they have other names",
+        metavar="NAME",
+        group="files",
+    )
     bad_records: Literal["error", "skip"] = option(
         "error", "lines that can't be read or are no record; skip: leave them out, and say how many", group="files"
     )

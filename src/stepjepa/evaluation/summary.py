@@ -7,30 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Two-sided 95 % of the normal distribution.
-Z95 = 1.959963984540054
 
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share, its lower and upper end; sound also near 0 and 1 and for few trials."""
+    from scipy.stats import binomtest
 
-def wilson_interval(successes: int, trials: int, z: float = Z95) -> tuple[float, float]:
-    """Wilson's score interval of a share; sound also near 0 and 1 and for few trials.
-
-    Args:
-        successes: how many of the trials succeeded.
-        trials: how many there were, at least 1.
-        z: quantile of the normal distribution; the default gives 95 %.
-
-    Returns:
-        Lower and upper end.
-    """
-    if not 0 <= successes <= trials or trials < 1:
-        raise ValueError(f"expected 0 <= successes <= trials and trials >= 1, got {successes} of {trials}")
-    share, square = successes / trials, z * z / trials
-    middle = (share + square / 2) / (1 + square)
-    half = z * math.sqrt(share * (1 - share) / trials + square / (4 * trials)) / (1 + square)
-    # At the ends the formula is exact but floats are not.
-    low = 0.0 if successes == 0 else middle - half
-    high = 1.0 if successes == trials else middle + half
-    return low, high
+    found = binomtest(successes, trials).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)
 
 
 def mean_with_interval(values: Sequence[bool | float]) -> dict[str, float | None]:
@@ -92,13 +75,12 @@ def format_summary(summary: Mapping[str, Any]) -> str:
             interval = f"{100 * score['low']:.2f} .. {100 * score['high']:.2f}"
             lines.append(f"  {name:<{width}}{100 * score['mean']:7.2f}%   {interval}")
     if summary["errors"]:
-        counts = ", ".join(f"{name} {count}" for name, count in summary["errors"].items())
         # Of several samples what most of them say is right or wrong.
         decided = "majority" if "majority" in summary["scores"] else summary["headline"]
-        lines.append(f"  not right by {decided}: {counts}")
+        lines.append(f"  not right by {decided}: {_short(summary['errors'])}")
     lines += [f"  {name}: {_short(value)}" for name, value in summary["details"].items()]
     if summary.get("similarity") is not None:
-        lines += _similarity_lines(summary["similarity"])
+        lines += [f"  {name.replace('_', ' ')}: {_short(value)}" for name, value in summary["similarity"].items()]
     if seen := describe_trained_on(summary.get("trained_on")):
         lines.append(f"  {seen}")
     if summary["gold_loss"] is not None:
@@ -128,21 +110,6 @@ def describe_trained_on(shares: Mapping[str, float] | None) -> str | None:
         f"{shares['exact']:.1%} of the test prompts were trained on ({shares['normalised']:.1%} but for case and "
         "blanks), so the scores are none of new prompts"
     )
-
-
-def _similarity_lines(similarity: Mapping[str, Any]) -> list[str]:
-    matched, shuffled = (similarity.get(f"{kind}_similarity") for kind in ("matched", "shuffled"))
-    other = "not measured" if shuffled is None else f"{shuffled:.3f}"
-    lines = [f"  similarity of matched pairs of views {matched:.3f}, of shuffled ones {other}"]
-    for kind in ("right", "wrong"):
-        found = similarity.get(kind)
-        if found and found["n"]:
-            quantiles = " ".join(f"{value:.3f}" for value in found["quantiles"].values())
-            lines.append(
-                f"    where the answer is {kind} ({found['n']}): mean {found['mean']:.3f}, std {found['std']:.3f}, "
-                f"quantiles {' '.join(found['quantiles'])}: {quantiles}"
-            )
-    return lines
 
 
 def _short(value: Any) -> str:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepjepa.chat.predictors import all_predictor_ids
-from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.evaluation.judging import Answer
-from stepjepa.evaluation.prompts import Example, Span, check_positions, make_template
+from stepjepa.evaluation.prompts import Span, make_template
 from stepjepa.evaluation.settings import EvaluationSettings
 from stepjepa.models.loading import refuse_pickled
 
@@ -45,24 +44,16 @@ class VllmEngine:
         except (ValueError, OSError, RuntimeError) as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(f"vLLM can't load '{settings.model_path}' ({first}); --engine hf does without it") from None
+        self.positions: int | None = self._model.llm_engine.model_config.max_model_len
+        self.max_new_tokens = settings.sampling.max_new_tokens
         self.tokenizer: Any = self._model.get_tokenizer()
         eos = self.tokenizer.eos_token_id
         ends = make_template(self.tokenizer, plain=settings.plain).end_of_turn_ids
         self._stop_ids = sorted({*ends, *([] if eos is None else [eos])})
         self._never = dict.fromkeys(all_predictor_ids(self.tokenizer), -100.0)
 
-    def check_length(self, example: Example, longest: int, record: Record) -> None:
-        """Refuse an example that the model has no positions for."""
-        positions = self._model.llm_engine.model_config.max_model_len
-        check_positions(positions, example, longest, self._sampling.max_new_tokens, record)
-
     def answer(self, prompts: Sequence[Sequence[int]], batch_number: int = 0) -> list[list[Answer]]:
-        """Continue prompts until every one has stopped or ``max_new_tokens`` is reached.
-
-        Args:
-            prompts: token ids.
-            batch_number: seeds the draws if the temperature is above 0.
-        """
+        """Continue prompts until every one has stopped or ``max_new_tokens`` is reached."""
         sampling = self._sampling
         settings = self._vllm.SamplingParams(
             n=sampling.num_samples,
@@ -82,11 +73,7 @@ class VllmEngine:
         ]
 
     def log_probabilities(self, spans: Sequence[Span]) -> list[float]:
-        """The natural logarithm of the probability of each span's weighed tokens, given what stands before them.
-
-        Args:
-            spans: at least one.
-        """
+        """The natural logarithm of the probability of each span's weighed tokens, given what stands before them."""
         settings = self._vllm.SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         outputs = self._model.generate(_as_prompts([span.ids for span in spans]), settings, use_tqdm=False)
         # With prompt_logprobs=0 each position holds the probability of the prompt's own token alone.

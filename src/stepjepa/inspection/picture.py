@@ -9,19 +9,13 @@ import numpy as np
 
 from stepjepa.drawing import drawable
 from stepjepa.files import atomic_write
-from stepjepa.inspection.palette import COLOURS, visible_text
-from stepjepa.inspection.record import Inspection, TokenInfo, visible_matrix
-from stepjepa.inspection.view import passing
+from stepjepa.inspection.record import Inspection, visible_matrix
+from stepjepa.inspection.view import COLOURS, READ, passing, visible_text
 
 FONT = "DejaVu Sans Mono"
 LABELLED = 80
 """Most tokens that are written out beside the axes."""
 MARKERS = {"source": "o", "target": "D"}
-
-_APART = 0.022
-"""Share of the height that two marks beside the matrix need to stand one below the other."""
-_NARROW = 0.012
-"""Share of the width that each character of a branch's name needs above the matrix."""
 
 
 def write_png(inspection: Inspection, path: str | os.PathLike[str], title: str) -> None:
@@ -82,40 +76,16 @@ def _draw_matrix(axes: Any, inspection: Inspection) -> None:
     for branch in inspection.branches[1:]:
         axes.axhline(branch.start - 0.5, color="#555555", linewidth=0.7)
         axes.axvline(branch.start - 0.5, color="#555555", linewidth=0.7)
-    for row, text in _readouts(inspection):
-        axes.annotate(
-            f"◂ {text}", (1.0, row), (3, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-            va="center", fontsize=8, annotation_clip=False,
-        )  # fmt: skip
     axes.set(xlabel="key: the token that is seen", ylabel="query: the token that looks")
-    above = axes.secondary_xaxis("top")
-    named = [b for b in inspection.branches if (b.end - b.start) / size > _NARROW * len(b.kind)]
-    above.set_xticks([(b.start + b.end - 1) / 2 for b in named], [b.kind for b in named], fontsize=7)
-    above.tick_params(length=0, pad=1)
-    if size <= LABELLED:
-        labels = [f"{drawable(visible_text(token.text)[:18], FONT)} {token.place}" for token in inspection.tokens]
-        font: dict[str, Any] = {"family": FONT, "fontsize": 6.5, "parse_math": False}
-        axes.set_yticks(range(size), labels, **font)
-        axes.set_xticks(range(size), labels, rotation=90, **font)
-        axes.tick_params(length=2, pad=1)
-
-
-def _readouts(inspection: Inspection) -> list[tuple[float, str]]:
-    """Where to write what is read beside the matrix: queries too near to each other share a line."""
-    apart = max(1.0, _APART * len(inspection.tokens))
-    groups: list[list[TokenInfo]] = []
-    for token in inspection.tokens:
-        if token.readouts and groups and token.place - groups[-1][0].place < apart:
-            groups[-1].append(token)
-        elif token.readouts:
-            groups.append([token])
-    return [
-        (
-            sum(token.place for token in group) / len(group),
-            ", ".join(name for token in group for name in token.readouts),
-        )
-        for group in groups
-    ]
+    # Of many tokens only those are written out at which something is read.
+    shown = [token for token in inspection.tokens if token.readouts or size <= LABELLED]
+    labels = [f"{drawable(visible_text(token.text)[:18], FONT)} {token.place}".replace("$", r"\$") for token in shown]
+    reads = [f"{READ} {', '.join(token.readouts)}  " if token.readouts else "" for token in shown]
+    font: dict[str, Any] = {"family": FONT, "fontsize": 6.5}
+    places = [token.place for token in shown]
+    axes.set_yticks(places, [read + label for read, label in zip(reads, labels, strict=True)], **font)
+    axes.set_xticks(places, labels, rotation=90, **font)
+    axes.tick_params(length=2, pad=1)
 
 
 def _write_legend(figure: Any, inspection: Inspection) -> None:
@@ -126,8 +96,7 @@ def _write_legend(figure: Any, inspection: Inspection) -> None:
     entries: list[Any] = [
         Patch(facecolor=each.strong, label=each.meaning) for kind, each in COLOURS.items() if kind in met
     ]
-    entries.append(Patch(facecolor="white", edgecolor="#999999", label="not seen"))
-    if inspection.pairs:
+    if inspection.config.uses_views:
         look: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "black", "linestyle": "none"}
         entries += [
             Line2D([], [], marker=marker, label=f"{kind} is read here", **look) for kind, marker in MARKERS.items()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.dataset import BLOCK, count_tokens
 from stepjepa.batch.mask import Trees, dense
-from stepjepa.batch.pack import Numbers, pack
+from stepjepa.batch.pack import pack
 from stepjepa.batch.sequences import Sequence, TokenizedRecord
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, token_spans
 from stepjepa.batch.views import step_views
@@ -77,16 +77,6 @@ class SequenceInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class PairInfo:
-    """Where the two embeddings of a pair are read."""
-
-    name: str  # '1' for the first of its record, with the record's line if several are shown
-    source: int  # place of the readout, the last one if several tokens are averaged
-    target: int
-    averaged: tuple[int, int]  # how many tokens are averaged for each of the two
-
-
-@dataclass(frozen=True, slots=True)
 class PartInfo:
     """A message or a step of a record."""
 
@@ -130,7 +120,6 @@ class Inspection:
     tokens: tuple[TokenInfo, ...]  # of all rows
     branches: tuple[BranchInfo, ...]  # in the order of their tokens
     sequences: tuple[SequenceInfo, ...]  # in the order of their records
-    pairs: tuple[PairInfo, ...]
     records: tuple[RecordInfo, ...]
     file: FileInfo
     template: dict[str, str]  # what was derived from the chat template
@@ -176,19 +165,10 @@ def inspect_records(
             raise UserError(_why_skipped(lenient), path=record.path, line=record.line)
         parts.append(collator.sequences(Item(found[0])))
         infos.append(_describe(record, found[0], made, parts[-1][0], lost - sum(info.pairs_cut for info in infos)))
-    tree = _Tree(parts, [info.line for info in infos], config)
-    branches = tree.branches()
+    tree = _describe_tree(parts, [info.line for info in infos], config, tokenizer)
+    counted = _count_file(records, tokenizer, config, lenient)
     return Inspection(
-        records[index].path,
-        index,
-        config,
-        tree.tokens(tokenizer, branches),
-        branches,
-        tree.sequences(),
-        tree.pairs(),
-        tuple(infos),
-        _count_file(records, tokenizer, config, lenient),
-        made.template.describe(),
+        records[index].path, index, config, *tree, records=tuple(infos), file=counted, template=made.template.describe()
     )
 
 
@@ -248,105 +228,83 @@ def _describe(
     return RecordInfo(record.line, messages, steps, len(tokenized.pairs), pairs_cut, len(tokenized.ids), full)
 
 
-class _Tree:
+def _describe_tree(
+    parts: Many[Many[Sequence]], lines: Many[int], config: JepaConfig, tokenizer: PreTrainedTokenizerBase
+) -> tuple[tuple[TokenInfo, ...], tuple[BranchInfo, ...], tuple[SequenceInfo, ...]]:
     """The sequences of some records (``parts``) in rows that stand behind each other without padding."""
-
-    def __init__(self, parts: Many[Many[Sequence]], lines: Many[int], config: JepaConfig) -> None:
-        owners = [number for number, part in enumerate(parts) for _ in part]
-        self.all = [sequence for part in parts for sequence in part]
-        self.suffixes = ["" if len(lines) == 1 else f" of line {lines[owner]}" for owner in owners]
-        rows = pack(
-            self.all,
-            row_length=config.row_length or sum(map(len, self.all)),
-            groups=None if config.share_prefixes else owners,
-            one_each=config.encoding == "rows",
+    owners = [number for number, part in enumerate(parts) for _ in part]
+    everything = [sequence for part in parts for sequence in part]
+    rows = pack(
+        everything,
+        row_length=config.row_length or sum(map(len, everything)),
+        groups=None if config.share_prefixes else owners,
+        one_each=config.encoding == "rows",
+    )
+    width = rows.ids.shape[1]
+    kept = np.concatenate([row * width + np.arange(length) for row, length in enumerate(rows.lengths)])
+    numbers = np.full(rows.ids.size, -1)
+    numbers[kept] = np.arange(len(kept))
+    row_of = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
+    first = (np.cumsum(rows.lengths) - rows.lengths)[row_of]
+    ids, positions = rows.ids.ravel()[kept].tolist(), rows.positions.ravel()[kept].tolist()
+    starts, ends = ((each.ravel()[kept] + first).tolist() for each in (rows.start, rows.end))
+    # Of each token its sequences, the token before it in them, and whether layout 'inplace' made it part of a view.
+    passing: list[list[int]] = [[] for _ in kept]
+    before = np.full(len(kept), -1)
+    inside: list[Kind | None] = [None] * len(kept)
+    labels: list[list[int]] = [[] for _ in kept]
+    readouts: list[list[str]] = [[] for _ in kept]
+    paths = [numbers[path] for path in rows.paths]
+    suffixes = ["" if len(lines) == 1 else f" of line {lines[owner]}" for owner in owners]
+    kinds: list[Kind] = ["main" if len(each.text) else each.readouts[0].kind for each in everything]
+    for number, (sequence, path, suffix) in enumerate(zip(everything, paths, suffixes, strict=True)):
+        before[path[1:]] = path[:-1]
+        text = set(sequence.text.tolist())
+        for step, place in enumerate(path.tolist()):
+            passing[place].append(number)
+            if text and step not in text:
+                inside[place] = "source"
+            elif sequence.start is not None and sequence.start[step]:
+                inside[place] = "target"
+        for step, label in sequence.labels.tolist():
+            labels[path[step]].append(label)
+        for pair, kind, start, end in sequence.readouts:
+            mean = f" (mean of {end - start} tokens)" if end - start > 1 else ""
+            readouts[path[end - 1]].append(f"{kind} {pair + 1}{suffix}{mean}")
+    keys = list(zip(passing, inside, starts, strict=True))
+    bounds = [place for place in range(len(keys)) if not place or keys[place] != keys[place - 1]]
+    branch_of = np.repeat(np.arange(len(bounds)), np.diff([*bounds, len(keys)])).tolist()
+    branches = []
+    for index, (start, end) in enumerate(zip(bounds, [*bounds[1:], len(keys)], strict=True)):
+        own = inside[start] or ("shared" if len(passing[start]) > 1 else kinds[passing[start][0]])
+        parent = branch_of[before[start]] if before[start] >= 0 else None
+        isolated = inside[start] == "target"
+        row = int(row_of[start])
+        branches.append(BranchInfo(index, row, own, tuple(passing[start]), parent, isolated, start, end))
+    texts = {index: token_text(tokenizer, index) for index in {*ids, *chain.from_iterable(labels)}}
+    tokens = [
+        TokenInfo(
+            place=place,
+            id=index,
+            text=texts[index],
+            branch=branch_of[place],
+            position=positions[place],
+            start=starts[place],
+            end=ends[place],
+            labels=tuple(labels[place]),
+            label_texts=tuple(texts[label] for label in labels[place]),
+            readouts=tuple(readouts[place]),
         )
-        width = rows.ids.shape[1]
-        kept = np.concatenate([row * width + np.arange(length) for row, length in enumerate(rows.lengths)])
-        numbers = np.full(rows.ids.size, -1)
-        numbers[kept] = np.arange(len(kept))
-        self.paths: list[Numbers] = [numbers[path] for path in rows.paths]
-        self.row = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
-        first = (np.cumsum(rows.lengths) - rows.lengths)[self.row]
-        self.ids, self.positions = rows.ids.ravel()[kept].tolist(), rows.positions.ravel()[kept].tolist()
-        self.start, self.end = ((each.ravel()[kept] + first).tolist() for each in (rows.start, rows.end))
-        # Of each token its sequences, the token before it in them, and whether layout 'inplace' made it part of a view.
-        self.passing: list[list[int]] = [[] for _ in kept]
-        self.before = np.full(len(kept), -1)
-        self.inside: list[Kind | None] = [None] * len(kept)
-        for number, (sequence, path) in enumerate(zip(self.all, self.paths, strict=True)):
-            self.before[path[1:]] = path[:-1]
-            text = set(sequence.text.tolist())
-            for step, place in enumerate(path.tolist()):
-                self.passing[place].append(number)
-                if text and step not in text:
-                    self.inside[place] = "source"
-                elif sequence.start is not None and sequence.start[step]:
-                    self.inside[place] = "target"
-
-    def tokens(self, tokenizer: PreTrainedTokenizerBase, branches: Many[BranchInfo]) -> tuple[TokenInfo, ...]:
-        labels: list[list[int]] = [[] for _ in self.ids]
-        readouts: list[list[str]] = [[] for _ in self.ids]
-        for sequence, path, suffix in zip(self.all, self.paths, self.suffixes, strict=True):
-            for step, label in sequence.labels.tolist():
-                labels[path[step]].append(label)
-            for pair, kind, _, end in sequence.readouts:
-                readouts[path[end - 1]].append(f"{kind} {pair + 1}{suffix}")
-        texts = {index: token_text(tokenizer, index) for index in {*self.ids, *chain.from_iterable(labels)}}
-        branch_of = [branch.index for branch in branches for _ in range(branch.start, branch.end)]
-        return tuple(
-            TokenInfo(
-                place=place,
-                id=index,
-                text=texts[index],
-                branch=branch_of[place],
-                position=self.positions[place],
-                start=self.start[place],
-                end=self.end[place],
-                labels=tuple(labels[place]),
-                label_texts=tuple(texts[label] for label in labels[place]),
-                readouts=tuple(readouts[place]),
-            )
-            for place, index in enumerate(self.ids)
-        )
-
-    def branches(self) -> tuple[BranchInfo, ...]:
-        keys = list(zip(self.passing, self.inside, self.start, strict=True))
-        bounds = [place for place in range(len(keys)) if not place or keys[place] != keys[place - 1]]
-        branch_of = np.repeat(np.arange(len(bounds)), np.diff([*bounds, len(keys)]))
-        found = []
-        for index, (start, end) in enumerate(zip(bounds, [*bounds[1:], len(keys)], strict=True)):
-            passing, inside, _ = keys[start]
-            kind = inside or ("shared" if len(passing) > 1 else self._kind(passing[0]))
-            parent = int(branch_of[self.before[start]]) if self.before[start] >= 0 else None
-            row = int(self.row[start])
-            found.append(BranchInfo(index, row, kind, tuple(passing), parent, inside == "target", start, end))
-        return tuple(found)
-
-    def _kind(self, number: int) -> Kind:
-        sequence = self.all[number]
-        return "main" if len(sequence.text) else sequence.readouts[0].kind
-
-    def sequences(self) -> tuple[SequenceInfo, ...]:
-        found = []
-        for number, (sequence, path, suffix) in enumerate(zip(self.all, self.paths, self.suffixes, strict=True)):
-            kind = self._kind(number)
-            name = kind if kind == "main" else f"{kind} {sequence.readouts[0].pair + 1}"
-            shared = sum(len(self.passing[place]) > 1 for place in path)
-            runs = np.split(path, np.flatnonzero(np.diff(path) != 1) + 1)
-            ranges = tuple((int(run[0]), int(run[-1]) + 1) for run in runs)
-            found.append(SequenceInfo(f"{name}{suffix}", kind, len(sequence), shared, ranges))
-        return tuple(found)
-
-    def pairs(self) -> tuple[PairInfo, ...]:
-        found: dict[str, dict[str, tuple[int, int]]] = {}
-        for sequence, path, suffix in zip(self.all, self.paths, self.suffixes, strict=True):
-            for pair, kind, start, end in sequence.readouts:
-                found.setdefault(f"{pair + 1}{suffix}", {})[kind] = int(path[end - 1]), end - start
-        return tuple(
-            PairInfo(name, both["source"][0], both["target"][0], (both["source"][1], both["target"][1]))
-            for name, both in found.items()
-        )
+        for place, index in enumerate(ids)
+    ]
+    sequences = []
+    for sequence, path, suffix, own in zip(everything, paths, suffixes, kinds, strict=True):
+        name = own if own == "main" else f"{own} {sequence.readouts[0].pair + 1}"
+        shared = sum(len(passing[place]) > 1 for place in path)
+        runs = np.split(path, np.flatnonzero(np.diff(path) != 1) + 1)
+        ranges = tuple((int(run[0]), int(run[-1]) + 1) for run in runs)
+        sequences.append(SequenceInfo(f"{name}{suffix}", own, len(sequence), shared, ranges))
+    return tuple(tokens), tuple(branches), tuple(sequences)
 
 
 def _count_file(

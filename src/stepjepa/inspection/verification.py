@@ -85,11 +85,6 @@ class Subject:
         return found
 
 
-def check_encoding(subject: Subject) -> str:
-    """What the probe found out about the architecture; it is an error before this where nothing serves."""
-    return f"{subject.encoding}: {subject.reason}"
-
-
 def check_format(subject: Subject) -> str:
     """There is something to learn in the records."""
     _require(len(subject.tokenized) > 0, "no record can be trained on")
@@ -253,7 +248,7 @@ def check_step(subject: Subject) -> str:
 
 
 CHECKS: tuple[tuple[str, Callable[[Subject], str]], ...] = (
-    ("encoding by probe", check_encoding),
+    ("encoding by probe", lambda subject: f"{subject.encoding}: {subject.reason}"),
     ("data format", check_format),
     ("pairs of views", check_pairs),
     ("end of turn is trained", check_end_of_turn),

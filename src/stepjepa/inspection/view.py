@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -12,24 +13,55 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from stepjepa.inspection.palette import EDGE, READ, token_style, visible_text
+from stepjepa.drawing import PALETTE
 from stepjepa.inspection.record import BranchInfo, Inspection, PartInfo
 
-NARROW = 72
-"""Columns below which tables say less."""
+
+class Colours(NamedTuple):
+    """The colours of a kind of tokens."""
+
+    meaning: str  # the kind in words
+    strong: str  # for pictures
+    shades: tuple[str, str]  # terminal backgrounds of neighbouring tokens; distinct also with sixteen colours
+
+
+COLOURS = {
+    "shared": Colours("shared by several sequences", PALETTE[3], ("magenta", "bright_magenta")),
+    "main": Colours("main text", PALETTE[0], ("cyan", "bright_cyan")),
+    "source": Colours("source view", PALETTE[4], ("yellow", "bright_yellow")),
+    "target": Colours("target view", PALETTE[2], ("green", "bright_green")),
+}
+READ = "◂"
+"""Behind a token whose state is read."""
+EDGE = "│"
+"""Between tokens where there are no colours."""
+
+_VISIBLE = str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"})
+
 NAMED = 3
 """Most sequences of a branch that are named one by one."""
 
 
+def visible_text(text: str) -> str:
+    """A text with white space made visible and unprintable characters escaped."""
+    shown = text.translate(_VISIBLE)
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{ord(c):04x}" for c in shown)
+
+
+def token_style(kind: str, number: int = 0, *, read: bool = False) -> str:
+    """The terminal style of a token of a kind, the ``number``-th of its neighbours."""
+    style = f"black on {COLOURS[kind].shades[number % 2]}"
+    return f"{style} bold underline" if read else style
+
+
 def show(inspection: Inspection, console: Console) -> None:
     """Print the sequences, the tree, the table of tokens and the counts."""
-    narrow = console.width < NARROW
     console.print(Text(title(inspection), "bold"))
-    console.print(_sequences_table(inspection, narrow))
+    console.print(_sequences_table(inspection))
     _print_tree(inspection, console)
-    console.print(_tokens_table(inspection, narrow))
-    console.print(_records_table(inspection, narrow))
-    console.print(_file_table(inspection, narrow))
+    console.print(_tokens_table(inspection))
+    console.print(_records_table(inspection))
+    console.print(_file_table(inspection))
     for note in inspection.file.notes:
         console.print(Text(f"  note: {note}", "bold"))
 
@@ -54,17 +86,15 @@ def passing(inspection: Inspection, branch: BranchInfo) -> str:
     return ", ".join(names) if len(names) <= NAMED else f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
 
 
-def _table(heading: str, *columns: str, right: Sequence[str] = (), narrow: bool = False) -> Table:
+def _table(heading: str, *columns: str, right: Sequence[str] = ()) -> Table:
     table = Table(title=heading, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    if narrow:
-        table.box, table.padding = None, (0, 1, 0, 0)
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
 
 
-def _sequences_table(inspection: Inspection, narrow: bool) -> Table:
-    table = _table("sequences", "sequence", "tokens", "shared", "stand at", right=("tokens", "shared"), narrow=narrow)
+def _sequences_table(inspection: Inspection) -> Table:
+    table = _table("sequences", "sequence", "tokens", "shared", "stand at", right=("tokens", "shared"))
     for each in inspection.sequences:
         places = ", ".join(ranged(*place) for place in each.places)
         table.add_row(Text(f" {each.name} ", token_style(each.kind)), str(each.tokens), str(each.shared), places)
@@ -98,26 +128,22 @@ def _print_tree(inspection: Inspection, console: Console) -> None:
     console.print()
 
 
-def _tokens_table(inspection: Inspection, narrow: bool) -> Table:
-    columns = ["place", "token", "id", "position", "must predict", "sees from", "seen before", "read here"]
-    if narrow:
-        columns = [each for each in columns if each not in ("id", "sees from", "seen before")]
-    numbers = ("place", "id", "position", "sees from", "seen before")
-    table = _table("tokens", *columns, right=numbers, narrow=narrow)
+def _tokens_table(inspection: Inspection) -> Table:
+    columns = ("place", "token", "id", "position", "must predict", "sees from", "seen before", "read here")
+    table = _table("tokens", *columns, right=("place", "id", "position", "sees from", "seen before"))
     for token in inspection.tokens:
         kind = inspection.branches[token.branch].kind
         labels = Counter(map(visible_text, token.label_texts))
-        row: dict[str, str | Text] = {
-            "place": str(token.place),
-            "token": Text(visible_text(token.text), token_style(kind, read=bool(token.readouts))),
-            "id": str(token.id),
-            "position": str(token.position),
-            "must predict": Text(", ".join(each if n == 1 else f"{each} ×{n}" for each, n in labels.items()) or "–"),
-            "sees from": str(token.start),
-            "seen before": str(token.end),
-            "read here": f"{READ} {', '.join(token.readouts)}" if token.readouts else "",
-        }
-        table.add_row(*(row[column] for column in columns))
+        table.add_row(
+            str(token.place),
+            Text(visible_text(token.text), token_style(kind, read=bool(token.readouts))),
+            str(token.id),
+            str(token.position),
+            Text(", ".join(each if n == 1 else f"{each} ×{n}" for each, n in labels.items()) or "–"),
+            str(token.start),
+            str(token.end),
+            f"{READ} {', '.join(token.readouts)}" if token.readouts else "",
+        )
     return table
 
 
@@ -130,9 +156,9 @@ def _part(part: PartInfo) -> str:
     return f"position{many} {ranged(part.start, part.end)}, {count} token{many}{cut}"
 
 
-def _records_table(inspection: Inspection, narrow: bool) -> Table:
+def _records_table(inspection: Inspection) -> Table:
     config = inspection.config
-    table = _table("these records" if len(inspection.records) > 1 else "this record", "what", "found", narrow=narrow)
+    table = _table("these records" if len(inspection.records) > 1 else "this record", "what", "found")
     for record in inspection.records:
         if len(inspection.records) > 1:
             table.add_row(Text(f"line {record.line}", "bold"), "")
@@ -140,25 +166,21 @@ def _records_table(inspection: Inspection, narrow: bool) -> Table:
             table.add_row(part.name, _part(part))
         if not record.steps:
             table.add_row("steps", "none")
+        table.add_row("pairs of views", str(record.pairs))
         if record.pairs_cut:
             table.add_row("pairs cut by truncation", str(record.pairs_cut))
         over = f"yes: {record.full_tokens} tokens, max_length {config.max_length}; shown truncated"
         fits = f"no: {record.full_tokens} of {config.max_length} tokens"
         table.add_row("over length", over if record.full_tokens > config.max_length else fits)
-    for pair in inspection.pairs:
-        mean = "" if max(pair.averaged) == 1 else f" (means of {pair.averaged[0]} and {pair.averaged[1]} tokens)"
-        table.add_row(f"pair {pair.name}", f"place {pair.source} predicts place {pair.target}{mean}")
-    if not inspection.pairs:
-        table.add_row("pairs", "none" if config.uses_views else "none (regular has no views)")
     main, packed = sum(record.main_tokens for record in inspection.records), len(inspection.tokens)
     apart = sum(each.tokens for each in inspection.sequences)
     table.add_row("tokens", f"{packed}, {apart} if nothing were shared; {packed / main:.2f} of regular without sharing")
     return table
 
 
-def _file_table(inspection: Inspection, narrow: bool) -> Table:
+def _file_table(inspection: Inspection) -> Table:
     file = inspection.file
-    table = _table("whole file and chat template", "what", "found", narrow=narrow)
+    table = _table("whole file and chat template", "what", "found")
     table.add_row("records in the file", f"{file.lines:,}")
     for name, count in file.counts.items():
         table.add_row("records trained on" if name == "records" else name, f"{count:,}")

@@ -47,11 +47,17 @@ class LoraSettings:
         rank: r.
         alpha: scale; twice the rank if None.
         dropout: of the adapter's input.
+        targets: names of the layers that get an adapter, with commas between them, or ``all-linear``.
+        dora: train the size of each weight apart from its direction (DoRA, arXiv 2402.09353).
+        rslora: scale by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732).
     """
 
     rank: int = 16
     alpha: int | None = None
     dropout: float = 0.0
+    targets: str = "all-linear"
+    dora: bool = False
+    rslora: bool = False
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -289,13 +295,16 @@ def reported(what: str) -> Iterator[None]:
 
 
 def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequence[int]) -> nn.Module:
-    """Wrap a model with a LoRA adapter on all its linear layers; the given embedding rows are trained as well.
+    """Wrap a model with a LoRA adapter; the given embedding rows are trained as well.
 
     Args:
         model: the base model, with its predictor tokens.
-        settings: rank, scale, dropout.
+        settings: of the adapter.
         trainable_ids: ids of the new tokens (``token_rows.adapter_ids``); plain LoRA would leave their rows as they
             were drawn for ever, and save none of them.
+
+    Raises:
+        UserError: the model has no layer of these names.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -304,10 +313,15 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequ
         r=settings.rank,
         lora_alpha=2 * settings.rank if settings.alpha is None else settings.alpha,
         lora_dropout=settings.dropout,
-        target_modules="all-linear",
+        target_modules="all-linear" if settings.targets == "all-linear" else settings.targets.split(","),
         trainable_token_indices=list(trainable_ids) or None,
+        use_dora=settings.dora,
+        use_rslora=settings.rslora,
     )
-    wrapped = get_peft_model(model, config)
+    try:
+        wrapped = get_peft_model(model, config)
+    except ValueError as error:
+        raise UserError(f"--lora_targets {settings.targets}: {error}") from None
     keep_rows_alone(wrapped)
     wrapped.enable_input_require_grads()  # gradient checkpointing needs a gradient at the frozen embedding's output
     return wrapped

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
+from stepjepa.offline import use_cache_if_unreachable
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -299,7 +300,10 @@ def refuse_missing(name: str) -> None:
     Raises:
         UserError: it is no folder, and no hub id either.
     """
-    if Path(name).is_dir() or is_hub_id(name):
+    if Path(name).is_dir():
+        return
+    if is_hub_id(name):
+        use_cache_if_unreachable()
         return
     if ":" in name:
         near = difflib.get_close_matches(name, [PREFIX + preset for preset in PRESETS], n=1, cutoff=0.4)

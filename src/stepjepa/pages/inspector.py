@@ -15,7 +15,7 @@ from stepjepa.data.records import bad_records
 from stepjepa.data.sources import iterate_records
 from stepjepa.errors import UserError, one_line, visible
 from stepjepa.files import fingerprint
-from stepjepa.inspection.palette import COLOURS, visible_text
+from stepjepa.inspection.view import COLOURS, passing, visible_text
 from stepjepa.pages.render import Section, json_block, render
 from stepjepa.pages.runs import Run
 
@@ -48,7 +48,7 @@ def inspector_section(run: Run) -> Section | None:
     try:
         config = _read_config(jepa)
         path, flags = _training_file(run)
-        described = _describe(run, config, path, flags.bad_records or "error", notes)
+        described = _describe(run, config, path, flags, notes)
         values |= {"config": config, "file": visible(str(path)), "colours": COLOURS}
         values["data"], script = json_block("inspector-data", described), "inspector.js"
     except UserError as error:
@@ -72,6 +72,7 @@ def _training_file(run: Run) -> tuple[Path, argparse.Namespace]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for flag in ("--train_file", "--data_file", "--bad_records"):
         parser.add_argument(flag)
+    parser.add_argument("--columns", nargs="+")
     # Runs of earlier versions have only the command as it was typed.
     given = run.get("arguments") or run.get("command") or []
     part = next((name for name in ("train", "data") if isinstance(run.get("data", name), dict)), None)
@@ -103,7 +104,7 @@ def _is_unchanged(path: Path, expected: dict[str, Any]) -> bool:
     return all(expected.get(name) == value for name, value in identify_stream(str(path)).items() if name != "file")
 
 
-def _describe(run: Run, config: JepaConfig, path: Path, bad: str, notes: list[str]) -> dict[str, Any]:
+def _describe(run: Run, config: JepaConfig, path: Path, flags: argparse.Namespace, notes: list[str]) -> dict[str, Any]:
     """The records for the script: for each number of predictor tokens the tree of a record.
 
     Raises:
@@ -114,7 +115,7 @@ def _describe(run: Run, config: JepaConfig, path: Path, bad: str, notes: list[st
     from stepjepa.inspection.record import inspect_records
     from stepjepa.models.loading import load_tokenizer
 
-    some = list(islice(iterate_records(path, bad_records(bad)), RECORDS))
+    some = list(islice(iterate_records(path, bad_records(flags.bad_records or "error"), flags.columns), RECORDS))
     own = config.predictors or 0
     choices = sorted({*CHOICES_OF_K, own}) if config.uses_views else [own]
     tokenizer = load_tokenizer(str(run.folder))
@@ -146,8 +147,6 @@ def _tree(inspection: Inspection) -> dict[str, Any]:
     Of each token: text, id, branch, position, what it must predict (null: nothing), what is read there, the first
     token that it sees, and one past the last that sees it.
     """
-    from stepjepa.inspection.view import passing
-
     branches = []
     for branch in inspection.branches:
         where = "begins a text" if branch.parent is None else f"goes on behind branch {branch.parent}"

@@ -12,14 +12,14 @@ from typing import Any, Literal, cast
 from stepjepa.answers.scoring import marked_answers, parse_number, same_answer
 from stepjepa.data.records import BadRecords
 from stepjepa.errors import UserError
+from stepjepa.options import option
 from stepjepa.own_code import load
 from stepjepa.preparing.conversion import Counts, convert_rows
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, thinking_steps, tidy_step
-from stepjepa.tasks.base import Unusable, chat_record
+from stepjepa.tasks.raw_values import Unusable, chat_record, read_text_field
 
 FEW_STEPS = "fewer than two steps"
 THINKING_REMOVED = "thinking removed (--keep_thinking, --think_steps)"
-QUESTION_FIELD, RESPONSE_FIELD = "question", "deepseek_response"
 SYSTEM_PROMPT = (
     "Please solve the problem step by step (separate steps with double newlines), "
     "and put your final answer within \\boxed{}."
@@ -29,16 +29,9 @@ Splitter = Callable[[str], list[str]]
 
 
 def load_splitter(name: str) -> Splitter:
-    """Import a user's own splitter.
+    """Import a user's own splitter, ``module:function``, from a response without its thinking to the list of its steps.
 
-    Args:
-        name: ``module:function``; the module is looked for in the current folder too.
-
-    Returns:
-        The function: takes the response without its thinking, gives the list of its steps.
-
-    Raises:
-        UserError: the name has another form, can't be imported, or is no function.
+    The module is looked for in the current folder, too.
     """
     splitter = load("--custom", name, "function, such as my_splitter:split")
     if not callable(splitter):
@@ -51,32 +44,23 @@ class StepOptions:
     """How raw records become training records.
 
     Attributes:
-        response_field: the field that holds the response to be split.
-        question_field: the one that holds the question.
-        system_prompt: content of the system message of every record.
         splitter: a function from a response to its steps, in place of :func:`split_response`.
-        require_correct: keep a record only if its response ends in the right answer.
         thinking: what becomes of ``<think>...</think>``: ``remove`` it, ``keep`` it as it is, or make ``steps`` of the
             blocks that blank lines divide it into.
     """
 
-    response_field: str = RESPONSE_FIELD
-    question_field: str = QUESTION_FIELD
-    system_prompt: str = SYSTEM_PROMPT
+    question_field: str = option("question", "field of the question", metavar="NAME")
+    response_field: str = option("deepseek_response", "field of the response", metavar="NAME")
+    system_prompt: str = option(SYSTEM_PROMPT, metavar="TEXT")
+    require_correct: bool = option(False, "leave out records whose final answer is not the ground truth")
     splitter: Splitter | None = None
-    require_correct: bool = False
     thinking: Literal["remove", "keep", "steps"] = "remove"
 
 
 def _text_field(value: Mapping[str, Any], name: str) -> str:
-    text = value.get(name)
-    if text is None:
-        raise Unusable(f"no field '{name}'")
-    if not isinstance(text, str):
-        raise UserError(f"'{name}' is {type(text).__name__}, expected a string")
-    if not text.strip():
-        raise Unusable(f"'{name}' is empty")
-    return text
+    if value.get(name) is None or isinstance(value[name], str):
+        return read_text_field(value, name)
+    raise UserError(f"'{name}' is {type(value[name]).__name__}, expected a string")
 
 
 def _ground_truth(value: Mapping[str, Any]) -> str | None:
@@ -145,23 +129,11 @@ def prepare_records(
     limit: int | None = None,
     bad: BadRecords | None = None,
 ) -> tuple[list[dict[str, Any]], Counts]:
-    """Make training records of raw ones.
-
-    Args:
-        values: line numbers and raw records with a question, a response, and optionally ``answer`` and
-            ``ground_truth`` (without it, taken from an answer that is a number or ends in ``#### 18`` or
-            ``\\boxed{}``).
-        options: what to read and what to keep.
-        path: for error messages.
-        limit: stop when there are so many records.
-        bad: takes the rows that are wrong; None makes the first of them an error.
+    """Make training records of raw ones; the arguments are those of :func:`convert_rows`.
 
     Returns:
         The records, each with ``question``, ``total_steps``, ``messages`` and, where known, ``answer`` and
-        ``ground_truth``; and the counts.
-
-    Raises:
-        UserError: a field, or what the splitter gave, has the wrong type; only without ``bad``.
+        ``ground_truth`` (if the row has none, what its answer marks or, as a number, is); and the counts.
     """
     changed: Counter[str] = Counter()
 

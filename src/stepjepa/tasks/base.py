@@ -1,7 +1,7 @@
 """What a task is: how the right answer of a record is found, and how the answer of a model is scored.
 
-A new task is a class derived from :class:`Task` under the decorator :func:`task`, in a file of its own that
-``tasks.registry`` lists. One of your own is named on the command line by where it is, ``--task my_module:MyTask``.
+A new task is a class derived from :class:`Task` under the decorator :func:`task`, in a file that ``tasks.registry``
+lists. One of your own is named on the command line by where it is, ``--task my_module:MyTask``.
 """
 
 from __future__ import annotations
@@ -17,25 +17,15 @@ from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.options import FROM_ONE, Range, option, wrong_value
 
-# Why an answer is wrong. That it was cut off is noted by the evaluation, which knows.
+# Why an answer is wrong.
 NO_ANSWER = "no answer found"
 WRONG = "wrong answer"
 FAILED = "execution failed"
 TIMED_OUT = "timed out"
 
-# Up to a day in seconds, a pebibyte in MiB: limits that operating systems can be given with room to spare.
+# At most a day in seconds and a pebibyte in MiB, which operating systems accept as limits.
 _SECONDS: Range = (lambda value: 0 < value <= 86400, "more than 0 and at most 86400")
 _MEBIBYTES: Range = (lambda value: 0 < value <= 2**30, f"more than 0 and at most {2**30}")
-
-
-class Unusable(ValueError):  # noqa: N818  # a verdict on a row, not a mishap
-    """A row of a raw data set that no record can be made of; the message is the reason, the same for like rows."""
-
-
-def chat_record(system: str, user: str, assistant: str, **extra: Any) -> dict[str, Any]:
-    """A training record of three messages, and perhaps other fields."""
-    contents = {"system": system, "user": user, "assistant": assistant}
-    return {"messages": [{"role": role, "content": content} for role, content in contents.items()], **extra}
 
 
 def record_error(record: Record, message: str) -> UserError:
@@ -85,7 +75,7 @@ class Scored:
     Attributes:
         scores: by name, True and False or numbers of which the mean makes sense; the same names for all records.
         extracted: what was read out of the truth and of the response, by name; None where nothing was found.
-        error: why the headline score is not reached, one of the constants above; None for ``wrong answer``.
+        error: why the headline score is not reached, one of the constants above.
     """
 
     scores: dict[str, bool | float]
@@ -139,11 +129,7 @@ class Task(ABC):
 
     @classmethod
     def from_options(cls, options: TaskOptions) -> Self:
-        """The task with the user's settings.
-
-        Raises:
-            UserError: a setting that the task needs is missing or wrong.
-        """
+        """The task with the user's settings; UserError where one that it needs is missing or wrong."""
         made = cls()
         made.options = options
         return made
@@ -166,11 +152,7 @@ class Task(ABC):
 
     @abstractmethod
     def truth(self, record: Record) -> str:
-        """The right answer of a record, as text for people.
-
-        Raises:
-            UserError: the record has none that this task can use.
-        """
+        """The right answer of a record, as text for people; UserError where it has none that this task can use."""
 
     @abstractmethod
     def score(self, record: Record, response: Response) -> Scored:
@@ -189,22 +171,15 @@ class Task(ABC):
         return scored.extracted.get("answer", response.text.strip()) or None
 
     def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What else the summary should say, as values for JSON: tables by class, by difficulty.
-
-        Args:
-            lines: of an evaluation, as written to its file, at least one.
-        """
+        """What else the summary should say of the lines of an evaluation, as JSON: tables by class, by difficulty."""
         return {}
 
     def run_within_limits(
         self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], seconds: float | None = None
     ) -> list[Outcome]:
-        """Call a function, always the same, with each tuple of arguments in processes that end at their limits.
+        """Call a function, always the same, with each tuple of arguments in processes with limits.
 
-        Args:
-            function: see :class:`stepjepa.answers.workers.Workers`.
-            calls: the arguments.
-            seconds: the longest a call may take, by default ``--time_limit``.
+        ``seconds`` is the longest that a call may take, by default ``--time_limit``.
         """
         if self._workers is None:
             limits = self.options

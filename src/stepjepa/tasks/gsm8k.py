@@ -8,9 +8,9 @@ from typing import Any
 
 from stepjepa.answers.scoring import last_number, marked_answers, parse_number, same_answer, stated_number
 from stepjepa.data.records import Record
-from stepjepa.tasks.base import Response, Scored, Unusable, chat_record, record_error, task
-from stepjepa.tasks.boxed import FIELD, BoxedTask
-from stepjepa.tasks.raw_values import read_text_field
+from stepjepa.tasks.base import Response, Scored, record_error, task
+from stepjepa.tasks.generic import GROUND_TRUTH, BoxedTask
+from stepjepa.tasks.raw_values import Unusable, chat_record, read_text_field
 
 _CALCULATION = re.compile(r"<<[^<>=\n]*=[^<>\n]*>>")
 _ANSWER_LINE = re.compile(r"####[ \t]+(\S.*)")
@@ -22,7 +22,7 @@ _SOCRATIC = " ** "
 class Gsm8kTask(BoxedTask):
     """The last marked answer, as a number: ``#### 18``, or a box where that comes later or alone.
 
-    Scores: those of :class:`~stepjepa.tasks.boxed.BoxedTask`, which count marked answers only; with ``--last_number``
+    Scores: those of :class:`~stepjepa.tasks.generic.BoxedTask`, which count marked answers only; with ``--last_number``
     also ``last_number_correct``, where a response that marks no answer is judged by its last number.
     """
 
@@ -36,7 +36,7 @@ class Gsm8kTask(BoxedTask):
 
         A solution with the field ``ground_truth`` is a model's, and others in its file may end otherwise: ``boxed``.
         """
-        solved = record.extra.get(FIELD) is None and _answer_line(record.answer) is not None
+        solved = record.extra.get(GROUND_TRUTH) is None and _ends_in_number(record.answer)
         return solved or cls.is_of_data_set(record)
 
     def truth(self, record: Record) -> str:
@@ -52,16 +52,12 @@ class Gsm8kTask(BoxedTask):
 
     def score(self, record: Record, response: Response) -> Scored:
         scored = super().score(record, response)
-        if not self.options.last_number:
-            return scored
-        answer = scored.extracted["answer"]
-        guess = last_number(response.text) if answer is None else answer
-        right = guess is not None and same_answer(guess, self.truth(record))
-        return Scored(
-            {**scored.scores, "last_number_correct": right},
-            {**scored.extracted, "answer_or_last_number": guess},
-            scored.error,
-        )
+        if self.options.last_number:
+            answer = scored.extracted["answer"]
+            guess = last_number(response.text) if answer is None else answer
+            scored.scores["last_number_correct"] = guess is not None and same_answer(guess, self.truth(record))
+            scored.extracted["answer_or_last_number"] = guess
+        return scored
 
     @classmethod
     def convert(
@@ -75,12 +71,9 @@ class Gsm8kTask(BoxedTask):
                 stays with the last one.
             socratic: keep the question in front of each line of the socratic variant (``question ** answer``).
             calculator: keep the annotations ``<<48/2=24>>``.
-
-        Raises:
-            Unusable: a field is missing or empty, or the last line holds no answer.
         """
         question, answer = (read_text_field(row, name) for name in ("question", "answer"))
-        if _answer_line(answer) is None:
+        if not _ends_in_number(answer):
             raise Unusable("'answer' does not end in a line '#### number'")
         lines = answer.split("\n")
         if not socratic:
@@ -96,7 +89,7 @@ class Gsm8kTask(BoxedTask):
         return chat_record(cls.system_prompt, question, text, total_steps=len(solution))
 
 
-def _answer_line(solution: str) -> str | None:
-    """The number on the last line of a solution in the form of the data set."""
+def _ends_in_number(solution: str) -> bool:
+    """Whether the last line of a solution is an answer in the form of the data set."""
     match = _ANSWER_LINE.fullmatch(solution.rstrip().rpartition("\n")[2].strip())
-    return match[1] if match and parse_number(match[1]) is not None else None
+    return match is not None and parse_number(match[1]) is not None

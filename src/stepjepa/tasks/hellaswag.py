@@ -9,19 +9,8 @@ from typing import Any
 
 from stepjepa.answers.plain_text import answer_start
 from stepjepa.data.records import Record
-from stepjepa.tasks.base import (
-    NO_ANSWER,
-    WRONG,
-    Continuation,
-    Response,
-    Scored,
-    Task,
-    Unusable,
-    chat_record,
-    record_error,
-    task,
-)
-from stepjepa.tasks.raw_values import as_label, as_list
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Continuation, Response, Scored, Task, record_error, task
+from stepjepa.tasks.raw_values import Unusable, as_list, chat_record, read_label_field, read_text_field
 
 LETTERS = "ABCD"
 
@@ -153,28 +142,15 @@ class HellaswagTask(Task):
 
     @classmethod
     def convert(cls, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A record in the published form, from a row with ``ctx`` (or ``ctx_a``, ``ctx_b``), ``endings`` and ``label``.
-
-        Raises:
-            Unusable: the context is empty, there are not four endings, or the label is missing, as in the test split.
-        """
-        context = row.get("ctx")
-        if context is None:
-            context = " ".join(str(row.get(part) or "").strip() for part in ("ctx_a", "ctx_b"))
+        """A record in the published form, from a row with ``ctx``, ``endings`` and ``label``."""
+        context = read_text_field(row, "ctx").strip()
         listed = as_list(row.get("endings"))
-        label = as_label(row.get("label"))
-        if not isinstance(context, str) or not context.strip():
-            raise Unusable("no context")
         if listed is None or len(listed) != len(LETTERS):
             raise Unusable("not four endings")
         endings = [" ".join(ending.split()) if isinstance(ending, str) else "" for ending in listed]
         if not all(endings):
             raise Unusable("an empty ending")
-        if label is None:
-            raise Unusable("no label")
-        if label not in ("0", "1", "2", "3"):
-            raise Unusable("the label is none of 0 to 3")
-        context, number = context.strip(), int(label)
+        number = read_label_field(row, len(LETTERS))
         return chat_record(
             cls.system_prompt,
             context + "".join(f"\n{letter}) {ending}" for letter, ending in zip(LETTERS, endings, strict=True)),

@@ -11,20 +11,10 @@ from typing import Any, NamedTuple
 from stepjepa.answers.plain_text import strip_code_fence
 from stepjepa.answers.scoring import text_scores
 from stepjepa.data.records import Record
-from stepjepa.tasks.base import (
-    NO_ANSWER,
-    TIMED_OUT,
-    WRONG,
-    Response,
-    Scored,
-    Task,
-    Unusable,
-    chat_record,
-    record_error,
-    task,
-)
-from stepjepa.tasks.regex.equivalence import equivalent, find_difference
-from stepjepa.tasks.regex.syntax import RegexSyntaxError, parse
+from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, record_error, task
+from stepjepa.tasks.raw_values import Unusable, chat_record
+from stepjepa.tasks.regex_equivalence import equivalent, find_difference
+from stepjepa.tasks.regex_syntax import RegexSyntaxError, parse
 
 # The verdicts on an answer.
 SAME_TEXT = "same text"
@@ -44,12 +34,10 @@ _LONGEST_EXAMPLE = 60
 
 
 class Verdict(NamedTuple):
-    """What is found out about an answer.
+    """One of the constants above, and why.
 
-    Attributes:
-        verdict: one of the constants above.
-        reason: different: a line on which the two differ, shortened if long; malformed: what is wrong; undecided: which
-            limit was reached; equivalent: what both describe, if that is no line at all or every line.
+    The reason is, if different, a line on which the two differ; if malformed, what is wrong; if undecided, which limit
+    was reached; if equivalent, what both describe where that is no line at all or every line.
     """
 
     verdict: str
@@ -71,7 +59,7 @@ def judge(answer: str, truth: str) -> Verdict:
 
 @task("nl-rx")
 class NlRxTask(Task):
-    """The truth is the assistant message, an expression of NL-RX's dialect (see ``tasks.regex.syntax``).
+    """The truth is the assistant message, an expression of NL-RX's dialect (see ``tasks.regex_syntax``).
 
     Scores: ``equivalent`` (the whole answer is an expression that describes the same lines as the truth), ``exact``
     (it is the same text, as in the published figures), ``prefix`` (it begins with the truth, perhaps the model ran on),
@@ -115,10 +103,13 @@ class NlRxTask(Task):
         if waiting:
             for pair, outcome in zip(waiting, self.run_within_limits(judge, waiting), strict=True):
                 verdicts[pair] = Verdict(UNDECIDED, outcome.message) if outcome.failure else outcome.value
-        return [
-            _scored(verdicts[pair], text_scores(response.text, pair[1]))
-            for pair, response in zip(pairs, responses, strict=True)
-        ]
+        scored = []
+        for pair, response in zip(pairs, responses, strict=True):
+            verdict, reason = verdicts[pair]
+            texts = text_scores(response.text, pair[1])
+            scores = {"equivalent": verdict in _RIGHT, **texts, "undecided": verdict == UNDECIDED}
+            scored.append(Scored(scores, {"verdict": verdict, "reason": reason}, _ERRORS.get(verdict)))
+        return scored
 
     def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """How the answers were decided.
@@ -138,17 +129,8 @@ class NlRxTask(Task):
         return details
 
 
-def _scored(verdict: Verdict, texts: dict[str, bool | float]) -> Scored:
-    scores = {"equivalent": verdict.verdict in _RIGHT, **texts, "undecided": verdict.verdict == UNDECIDED}
-    return Scored(scores, {"verdict": verdict.verdict, "reason": verdict.reason}, _ERRORS.get(verdict.verdict))
-
-
 def make_record(sentence: str, regex: str) -> dict[str, Any]:
-    """A record in the published form.
-
-    Raises:
-        Unusable: the sentence is empty, or the expression is none of the dialect.
-    """
+    """A record in the published form; :class:`Unusable` without a sentence or without an expression of the dialect."""
     sentence, regex = sentence.strip(), regex.strip()
     if not sentence:
         raise Unusable("no sentence")

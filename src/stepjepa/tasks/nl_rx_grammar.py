@@ -1,105 +1,51 @@
 r"""Descriptions of lines and the regular expressions that go with them, from the grammar of NL-RX-Synth.
 
 A description is a tree of productions under the word "lines"; each has a wording and an expression, into which those
-of its parts are put. Trees are drawn as for the published set (Locascio et al., 2016), so many of them that the
-frequent ones come up again and again and only the rare ones are still new; each description counts once. All pairs of
-the published set are of this grammar, and phrases, productions and depths are as frequent as there.
+of its parts are put. The productions are in ``nl_rx_grammar.yaml``. Trees are drawn as for the published set (Locascio
+et al., 2016), so many of them that the frequent ones come up again and again and only the rare ones are still new; each
+description counts once. Phrases, productions and depths are as frequent as in the published set.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib import resources
 from itertools import islice
 from typing import NamedTuple
 
-# The strings of a description, in the order in which they occur.
+import yaml
+
+_GRAMMAR = yaml.safe_load(resources.files("stepjepa.tasks").joinpath("nl_rx_grammar.yaml").read_text("utf-8"))
+
+# What the strings of a description are, in their order.
 STRINGS = ("dog", "truck", "ring", "lake")
 _STRING = "WORD"
 
 
 class Production(NamedTuple):
-    """One way to make a description out of others.
-
-    Attributes:
-        wording: with ``{}`` for each part, ``{times}`` for a number.
-        regex: likewise.
-        parts: the group of productions that each part is drawn from.
-        negated: the wording under a "not", where it is another one.
-    """
+    """One way to make a description out of others, see ``nl_rx_grammar.yaml``."""
 
     wording: str
     regex: str
-    parts: tuple[str, ...] = ()
+    parts: Sequence[str] = ()
     negated: str | None = None
 
 
-_THREE = ("literal",) * 3
-PRODUCTIONS = {
-    "number": Production("a number", "[0-9]"),
-    "capital letter": Production("a capital letter", "[A-Z]"),
-    "lower-case letter": Production("a lower-case letter", "[a-z]"),
-    "letter": Production("a letter", "[A-Za-z]"),
-    "string": Production(f"the string '{_STRING}'", _STRING),
-    "character": Production("a character", "."),
-    "vowel": Production("a vowel", "[AEIOUaeiou]"),
-    "containing": Production("containing {}", ".*{}.*", ("any",)),
-    "words with": Production("words with {}", r"\b{}\b", ("no literal",)),
-    "starting with": Production("starting with {}", "({})(.*)", ("no composition",)),
-    "ending with": Production("ending with {}", "(.*)({})", ("no composition",)),
-    "followed by": Production("{} followed by {}", "{}.*{}.*", ("literal", "literal")),
-    "at least once": Production("{} at least once", "({})+", ("no composition",)),
-    "or more times": Production("{}, {times} or more times", "({}){{{times},}}", ("no composition",)),
-    "zero or more times": Production("{}, zero or more times", "({})*", ("no composition",)),
-    "containing only": Production("containing only {}", "{}", ("literal",)),
-    "or": Production("{} or {}", "({})|({})", ("any", "any")),
-    "not": Production("not {}", "~({})", ("any",)),
-    "and": Production("{} and {}", "({})&({})", ("any", "any"), "{} and not {}"),
-    "before": Production("{} before {}", "({}).*({}).*", ("any", "any")),
-    "and, and": Production("<having> {}, {}, and {}", "({})&({})&({})", _THREE, "{}, not {}, and not {}"),
-    "either, or": Production("either {}, {}, or {}", "({})|({})|({})", _THREE, "{}, {}, or {}"),
-}
-
-_LITERALS = ("number", "capital letter", "lower-case letter", "letter", *["string"] * 4, "character", "vowel")
-_FUNCTIONS = ("containing", "words with", "starting with", "ending with", "followed by")
-_REPETITIONS = ("at least once", "or more times", "zero or more times")
-_MODIFIERS = (*_REPETITIONS, "containing only")
-_COMPOSITIONS = ("or", "not", "and", "before", "and, and", "either, or")
+PRODUCTIONS = {name: Production(**fields) for name, fields in _GRAMMAR["productions"].items()}
+_LITERALS, _FUNCTIONS, _REPETITIONS, _COMPOSITIONS = (
+    _GRAMMAR[name] for name in ("literals", "functions", "repetitions", "compositions")
+)
+_MODIFIERS = [*_REPETITIONS, "containing only"]
 _TRIPLES = {"and, and", "either, or"}
 # What a part is drawn from; every literal is in all of the groups that have any.
 GROUPS = {
     "any": _FUNCTIONS + _COMPOSITIONS + _MODIFIERS + _LITERALS,
     "no literal": _FUNCTIONS + _COMPOSITIONS + _MODIFIERS,
-    "no composition": (*_FUNCTIONS, *_MODIFIERS, *_LITERALS, "or"),
+    "no composition": [*_FUNCTIONS, *_MODIFIERS, *_LITERALS, "or"],
     "literal": _LITERALS,
 }
-
-# Clumsy phrases and how the published set says them, replaced one after the other everywhere in a description.
-_SMOOTHER = (
-    ("lines a", "lines with a"),
-    ("lines not the", "lines not having the"),
-    ("lines the", "lines with the"),
-    ("lines not a", "lines not having a"),
-    ("lines words", "lines with words"),
-    ("containing not", "not containing"),
-    ("lines with words with not a", "lines with words that don't have a"),
-    ("lines with words with not", "lines with words that don't"),
-    ("not not", "not"),
-    ("lines either", "lines having either"),
-    ("lines <having>", "lines having"),
-    ("<having> ", ""),
-    ("words with containing", "words that contain"),
-)
-# Phrases that the published set does not have.
-_AVOIDED = (
-    "letter before a letter",
-    "starting with ending",
-    "ending with starting",
-    "containing starting",
-    "before starting",
-    "starting with containing",
-)
 
 
 class Tree(NamedTuple):
@@ -118,26 +64,26 @@ class Tree(NamedTuple):
 
 def describe(tree: Tree) -> str:
     """The description of lines that a tree stands for."""
-    description = f"lines {_word(tree, negated=False)}"
-    for clumsy, smoother in _SMOOTHER:
+
+    def word(tree: Tree, negated: bool) -> str:
+        production = PRODUCTIONS[tree.name]
+        parts = [word(part, negated or tree.name == "not") for part in tree.parts]
+        wording = production.negated if negated and production.negated else production.wording
+        return wording.format(*parts, times=tree.times)
+
+    description = f"lines {word(tree, False)}"
+    for clumsy, smoother in _GRAMMAR["smoother"]:
         description = description.replace(clumsy, smoother)
     return _name_strings(description)
 
 
 def express(tree: Tree) -> str:
     """The regular expression that a tree stands for."""
-    return _name_strings(_expression(tree))
 
+    def expression(tree: Tree) -> str:
+        return PRODUCTIONS[tree.name].regex.format(*map(expression, tree.parts), times=tree.times)
 
-def _word(tree: Tree, *, negated: bool) -> str:
-    production = PRODUCTIONS[tree.name]
-    parts = [_word(part, negated=negated or tree.name == "not") for part in tree.parts]
-    wording = production.negated if negated and production.negated else production.wording
-    return wording.format(*parts, times=tree.times)
-
-
-def _expression(tree: Tree) -> str:
-    return PRODUCTIONS[tree.name].regex.format(*map(_expression, tree.parts), times=tree.times)
+    return _name_strings(expression(tree))
 
 
 def _name_strings(text: str) -> str:
@@ -147,7 +93,7 @@ def _name_strings(text: str) -> str:
 
 
 class _Room(NamedTuple):
-    """How large a tree may become below a place; where no room is left in one way, only literals fit.
+    """How large a tree may become below a place; where no room is left, only literals fit.
 
     Attributes:
         depth: productions one below the other, literals left out.
@@ -169,13 +115,13 @@ _LARGE, _LARGE_DRAWS = _Room(depth=3, size=7), 60_000
 _PATIENCE = 50_000
 
 
-def _draw_parts(groups: tuple[str, ...], draw: random.Random, room: _Room) -> tuple[Tree, ...] | None:
+def _draw_parts(groups: Sequence[str], draw: random.Random, room: _Room) -> tuple[Tree, ...] | None:
     """Trees for several parts side by side, each from its group of productions; None where one finds no room."""
     depth, size, compositions = room
     names = []
     for group in groups:
         full = min(depth, size, compositions) <= 0
-        candidates = (_LITERALS if group != "no literal" else ()) if full else GROUPS[group]
+        candidates = (_LITERALS if group != "no literal" else []) if full else GROUPS[group]
         if not candidates:
             return None
         name = candidates[int(draw.random() * len(candidates))]
@@ -191,14 +137,6 @@ def _draw_parts(groups: tuple[str, ...], draw: random.Random, room: _Room) -> tu
     return tuple(trees)
 
 
-def _draw_tree(draw: random.Random, room: _Room) -> Tree | None:
-    parts = _draw_parts(("no literal",), draw, room)
-    # There are so many sets of three literals that half of them are skipped.
-    if parts is None or (_TRIPLES.intersection(parts[0].names()) and draw.random() < 0.5):
-        return None
-    return parts[0]
-
-
 def is_sound(tree: Tree) -> bool:
     """Whether a tree makes a description as the published ones are."""
     counts = Counter(tree.names())
@@ -212,7 +150,7 @@ def is_sound(tree: Tree) -> bool:
     if "containing only" in below and tree.name != "not":
         return False
     description = describe(tree)
-    return not any(phrase in description for phrase in _AVOIDED)
+    return not any(phrase in description for phrase in _GRAMMAR["avoided"])
 
 
 Pair = tuple[str, str]
@@ -229,8 +167,12 @@ def _draw_pairs(seed: int) -> Iterator[Pair]:
     pairs: dict[str, str] = {}
 
     def new_pair(room: _Room) -> Pair | None:
-        tree = _draw_tree(draw, room)
-        if tree is None or tree in known:
+        parts = _draw_parts(("no literal",), draw, room)
+        # There are so many sets of three literals that half of them are skipped.
+        if parts is None or (_TRIPLES.intersection(parts[0].names()) and draw.random() < 0.5):
+            return None
+        tree = parts[0]
+        if tree in known:
             return None
         known.add(tree)
         if not is_sound(tree) or (description := describe(tree)) in pairs:
@@ -255,25 +197,15 @@ def _draw_pairs(seed: int) -> Iterator[Pair]:
 def generate_split(size: int, test_size: int, seed: int) -> tuple[list[Pair], list[Pair]]:
     """Pairs of a description and its regular expression to train on, and others to test with.
 
-    No description occurs twice, and no expression of a test pair in a training pair. A smaller size gives the first
-    of the pairs of a larger one, and the test pairs do not depend on the size of the training set.
-
-    Args:
-        size: how many to train on.
-        test_size: how many to test with.
-        seed: the same seed gives the same pairs.
-
-    Returns:
-        The training pairs and the test pairs.
+    No description occurs twice, and no expression of a test pair in a training pair. The same seed gives the same
+    pairs, a smaller size the first of them, and the test pairs do not depend on the size of the training set.
 
     Raises:
-        ValueError: a size is negative, or larger than the number of descriptions in the grammar.
+        ValueError: a size is larger than the number of descriptions in the grammar.
     """
     pairs = _draw_pairs(seed)
 
     def take(number: int, name: str, avoid: set[str]) -> list[Pair]:
-        if number < 0:
-            raise ValueError(f"{name}: expected 0 or more, got {number}")
         taken = list(islice((pair for pair in pairs if pair[1] not in avoid), number))
         if len(taken) < number:
             told = f"{name}: expected a size that the grammar has pairs for, got {number} and found {len(taken)}"

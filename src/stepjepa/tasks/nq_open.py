@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from stepjepa.data.records import Record
-from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, Unusable, chat_record, record_error, task
-from stepjepa.tasks.raw_values import as_list
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error, task
+from stepjepa.tasks.raw_values import Unusable, as_list, chat_record, read_text_field
 
 _SEPARATOR = ";"
 _ARTICLES = frozenset({"a", "an", "the"})
@@ -55,8 +55,8 @@ def normal_forms(text: str) -> NormalForms:
     words = _without_articles(text.replace(_SEPARATOR, f" {_SEPARATOR} ").split())
     cleaned = _THOUSANDS.sub("", " ".join(words))
     cleaned = _BETWEEN_DIGITS.sub(" ", _BARE_FRACTION.sub("0.", cleaned))
-    joined = _tidy(_PUNCTUATION.sub("", cleaned))
-    parted = _tidy(_PUNCTUATION.sub(" ", cleaned.replace("&", " and ")))
+    bare = _PUNCTUATION.sub("", cleaned), _PUNCTUATION.sub(" ", cleaned.replace("&", " and "))
+    joined, parted = (_INITIALS.sub(r"\1", " ".join(form.split())) for form in bare)
     if not joined.replace(_SEPARATOR, "").strip():
         return NormalForms(cleaned, cleaned)
     return NormalForms(joined, parted)
@@ -75,14 +75,6 @@ def _without_articles(words: list[str]) -> list[str]:
             continue
         kept.append(word)
     return kept[::-1]
-
-
-def _tidy(text: str) -> str:
-    return _INITIALS.sub(r"\1", " ".join(text.split()))
-
-
-def _says_something(form: str) -> bool:
-    return any(word not in _ARTICLES and any(map(str.isalnum, word)) for word in form.split())
 
 
 def _parts(form: str) -> list[str]:
@@ -132,7 +124,8 @@ class NqOpenTask(Task):
             "prefix": any_alias(lambda alias, text: f"{text} ".startswith(f"{alias} "), first),
             "contains": any_alias(lambda alias, text: f" {alias} " in f" {text} ", said),
         }
-        answer = "; ".join(part for part, _ in parts) if scores["exact"] or _says_something(said.joined) else None
+        says_something = any(word not in _ARTICLES and any(map(str.isalnum, word)) for word in said.joined.split())
+        answer = "; ".join(part for part, _ in parts) if scores["exact"] or says_something else None
         error = None if scores["exact"] else WRONG if answer else NO_ANSWER
         return Scored(scores, {"truth": "; ".join(alias.joined for alias in aliases), "answer": answer}, error)
 
@@ -145,19 +138,11 @@ class NqOpenTask(Task):
 
     @classmethod
     def convert(cls, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A record in the published form, from a row of the hub: ``question``, and ``answer``, a list or one string.
-
-        Raises:
-            Unusable: the question or every answer is missing or empty, or an answer is no text.
-        """
-        question, answer = row.get("question"), row.get("answer")
-        if not isinstance(question, str) or not question.strip():
-            raise Unusable("no question")
+        """A record in the published form, from a row of the hub: ``question``, and ``answer``, a list or one string."""
+        question, answer = read_text_field(row, "question").strip(), row.get("answer")
         listed = as_list(answer)
-        given = [text for text in ([answer] if listed is None else listed) if text is not None]
-        if any(not isinstance(text, str) for text in given):
-            raise Unusable("an answer that is no text")
-        answers = list(dict.fromkeys(text.strip() for text in given if text.strip(f"{_SEPARATOR} ")))
-        if not answers:
+        given = [answer] if listed is None else listed
+        texts = [text.strip() for text in given if isinstance(text, str) and text.strip(f"{_SEPARATOR} ")]
+        if not texts:
             raise Unusable("no answer")
-        return chat_record(cls.system_prompt, question.strip(), "; ".join(answers))
+        return chat_record(cls.system_prompt, question, "; ".join(dict.fromkeys(texts)))

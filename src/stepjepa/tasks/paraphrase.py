@@ -1,4 +1,4 @@
-"""Paraphrases for pretraining: sentences that say the same, each of which predicts the next one of its group.
+"""Paraphrases for pretraining: sentences that say the same, each of which predicts the next one of its row.
 
 There is no task of this name: a model pretrained so is looked at (``stepjepa analyze --t_sne_type paraphrase``) or
 fine-tuned on something else. Comparing what it generates with one of many right paraphrases would measure nothing.
@@ -7,97 +7,63 @@ fine-tuned on something else. Comparing what it generates with one of many right
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from stepjepa.errors import UserError
-from stepjepa.tasks.base import Unusable, chat_record
-from stepjepa.tasks.raw_values import as_label, as_list
+from stepjepa.tasks.raw_values import Unusable, as_label, as_list, chat_record
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SYSTEM_PROMPT = "Paraphrase the sentence below."
 
-# Columns of the paraphrase sets of the hub: a list of sentences, perhaps beside a first one; two sentences; or one
-# sentence and the group that it belongs to.
+# Columns of the paraphrase sets of the hub: a list of sentences, perhaps beside a first one; or two sentences.
 _LISTS = ("set", "sentences", "paraphrases")
 _FIRSTS = ("text", "sentence", "phrase")
 _PAIRS = (("text", "paraphrase"), ("sentence", "paraphrase"), ("source", "target"), ("anchor", "positive"))
 _NUMBERED = re.compile(r"(?:sentence|question|text|caption|paraphrase|sent)[ _]?(\d+)")
-_GROUPED = ("sentence", "text", "paraphrase", "caption")
-_GROUPS = ("group", "group_id", "set_id", "paraphrase_set_id", "paraphrase_id", "cluster")
 _LABELS = ("label", "is_duplicate")
 
-EMPTY = "empty sentence"
-DUPLICATE = "sentence repeated in its group"
-SINGLE = "single sentence"
-REPEATED = "pair seen before"
 
-
-def records_of(
-    rows: Iterable[tuple[int, Mapping[str, Any]]], wrong: Callable[[int, UserError], None]
-) -> tuple[list[dict[str, Any]], Counter[str]]:
-    """Pretraining records from sentence pairs or groups: in a group of n, n - 1 times a sentence and its successor.
+def convert(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Pretraining records of a row of n sentences that say the same: n - 1 times a sentence and its successor.
 
     Args:
-        rows: line numbers and rows: two sentences or more (``sentence1``, ``sentence2``; ``text``, ``paraphrase``),
-            perhaps with a ``label``, of which only 1 is kept; a list of sentences (``set``, ``sentences``,
-            ``paraphrases``), perhaps with a first one beside it (``text``); or sentences and their ``group``, whose
-            rows stand in order but not necessarily together.
-        wrong: takes number and fault of a row that has none of these forms; the row is skipped.
+        row: two sentences or more (``sentence1``, ``sentence2``; ``text``, ``paraphrase``), perhaps with a ``label``,
+            of which only 1 is kept; or a list of sentences (``set``, ``sentences``, ``paraphrases``), perhaps with a
+            first one beside it (``text``).
 
     Returns:
-        The records, with ``group`` (the row's own, or its line number) and ``position`` (of the user's sentence in its
-        group, from 1); and how much was dropped, by reason.
+        The records, with ``position``, that of the user's sentence, from 1.
+
+    Raises:
+        Unusable: the row is labelled as no paraphrases, or has fewer than two different sentences.
+        UserError: it has none of these forms.
     """
-    dropped: Counter[str] = Counter()
-    groups: dict[tuple[bool, Hashable], list[Any]] = {}
-    for line, row in rows:
-        columns = {str(key).strip().lower(): value for key, value in row.items()}
-        try:
-            group = _group(columns)
-            sentences = _sentences(columns, grouped=group is not None)
-        except Unusable as reason:
-            dropped[str(reason)] += 1
-        except UserError as error:
-            wrong(line, error)
-        else:
-            groups.setdefault((group is None, line if group is None else group), []).extend(sentences)
-    records: list[dict[str, Any]] = []
-    seen: set[tuple[str, str]] = set()
-    for (_, key), given in groups.items():
-        sentences = _distinct(given, dropped)
-        if len(given) < 2:
-            # Where others were dropped, they are counted already.
-            dropped[SINGLE] += 1
-        for position, pair in enumerate(pairwise(sentences), start=1):
-            if pair in seen:
-                dropped[REPEATED] += 1
-                continue
-            seen.add(pair)
-            records.append(chat_record(SYSTEM_PROMPT, *pair, group=key, position=position))
-    return records, dropped
-
-
-def _group(columns: Mapping[str, Any]) -> str | int | None:
-    group = next((columns[name] for name in _GROUPS if columns.get(name) not in (None, "")), None)
-    if isinstance(group, float) and group.is_integer():
-        return int(group)
-    if group is None or (isinstance(group, str | int) and not isinstance(group, bool)):
-        return group
-    raise UserError(f"the group is {type(group).__name__}, expected a string or a whole number")
-
-
-def _sentences(columns: Mapping[str, Any], *, grouped: bool) -> list[Any]:
-    """The sentences of a row; :class:`Unusable` by its label, UserError for an unknown form."""
+    columns = {str(key).strip().lower(): value for key, value in row.items()}
     named = next((name for name in _LABELS if name in columns), None)
     label = "1" if named is None else as_label(columns[named])
     if label is None:
         raise Unusable("no label")
     if label.lower() not in ("1", "true"):
         raise Unusable("label 0: no paraphrases" if label.lower() in ("0", "false") else "label neither 0 nor 1")
+    # Each sentence once, whatever its case and spacing.
+    different: dict[str, str] = {}
+    for sentence in _sentences(columns):
+        text = " ".join(sentence.split()) if isinstance(sentence, str) else ""
+        if text:
+            different.setdefault(text.casefold(), text)
+    if len(different) < 2:
+        raise Unusable("fewer than two different sentences")
+    return [
+        chat_record(SYSTEM_PROMPT, *pair, position=position)
+        for position, pair in enumerate(pairwise(different.values()), start=1)
+    ]
+
+
+def _sentences(columns: Mapping[str, Any]) -> list[Any]:
     for name in _LISTS:
         if name in columns:
             listed = as_list(columns[name])
@@ -110,27 +76,10 @@ def _sentences(columns: Mapping[str, Any], *, grouped: bool) -> list[Any]:
     numbered = {int(match[1]): columns[name] for name in columns if (match := _NUMBERED.fullmatch(name))}
     if len(numbered) > 1:
         return [numbered[number] for number in sorted(numbered)]
-    single = next((name for name in _GROUPED if name in columns), None)
-    if grouped and single is not None:
-        return [columns[single]]
     raise UserError(
         f"the columns are {', '.join(columns) or '(none)'}; expected two sentences (sentence1 and sentence2, text and "
-        "paraphrase), a list (set, sentences, paraphrases) or a sentence and its group"
+        "paraphrase) or a list (set, sentences, paraphrases)"
     )
-
-
-def _distinct(sentences: Sequence[Any], dropped: Counter[str]) -> list[str]:
-    """Each sentence once, whatever its case and spacing."""
-    kept: dict[str, str] = {}
-    for sentence in sentences:
-        text = " ".join(sentence.split()) if isinstance(sentence, str) else ""
-        if not text:
-            dropped[EMPTY] += 1
-        elif text.casefold() in kept:
-            dropped[DUPLICATE] += 1
-        else:
-            kept[text.casefold()] = text
-    return list(kept.values())
 
 
 def within_and_between(embeddings: np.ndarray, groups: Sequence[Hashable]) -> dict[str, float | int | None]:
@@ -147,11 +96,11 @@ def within_and_between(embeddings: np.ndarray, groups: Sequence[Hashable]) -> di
         there are; ``groups``, how many different ones.
 
     Raises:
-        ValueError: the sizes differ, or an embedding has no direction (zero, infinite or not a number).
+        ValueError: an embedding has no direction (zero, infinite or not a number).
     """
+    import numpy as np
+
     rows = np.asarray(embeddings, dtype=np.float64)
-    if rows.ndim != 2 or len(rows) != len(groups):
-        raise ValueError(f"expected [N, D] and N groups, got shape {rows.shape} and {len(groups)} groups")
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     bad = ~np.isfinite(lengths[:, 0]) | (lengths[:, 0] == 0)
     if bad.any():

@@ -1,4 +1,4 @@
-"""Values in the rows of raw data sets: texts, and lists and labels as they are or as tables write them."""
+"""Rows of raw data sets: the texts, lists and labels in them, and the records that they become."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from stepjepa.tasks.base import Unusable
-
 _ITEM = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+
+
+class Unusable(ValueError):  # noqa: N818  # a verdict on a row, not a mishap
+    """A row that no record can be made of; the message is the reason, the same for like rows."""
+
+
+def chat_record(system: str, user: str, assistant: str, **extra: Any) -> dict[str, Any]:
+    """A training record of three messages, and perhaps other fields."""
+    contents = {"system": system, "user": user, "assistant": assistant}
+    return {"messages": [{"role": role, "content": content} for role, content in contents.items()], **extra}
 
 
 def read_text_field(row: Mapping[str, Any], name: str) -> str:
@@ -24,6 +32,16 @@ def read_text_field(row: Mapping[str, Any], name: str) -> str:
     return value
 
 
+def read_label_field(row: Mapping[str, Any], count: int) -> int:
+    """The field ``label``, a number below ``count``; :class:`Unusable` if it is missing or another."""
+    label = as_label(row.get("label"))
+    if label is None:
+        raise Unusable("no label")
+    if label not in map(str, range(count)):
+        raise Unusable(f"the label is none of 0 to {count - 1}")
+    return int(label)
+
+
 def as_list(value: Any) -> list[Any] | None:
     """A list, tuple or array as a list; None for anything else.
 
@@ -32,15 +50,11 @@ def as_list(value: Any) -> list[Any] | None:
     """
     if isinstance(value, str):
         text = value.strip()
-        if not (text.startswith("[") and text.endswith("]")):
-            return None
         # Nothing but commas and white space may stand between the strings.
-        between = _ITEM.sub("", text[1:-1])
-        items = _ITEM.findall(text[1:-1])
-        if between.strip(", \t\r\n") or (between.strip() and not items):
+        if text[:1] != "[" or text[-1:] != "]" or _ITEM.sub("", text[1:-1]).strip(", \t\r\n"):
             return None
         try:
-            return [ast.literal_eval(item.replace("\n", "\\n")) for item in items]
+            return [ast.literal_eval(item.replace("\n", "\\n")) for item in _ITEM.findall(text[1:-1])]
         except (ValueError, SyntaxError):
             return None
     if hasattr(value, "tolist"):
@@ -55,5 +69,5 @@ def as_label(value: Any) -> str | None:
     the value is missing, not a number, or -1, by which data sets of the hub mark records to be tested with.
     """
     label = "" if value is None else str(value).strip()
-    label = re.sub(r"\.0+$", "", label) if re.fullmatch(r"-?[0-9]+\.0+", label) else label
+    label = re.sub(r"^(-?[0-9]+)\.0+$", r"\1", label)
     return None if label.lower() in ("", "-1", "none", "nan") else label

@@ -78,27 +78,20 @@ class ReferenceTask(Task):
         return [self._put_first(*each) for each in zip(records, responses, own, strict=True)]
 
     def _put_first(self, record: Record, response: Response, own: Scored) -> Scored:
-        said = self._said(response)
-        verdict = self._verdict(record.answer, said, own)
-        scores = {REFERENCE: verdict, REFERENCE_PREFIX: said.startswith(record.answer), **own.scores}
-        return Scored(scores, own.extracted, None if verdict else own.error or WRONG)
-
-    def _said(self, response: Response) -> str:
-        """The answer as the published script takes it."""
+        said = response.text.strip().removesuffix(_END).strip()
         if self.task.name == "hellaswag" and response.likelihoods is not None:
-            return most_likely([response.likelihoods[letter].log_probability for letter in LETTERS]) or ""
-        return response.text.strip().removesuffix(_END).strip()
-
-    def _verdict(self, truth: str, said: str, own: Scored) -> bool:
+            said = most_likely([response.likelihoods[letter].log_probability for letter in LETTERS]) or ""
         match self.task.name:
             case "nq-open":
-                return any(part in truth for part in said.split("; "))
+                verdict = any(part in record.answer for part in said.split("; "))
             case "gsm8k":
-                return _marked(said) == _marked(truth)
+                verdict = _marked(said) == _marked(record.answer)
             case "spider":
-                return own.extracted["truth_output"] == own.extracted["answer_output"]
+                verdict = own.extracted["truth_output"] == own.extracted["answer_output"]
             case _:
-                return said == truth
+                verdict = said == record.answer
+        scores = {REFERENCE: verdict, REFERENCE_PREFIX: said.startswith(record.answer), **own.scores}
+        return Scored(scores, own.extracted, None if verdict else own.error or WRONG)
 
 
 def _marked(text: str) -> str | None:

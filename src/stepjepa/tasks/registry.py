@@ -17,14 +17,15 @@ from stepjepa.tasks import base
 from stepjepa.tasks.base import Task, TaskOptions
 
 AUTO = "auto"
+FALLBACK = "generic"
 
-TASKS = ("nl-rx", "spider", "gsm8k", "nq-open", "hellaswag", "sentiment", "stepmath", "boxed", "generic")
-"""In the order in which 'auto' asks them. Each is a module of its name with ``_``, loaded when it is needed."""
+TASKS = ("nl-rx", "spider", "gsm8k", "nq-open", "hellaswag", "sentiment", "stepmath", "boxed", FALLBACK)
+"""In the order in which 'auto' asks them. Each is in the module of its name with ``_``, loaded when it is needed."""
+
+_OTHER_MODULES = {"boxed": "generic"}
 
 ALIASES = {"synth": "nl-rx", "turk": "nl-rx", "rotten-tomatoes": "sentiment", "yelp": "sentiment"}
 """The data sets by their own names."""
-
-FALLBACK = "generic"
 
 
 def load_task(name: str) -> type[Task]:
@@ -39,21 +40,17 @@ def load_task(name: str) -> type[Task]:
     known = name.replace("_", "-")
     known = ALIASES.get(known, known)
     if known in TASKS:
-        importlib.import_module(f"stepjepa.tasks.{known.replace('-', '_')}")
+        importlib.import_module(f"stepjepa.tasks.{_OTHER_MODULES.get(known, known.replace('-', '_'))}")
         return base.REGISTERED[known]
     if ":" in name:
-        return _load_user_task(name)
+        found = load_class("--task", name, Task)  # type: ignore[type-abstract]
+        for attribute in ("name", "headline", "lenient"):
+            if not hasattr(found, attribute):
+                raise UserError(f"--task: '{name}' lacks the attribute '{attribute}'; see docs/tasks.md")
+        return found
     near = difflib.get_close_matches(known, [*TASKS, *ALIASES], n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"expected {AUTO}, {', '.join(TASKS)} or module:Class"
     raise UserError(f"--task: no task '{name}'; {hint}")
-
-
-def _load_user_task(address: str) -> type[Task]:
-    found = load_class("--task", address, Task)  # type: ignore[type-abstract]
-    missing = [name for name in ("name", "headline", "lenient") if not hasattr(found, name)]
-    if missing:
-        raise UserError(f"--task: '{address}' lacks the attribute '{missing[0]}'; see docs/tasks.md")
-    return found
 
 
 def users_source(task: Task) -> str | None:
@@ -75,22 +72,20 @@ def choose_task(name: str, records: Sequence[Record], options: TaskOptions | Non
         options: what the user set.
 
     Raises:
-        UserError: there is no such task; a task recognises some of the records but not all, so that any choice would
-            score the others wrongly; or an option is set that the task has no use for.
+        UserError: there is no such task; ``auto`` recognises some of the records but not all; or an option is set that
+            the task has no use for.
     """
     kind = _recognise(records) if name == AUTO else load_task(name)
     options = options or TaskOptions()
-    unused = [
-        field.name
-        for field in fields(TaskOptions)
-        if field.name not in kind.takes and getattr(options, field.name) != field.default
-    ]
-    if name == AUTO and "spider_path" in unused:
-        # The published drivers name it for every data set.
-        unused.remove("spider_path")
-        print(f"note: --spider_path does nothing with task '{kind.name}'", file=sys.stderr)
-    if unused:
-        raise UserError(f"--{unused[0]} does nothing with task '{kind.name}'; leave it out or pass another --task")
+    for field in fields(TaskOptions):
+        if field.name in kind.takes or getattr(options, field.name) == field.default:
+            continue
+        if name == AUTO and field.name == "spider_path":
+            # The published drivers name it for every data set.
+            print(f"note: --spider_path does nothing with task '{kind.name}'", file=sys.stderr)
+        else:
+            told = f"--{field.name} does nothing with task '{kind.name}'; leave it out or pass another --task"
+            raise UserError(told)
     return kind.from_options(options)
 
 
@@ -122,11 +117,11 @@ def _recognise(records: Sequence[Record]) -> type[Task]:
         kind = load_task(name)
         strangers = [record for record in records if not kind.recognises(record)]
         if not strangers:
-            return kind
+            break
         if len(strangers) < len(records):
             raise base.record_error(
                 strangers[0],
                 f"task '{AUTO}' can't decide: {len(records) - len(strangers)} of {len(records)} records look like "
                 f"'{name}', but not this one; pass --task {name} or --task {FALLBACK}",
             )
-    raise AssertionError(f"the task '{FALLBACK}' takes every record")
+    return kind

@@ -11,8 +11,8 @@ from typing import Any
 from stepjepa.answers.plain_text import answer_start
 from stepjepa.answers.scoring import exact_match, prefix_match
 from stepjepa.data.records import Record
-from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, Unusable, chat_record, record_error, task
-from stepjepa.tasks.raw_values import as_label
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error, task
+from stepjepa.tasks.raw_values import chat_record, read_label_field, read_text_field
 
 # From one star to five; Rotten Tomatoes has two of them.
 STARS = ("Very Bad", "Bad", "Mediocre", "Good", "Very Good")
@@ -117,16 +117,7 @@ class SentimentTask(Task):
         Args:
             row: ``text``, and ``label``: 0 and 1 for Bad and Good (``rotten_tomatoes``, ``yelp_polarity``).
             stars: the labels 0 to 4 are one star to five, as in ``yelp_review_full``.
-
-        Raises:
-            Unusable: the text is empty, or the label is none of those.
         """
-        labels = dict(zip("01234", STARS, strict=True)) if stars else {"0": "Bad", "1": "Good"}
-        text, label = row.get("text"), as_label(row.get("label"))
-        if not isinstance(text, str) or not text.strip():
-            raise Unusable("no text")
-        if label is None:
-            raise Unusable("no label")
-        if label not in labels:
-            raise Unusable(f"the label is none of {', '.join(labels)}")
-        return chat_record(cls.system_prompt, text.strip(), labels[label])
+        labels = STARS if stars else ("Bad", "Good")
+        text = read_text_field(row, "text").strip()
+        return chat_record(cls.system_prompt, text, labels[read_label_field(row, len(labels))])

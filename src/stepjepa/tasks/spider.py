@@ -20,19 +20,18 @@ from stepjepa.tasks.base import (
     Scored,
     Task,
     TaskOptions,
-    chat_record,
     record_error,
     task,
 )
-from stepjepa.tasks.raw_values import read_text_field
-from stepjepa.tasks.sql.execution import Verdict, judge
+from stepjepa.tasks.raw_values import chat_record, read_text_field
+from stepjepa.tasks.sql_execution import Verdict, judge
 
 _DATABASE = re.compile(r"For db_id:\[([^\[\]\n]*)\]")
 _LIMITS = ("time", "memory")
 
 
 class _Query(NamedTuple):
-    """The arguments of ``tasks.sql.execution.judge`` that differ; ``sql`` is None for the true query alone."""
+    """The arguments of ``tasks.sql_execution.judge`` that differ; ``sql`` is None for the true query alone."""
 
     database: str
     gold: str
@@ -46,9 +45,9 @@ class SpiderTask(Task):
 
     Scores: ``execution``, the whole answer, run on the database, finds the rows that the true query finds, as often
     and, where the true query orders them, in its order; the order of the columns does not count, as in the test-suite
-    evaluation of Spider (``sql.execution.same_result``). ``same_columns``: also with the columns in the same order.
+    evaluation of Spider (``sql_execution.same_result``). ``same_columns``: also with the columns in the same order.
     ``first_statement``: the answer or the first statement in it does so, see :func:`first_statement`. ``exact_text``:
-    the text is the same after normalisation (``sql.text.same_text``) and, where the true query works, finds the same.
+    the text is the same after normalisation (``sql_text.same_text``) and, where the true query works, finds the same.
     ``exact``, ``prefix``, ``contains`` of the text as it stands.
 
     A query that fails is wrong, whatever the true one finds. Where the true query itself fails every answer is wrong;
@@ -59,10 +58,6 @@ class SpiderTask(Task):
     lenient = "first_statement"
     takes = ("spider_path", "missing_databases", "time_limit", "memory_limit", "workers")
     system_prompt = "Convert natural language to SQL."
-
-    def __init__(self) -> None:
-        # Which true queries work: run once, however many answers there are to each.
-        self._golds: dict[_Query, Verdict] = {}
 
     @classmethod
     def from_options(cls, options: TaskOptions) -> Self:
@@ -84,13 +79,11 @@ class SpiderTask(Task):
     def truth(self, record: Record) -> str:
         database = self._database(record)
         if not database.is_file():
-            nested = database.parent.parent / "database"
-            remedy = (
-                f"pass --spider_path {nested}"
-                if (nested / database.parent.name).is_dir()
-                else "put it there, pass --missing_databases skip, or --task generic to compare the text alone"
+            raise record_error(
+                record,
+                f"the database '{database.parent.name}' is not at {database}; pass the --spider_path that has it, "
+                "--missing_databases skip, or --task generic to compare the text alone",
             )
-            raise record_error(record, f"the database '{database.parent.name}' is not at {database}; {remedy}")
         return record.answer
 
     def left_out(self, record: Record) -> str | None:
@@ -114,26 +107,46 @@ class SpiderTask(Task):
         return self.score_all([record], [response])[0]
 
     def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
-        """Run answers in parallel, in processes of their own; true queries first, so that each has a verdict."""
+        """Run answers in parallel, in processes of their own."""
         golds = [self._gold(record) for record in records]
-        self._golds |= self._judge([gold for gold in golds if gold not in self._golds])
-        pairs = [(whole_answer(response.text), first_statement(response.text)) for response in responses]
-        found = self._judge(
-            [
-                gold._replace(sql=sql)
-                for gold, pair in zip(golds, pairs, strict=True)
-                for sql in pair
-                if sql and self._golds[gold].gold_failure is None
-            ]
-        )
-        scored = []
-        for gold, pair, response in zip(golds, pairs, responses, strict=True):
-            whole, first = (found.get(gold._replace(sql=sql), self._golds[gold]) for sql in pair)
-            scored.append(_scored(gold.gold, response.text, pair[0], whole, first))
-        return scored
+        answers = [(whole_answer(response.text), first_statement(response.text)) for response in responses]
+        pairs = [
+            tuple(gold._replace(sql=sql or None) for sql in answer) for gold, answer in zip(golds, answers, strict=True)
+        ]
+        verdicts = self._judge([query for pair in pairs for query in pair])
+        return [
+            self._scored(pair[0], response.text, *(verdicts[query] for query in pair))
+            for pair, response in zip(pairs, responses, strict=True)
+        ]
+
+    @staticmethod
+    def _scored(query: _Query, text: str, whole: Verdict, first: Verdict) -> Scored:
+        from stepjepa.tasks.sql_text import same_text
+
+        gold, sql = query.gold, query.sql
+
+        scores: dict[str, bool | float] = {
+            "execution": whole.right,
+            "same_columns": whole.same_columns,
+            "first_statement": whole.right or first.right,
+            # Only what runs is parsed, unless nothing is known about what runs.
+            "exact_text": (whole.right or whole.gold_failure is not None) and same_text(sql or "", gold),
+            **text_scores(text, gold),
+        }
+        failure = None if whole.failure is None else f"{whole.failure}: {whole.message}"
+        extracted = {
+            "sql": sql,
+            "failure": failure,
+            "gold_failure": whole.gold_failure,
+            "truth_output": whole.gold_output or None,
+            "answer_output": whole.output or None,
+        }
+        reason = failure or whole.gold_failure
+        failed = WRONG if reason is None else TIMED_OUT if _kind(reason) in _LIMITS else FAILED
+        return Scored(scores, extracted, None if whole.right else failed if sql else NO_ANSWER)
 
     def _gold(self, record: Record) -> _Query:
-        from stepjepa.tasks.sql.text import orders_rows
+        from stepjepa.tasks.sql_text import orders_rows
 
         gold = self.truth(record)
         # One that can't be parsed is taken to order its rows: rather too strict than too lenient.
@@ -154,9 +167,11 @@ class SpiderTask(Task):
             elif query.sql is None:
                 verdicts[query] = Verdict(gold_failure=f"{outcome.failure}: {outcome.message}")
             else:
-                # The true query has been seen to work by now, so it was the other one.
-                gold = self._golds[query._replace(sql=None)]
-                verdicts[query] = gold._replace(failure=outcome.failure, message=outcome.message)
+                # Which of the two ended the process? The answer, where the true query works alone.
+                alone = query._replace(sql=None)
+                gold = self._judge([alone])[alone]
+                failed = gold._replace(failure=outcome.failure, message=outcome.message)
+                verdicts[query] = gold if gold.gold_failure else failed
         return verdicts
 
     def vote(self, scored: Scored, response: Response) -> str | None:
@@ -164,20 +179,18 @@ class SpiderTask(Task):
         sql = scored.extracted["sql"]
         if sql is None or scored.extracted["failure"] is not None:
             return None
-        from stepjepa.tasks.sql.text import normal_form
+        from stepjepa.tasks.sql_text import normal_form
 
         return normal_form(sql) or sql
 
     def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """How hard the questions were, and what failed.
 
-        Returns:
-            ``by_hardness``: for each level of ``tasks.sql.text.hardness`` (``unknown`` for a true query that can't be
-            parsed) the number of records, ``n``, and the share that is right, ``execution``; ``failures`` of answers
-            and ``gold_failures`` of true queries, counted by reason; if there are any of the latter,
-            ``execution_without_gold_failures``, the share among the other records.
+        ``by_hardness`` has for each level of ``tasks.sql_text.hardness`` (``unknown`` for a true query that can't be
+        parsed) the number of records, ``n``, and the share that is right. ``failures`` of answers and ``gold_failures``
+        of true queries are counted by reason; ``execution_without_gold_failures`` is the share among the others.
         """
-        from stepjepa.tasks.sql.text import HARDNESS, hardness
+        from stepjepa.tasks.sql_text import HARDNESS, hardness
 
         levels: dict[str, list[float]] = {name: [] for name in (*HARDNESS, "unknown")}
         for line in lines:
@@ -200,45 +213,9 @@ class SpiderTask(Task):
 
     @classmethod
     def convert(cls, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A training record in the published form, from a row with ``db_id``, ``question`` and ``query``.
-
-        Raises:
-            Unusable: one of them is missing, empty or no text.
-        """
+        """A training record in the published form, from a row with ``db_id``, ``question`` and ``query``."""
         name, question, query = (read_text_field(row, field).strip() for field in ("db_id", "question", "query"))
         return chat_record(cls.system_prompt, f"For db_id:[{name}]\n\n{question}", query)
-
-
-def _scored(gold: str, text: str, sql: str, whole: Verdict, first: Verdict) -> Scored:
-    from stepjepa.tasks.sql.text import same_text
-
-    works = whole.gold_failure is None
-    scores: dict[str, bool | float] = {
-        "execution": whole.right,
-        "same_columns": whole.same_columns,
-        "first_statement": whole.right or first.right,
-        # Only what runs is parsed, unless nothing is known about what runs.
-        "exact_text": (whole.right or not works) and same_text(sql, gold),
-        **text_scores(text, gold),
-    }
-    failure = None if whole.failure is None else f"{whole.failure}: {whole.message}"
-    extracted = {
-        "sql": sql or None,
-        "failure": failure,
-        "gold_failure": whole.gold_failure,
-        "truth_output": whole.gold_output or None,
-        "answer_output": whole.output or None,
-    }
-    reason = failure or whole.gold_failure
-    if whole.right:
-        error = None
-    elif not sql:
-        error = NO_ANSWER
-    elif reason is not None:
-        error = TIMED_OUT if _kind(reason) in _LIMITS else FAILED
-    else:
-        error = WRONG
-    return Scored(scores, extracted, error)
 
 
 def _kind(reason: str) -> str:

@@ -2,101 +2,32 @@
 
 A problem is a chain of operations on one amount. The question tells only the numbers by which the amount changes. No
 result, the last one included, is a number of the question, so neither a step nor the answer can be copied from there.
+The words of the stories are in ``stepmath.yaml``.
 """
 
 from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any, NamedTuple
 
+import yaml
+
 from stepjepa.data.records import Record
-from stepjepa.tasks.base import chat_record, task
-from stepjepa.tasks.boxed import BoxedTask
+from stepjepa.options import option
+from stepjepa.tasks.base import task
+from stepjepa.tasks.generic import BoxedTask
+from stepjepa.tasks.raw_values import chat_record
 
 MAX_STEPS = 8
 
 # So many draws in a row without a new problem, and the problems of a difficulty count as used up.
 _PATIENCE = 2000
 
-_NAMES = (
-    *("Mia", "Tom", "Ben", "Anna", "Leo", "Sara", "Max", "Zoe"),
-    *("Nina", "Paul", "Emma", "Jack", "Lily", "Omar", "Ruth", "Sam"),
-)
-_THINGS = (
-    *("apple", "badge", "ball", "bead", "book", "button", "card", "coin"),
-    *("cookie", "marble", "nut", "peach", "pen", "shell", "stamp", "sticker"),
-)
-_BOXES = ("bag", "basket", "box", "jar")
-_PLURALS = {"box": "boxes", "peach": "peaches"}
-
-# "story | solution": the equation follows the solution, and whoever the solution begins with has the result.
-# {who} has the amount before, {other} is somebody new, {n} is the number by which the amount changes.
-
-# How a problem begins: both numbers are told.
-_OPENINGS = {
-    "add": [
-        "{who} has {a_things} and buys {n} more. | {who} buys {n} more",
-        "{who} finds {a_things} in the morning and {n} more in the evening. | {who} finds both lots",
-        "{who} has {a_things}. Then {other} brings {n} more. | With what {other} brings",
-    ],
-    "subtract": [
-        "{who} has {a_things} and gives {n} to {other}. | {who} gives {n} away",
-        "{who} buys {a_things} but loses {n} of them on the way. | {who} loses {n}",
-        "{who} takes {a_things} to the market and sells {n} of them. | {who} sells {n}",
-    ],
-    "multiply": [
-        "{who} fills {n_boxes} with {a_things} each. | {who} fills {n_boxes}",
-        "{who} collects {a_things} every day for {n} days. | {who} collects for {n} days",
-        "{other} has {a_things}. {who} has {n} times as many. | {who} has {n} times as many",
-    ],
-    "share": [
-        "{other} shares {a_things} equally among {n} children, and {who} is one of them. | {who} gets one share",
-        "{other} packs {a_things} equally into {n_boxes} and gives one {box} to {who}. | {who} gets one {box}",
-    ],
-    "double": [
-        "{other} has {a_things}. {who} has twice as many. | {who} has twice as many",
-        "{who} has {a_things} and then wins as many again. | {who} wins as many again",
-    ],
-    "halve": [
-        "{other} has {a_things}. {who} has half as many. | {who} has half as many",
-        "{who} has {a_things} and gives half of them to {other}. | {who} keeps half",
-    ],
-}
-
-# How it continues: only the number by which the amount changes is told.
-_TURNS = {
-    "add": [
-        "Then {who} buys {n_things}. | {who} buys {n} more",
-        "After that {other} gives {who} {n_things}. | With what {other} gives",
-        "{other} has {n_things} more than {who}. | {other} has {n} more",
-    ],
-    "subtract": [
-        "Then {who} gives {n_things} to {other}. | {who} gives {n} away",
-        "Later {who} loses {n} of them. | {who} loses {n}",
-        "{other} has {n_things} fewer than {who}. | {other} has {n} fewer",
-    ],
-    "multiply": [
-        "{other} has {n} times as many {things} as {who}. | {other} has {n} times as many",
-        "{other} needs {n} times as many {things} as {who} and buys them all. | {other} buys {n} times as many",
-    ],
-    "share": [
-        "{who} shares them all equally among {n} friends, and {other} is one of them. | {other} gets one share",
-        "{who} packs them all equally into {n_boxes} and gives one {box} to {other}. | {other} gets one {box}",
-    ],
-    "double": [
-        "{other} has twice as many {things} as {who}. | {other} has twice as many",
-        "Then {who} wins as many again. | {who} wins as many again",
-    ],
-    "halve": [
-        "{other} has half as many {things} as {who}. | {other} has half as many",
-        "Then {who} gives half of them to {other}. | {who} keeps half",
-        "Later {who} sells half of them. | {who} sells half",
-    ],
-}
-_QUESTIONS = [f"How many {{things}} does {{who}} {end}?" for end in ("have now", "have in the end", "end up with")]
+_WORDS = yaml.safe_load(resources.files("stepjepa.tasks").joinpath("stepmath.yaml").read_text("utf-8"))
 
 _SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "share": "/", "double": "*", "halve": "/"}
 _APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
@@ -116,38 +47,22 @@ class StepmathTask(BoxedTask):
 
 @dataclass(frozen=True)
 class Difficulty:
-    """How hard the problems are.
+    """How hard the problems are; amounts hold at the start, on the way and as the answer."""
 
-    Attributes:
-        min_steps: fewest operations in a problem, 2 or more.
-        max_steps: most operations in a problem, 8 at most.
-        max_quantity: largest number by which an amount changes, 4 or more.
-        max_amount: largest amount, at the start, on the way and as the answer; not below ``max_quantity``.
-        operations: which operations there are, some of :data:`OPERATIONS`.
-
-    Raises:
-        ValueError: a field is outside its range.
-    """
-
-    min_steps: int = 2
-    max_steps: int = 3
-    max_quantity: int = 10
-    max_amount: int = 50
-    operations: tuple[str, ...] = OPERATIONS
+    min_steps: int = option(2, "fewest steps of a problem", metavar="N")
+    max_steps: int = option(3, "most steps of a problem", metavar="N")
+    max_quantity: int = option(10, "largest number by which an amount changes", metavar="N")
+    max_amount: int = option(50, "largest amount, also as a result", metavar="N")
+    operations: tuple[str, ...] = option(OPERATIONS, "which operations there are", metavar="NAME")
 
     def __post_init__(self) -> None:
         if self.min_steps < 2:
             raise ValueError(f"min_steps: expected 2 or more, got {self.min_steps}")
         if not self.min_steps <= self.max_steps <= MAX_STEPS:
             raise ValueError(f"max_steps: expected {self.min_steps} (min_steps) to {MAX_STEPS}, got {self.max_steps}")
-        if self.max_quantity < 4:
-            raise ValueError(f"max_quantity: expected 4 or more, got {self.max_quantity}")
-        if self.max_amount < self.max_quantity:
-            raise ValueError(f"max_amount: expected {self.max_quantity} (max_quantity) or more, got {self.max_amount}")
-        different = set(self.operations)
-        if not different or len(different) < len(self.operations) or not different <= set(OPERATIONS):
+        if not self.operations or not set(self.operations) <= set(OPERATIONS):
             got = ", ".join(self.operations) or "none"
-            raise ValueError(f"operations: expected different ones of {', '.join(OPERATIONS)}, got {got}")
+            raise ValueError(f"operations: expected some of {', '.join(OPERATIONS)}, got {got}")
 
 
 class _Move(NamedTuple):
@@ -166,57 +81,51 @@ class _Move(NamedTuple):
         return f"{self.amount} {_SIGNS[self.operation]} {self.number}"
 
 
-def _moves_from(operation: str, amount: int, difficulty: Difficulty) -> Iterator[_Move]:
-    """The moves of an operation from an amount that stay whole, positive and within the difficulty."""
-    if operation in ("double", "halve"):
-        numbers = range(2, 3)
-    else:
-        # Twice and half have words of their own, so sharing among two and taking two times are left to them.
-        numbers = range(1 if operation in ("add", "subtract") else 3, difficulty.max_quantity + 1)
-    for number in numbers:
-        move = _Move(operation, amount, number)
-        whole = _SIGNS[operation] != "/" or amount % number == 0
-        if whole and 1 <= move.result <= difficulty.max_amount:
-            yield move
-
-
 def _choices(
-    difficulty: Difficulty, told: set[int], results: set[int], reached: int | None = None
+    level: Difficulty, told: set[int], results: set[int], reached: int | None = None
 ) -> dict[str, list[_Move]]:
     """The next moves, by operation, from the amount that is reached; None before the first move.
 
-    No result may be told anywhere, nor come back: it would make the steps between superfluous.
+    Amounts stay whole, positive and within the difficulty. No result may be told anywhere, nor come back: it would
+    make the steps between superfluous.
     """
     choices = {}
-    for operation in difficulty.operations:
+    for operation in level.operations:
+        sign = _SIGNS[operation]
         # A first amount that shrinks may be high.
-        most = difficulty.max_amount if _SIGNS[operation] in "-/" else difficulty.max_quantity
+        most = level.max_amount if sign in "-/" else level.max_quantity
+        # Twice and half have words of their own, so sharing among two and taking two times are left to them.
+        lowest = 1 if operation in ("add", "subtract") else 3
+        numbers = [2] if operation in ("double", "halve") else range(lowest, level.max_quantity + 1)
         moves = [
             move
             for amount in (range(2, most + 1) if reached is None else (reached,))
-            for move in _moves_from(operation, amount, difficulty)
-            if move.number not in results and move.result not in {*told, *results, amount, move.number}
+            for number in numbers
+            if (sign != "/" or amount % number == 0)
+            and 1 <= (move := _Move(operation, amount, number)).result <= level.max_amount
+            and number not in results
+            and move.result not in {*told, *results, amount, number}
         ]
         if moves:
             choices[operation] = moves
     return choices
 
 
-def _draw_moves(draw: random.Random, choices: dict[str, list[_Move]], difficulty: Difficulty) -> list[_Move] | None:
+def _draw_moves(draw: random.Random, choices: dict[str, list[_Move]], level: Difficulty) -> list[_Move] | None:
     """A chain of moves that begins with one of the choices; None where it ran into a dead end."""
-    count = draw.randint(difficulty.min_steps, difficulty.max_steps)
+    count = draw.randint(level.min_steps, level.max_steps)
     moves: list[_Move] = []
     while choices:
         moves.append(draw.choice(choices[draw.choice(list(choices))]))
         if len(moves) == count:
             return moves
         told = {moves[0].amount, *(move.number for move in moves)}
-        choices = _choices(difficulty, told, {move.result for move in moves}, moves[-1].result)
+        choices = _choices(level, told, {move.result for move in moves}, moves[-1].result)
     return None
 
 
 def _plural(noun: str) -> str:
-    return _PLURALS.get(noun, f"{noun}s")
+    return str(_WORDS["plurals"].get(noun, f"{noun}s"))
 
 
 def _counted(number: int, noun: str) -> str:
@@ -225,14 +134,14 @@ def _counted(number: int, noun: str) -> str:
 
 def _tell(draw: random.Random, moves: list[_Move]) -> tuple[str, list[str]]:
     """A story for the moves: the question, and one sentence a step."""
-    names = draw.sample(_NAMES, len(_NAMES))
-    thing = draw.choice(_THINGS)
-    box = draw.choice(_BOXES)
+    names = draw.sample(_WORDS["names"], len(_WORDS["names"]))
+    thing = draw.choice(_WORDS["things"])
+    box = draw.choice(_WORDS["boxes"])
     who = names.pop()
     sentences: list[str] = []
     steps: list[str] = []
     for position, move in enumerate(moves):
-        story, _, solution = draw.choice((_TURNS if position else _OPENINGS)[move.operation]).partition(" | ")
+        story, _, solution = draw.choice(_WORDS["turns" if position else "openings"][move.operation]).partition(" | ")
         words = {
             "who": who,
             "other": names.pop(),
@@ -247,66 +156,59 @@ def _tell(draw: random.Random, moves: list[_Move]) -> tuple[str, list[str]]:
         steps.append(f"{solution.format(**words)}: {move.equation} = {_counted(move.result, thing)}.")
         if solution.startswith("{other}"):
             who = str(words["other"])
-    sentences.append(draw.choice(_QUESTIONS).format(who=who, things=_plural(thing)))
+    sentences.append(draw.choice(_WORDS["questions"]).format(who=who, things=_plural(thing)))
     return " ".join(sentences), steps
 
 
-def _make_record(question: str, steps: list[str], answer: int) -> dict[str, Any]:
-    solution = "\n\n".join([*steps[:-1], f"{steps[-1]} The answer is \\boxed{{{answer}}}."])
-    fields = {"question": question, "answer": solution, "ground_truth": str(answer), "total_steps": len(steps)}
-    return chat_record(StepmathTask.system_prompt, question, solution, **fields)
-
-
-# Two problems with the same equations are the same, whatever their story.
-_Chain = tuple[str, ...]
-
-
 def _draw_records(
-    size: int, seed: str, difficulty: Difficulty, name: str, *, avoid: Collection[_Chain] = (), once: bool = False
-) -> tuple[list[dict[str, Any]], set[_Chain]]:
-    """Records with different questions, none with a chain to avoid, and their chains of equations.
+    size: int,
+    seed: str,
+    level: Difficulty,
+    name: str,
+    *,
+    avoid: Collection[tuple[str, ...]] = (),
+    once: bool = False,
+) -> tuple[list[dict[str, Any]], set[tuple[str, ...]]]:
+    """Records with different questions, none with a chain of equations to avoid, and their chains.
 
     With ``once`` no chain occurs again with another story.
     """
-    if size < 0:
-        raise ValueError(f"{name}: expected 0 or more, got {size}")
     draw = random.Random(seed)
-    first = _choices(difficulty, set(), set())
+    first = _choices(level, set(), set())
     records: dict[str, dict[str, Any]] = {}
-    chains: set[_Chain] = set()
+    chains: set[tuple[str, ...]] = set()
     failures = 0
-    while len(records) < size:
-        moves = _draw_moves(draw, first, difficulty)
-        if moves is not None:
-            chain = tuple(move.equation for move in moves)
-            question, steps = _tell(draw, moves)
-            if chain not in avoid and not (once and chain in chains) and question not in records:
-                records[question] = _make_record(question, steps, moves[-1].result)
-                chains.add(chain)
-                failures = 0
-                continue
+    while len(records) < size and failures < _PATIENCE:
         failures += 1
-        if failures == _PATIENCE:
-            raise ValueError(
-                f"{name}: expected a size that this difficulty has problems for, got {size} and found {len(records)}; "
-                "ask for fewer, or allow more steps, larger numbers or more operations"
-            )
+        moves = _draw_moves(draw, first, level)
+        if moves is None:
+            continue
+        chain = tuple(move.equation for move in moves)
+        question, steps = _tell(draw, moves)
+        if chain in avoid or (once and chain in chains) or question in records:
+            continue
+        answer = str(moves[-1].result)
+        solution = "\n\n".join([*steps[:-1], f"{steps[-1]} The answer is \\boxed{{{answer}}}."])
+        fields = {"question": question, "answer": solution, "ground_truth": answer, "total_steps": len(steps)}
+        records[question] = chat_record(StepmathTask.system_prompt, question, solution, **fields)
+        chains.add(chain)
+        failures = 0
+    if len(records) < size:
+        raise ValueError(
+            f"{name}: expected a size that this difficulty has problems for, got {size} and found {len(records)}; "
+            "ask for fewer, or allow more steps, larger numbers or more operations"
+        )
     return list(records.values()), chains
 
 
 def generate(size: int, seed: int, difficulty: Difficulty | None = None) -> list[dict[str, Any]]:
-    """Make problems with different questions.
-
-    Args:
-        size: how many.
-        seed: the same seed gives the same records; a smaller size gives the first of them.
-        difficulty: the default one if None.
+    """Make problems with different questions; the same seed gives the same, a smaller size the first of them.
 
     Returns:
         Records with ``messages``, ``question``, ``answer`` (the full solution), ``ground_truth`` and ``total_steps``.
 
     Raises:
-        ValueError: the size is negative, or larger than the number of problems of that difficulty.
+        ValueError: the size is larger than the number of problems of that difficulty.
     """
     return _draw_records(size, f"stepmath {seed}", difficulty or Difficulty(), "size")[0]
 
@@ -314,23 +216,11 @@ def generate(size: int, seed: int, difficulty: Difficulty | None = None) -> list
 def generate_split(
     train_size: int, test_size: int, seed: int, difficulty: Difficulty | None = None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Make problems to train on and problems to test with, none in both.
+    """Make problems to train on and problems to test with, none in both; raises as :func:`generate`.
 
     Two problems are the same if their equations are, whatever the story: a test problem's chain of equations occurs
     in no training record, and in no other test record. The test records depend on ``test_size``, not on
     ``train_size``, so training sets of several sizes share one test set.
-
-    Args:
-        train_size: how many to train on.
-        test_size: how many to test with.
-        seed: the same seed gives the same records.
-        difficulty: the default one if None.
-
-    Returns:
-        The training records and the test records.
-
-    Raises:
-        ValueError: a size is negative, or there are too few problems of that difficulty.
     """
     level = difficulty or Difficulty()
     test, chains = _draw_records(test_size, f"stepmath {seed} test", level, "test_size", once=True)

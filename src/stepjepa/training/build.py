@@ -1,16 +1,12 @@
-"""From the flags of ``stepjepa train`` to a trainer: settings, model, prepared data, scores of answers if asked for."""
+"""From the flags of ``stepjepa train`` to a trainer: load the model, prepare the data, score answers if asked for."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import re
-import sys
 from typing import Any
 
-import torch
 from transformers import TrainingArguments
-from transformers.integrations import get_reporting_integration_callbacks
 
 from stepjepa.batch.dataset import CacheDir, prepare
 from stepjepa.batch.stream import RecordStream
@@ -18,91 +14,20 @@ from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.chat.system_prompts import MOST_PROMPTS, common_system_prompt, count_system_prompts, with_system_prompt
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
+from stepjepa.data.sources import describe_columns
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores, spread
 from stepjepa.models.checkpointing import enable_selective, refuse_full
 from stepjepa.models.loading import LoraSettings, add_lora, load_model
-from stepjepa.models.quantization import compute_dtype, quantization_options
+from stepjepa.models.quantization import compute_dtype, quantization_options, quantized
 from stepjepa.models.token_rows import adapter_ids
 from stepjepa.run_folder import is_main_process
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.training.data import open_stream
 from stepjepa.training.failures import cannot_start
-from stepjepa.training.hub import refuse_offline
-from stepjepa.training.preparation import refuse_contradictions
-from stepjepa.training.processes import launched_together, open_group
+from stepjepa.training.settings import lora_settings, training_arguments
 from stepjepa.training.trainer import JepaTrainer
-
-
-def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArguments:
-    """Our flags and those of transformers as one.
-
-    Args:
-        args: of ``commands.train``.
-        has_eval: there are held-out records.
-
-    Raises:
-        UserError: transformers refuses them, or ``--eval_steps`` has nothing to act on.
-    """
-    values: dict[str, Any] = {
-        "output_dir": args.output_dir,
-        "per_device_train_batch_size": args.batch_size,
-        "gradient_accumulation_steps": args.grad_accum,
-        "learning_rate": args.learning_rate,
-        "num_train_epochs": args.num_epochs,
-        "seed": args.finetune_seed,
-        "logging_steps": 10,
-        "report_to": ["tensorboard"] if importlib.util.find_spec("tensorboard") else "none",
-        # All processes say as much as the first.
-        "log_level_replica": "passive",
-        "disable_tqdm": not sys.stderr.isatty(),
-    }
-    if has_eval:
-        values["eval_strategy"] = "epoch" if args.eval_steps is None else "steps"
-        values["eval_steps"] = args.eval_steps
-    elif args.eval_steps is not None:
-        raise UserError("--eval_steps does nothing without --eval_file or --data_file; add one or leave it out")
-    values.update(args.training)
-    unused = sorted(name for name in args.training if name.startswith("hub_"))
-    if values.get("push_to_hub"):
-        refuse_offline()
-    elif unused:
-        raise UserError(f"--{unused[0]} does nothing without --push_to_hub; add it or leave it out")
-    if str(values.get("fsdp")).lower() == "true":
-        # A configuration file says 'fsdp: true'; as a word it would be taken for one of the old options.
-        values["fsdp"] = True
-    if values.get("deepspeed") and importlib.util.find_spec("deepspeed") is None:
-        raise UserError("--deepspeed requires deepspeed, which is not installed: pip install deepspeed")
-    if launched_together() and not torch.accelerator.is_available() and not values.get("use_cpu"):
-        # Without it transformers would have every process train a model of its own.
-        values["use_cpu"] = True
-        if is_main_process():
-            print("note: no accelerator here, so the processes train on CPUs (--use_cpu)", file=sys.stderr)
-    open_group(cpu=bool(values.get("use_cpu")), seconds=values.get("ddp_timeout", TrainingArguments.ddp_timeout))
-    try:
-        made = TrainingArguments(**values)
-        # Wrong settings and trackers that are unknown or not installed would end the run only after data and model are
-        # prepared.
-        refuse_contradictions(made)
-        for tracker in get_reporting_integration_callbacks(made.report_to):
-            tracker()
-    except (ValueError, ImportError, TypeError, RuntimeError) as error:
-        raise UserError(" ".join(str(error).split())) from None
-    return made
-
-
-def lora_settings(args: argparse.Namespace) -> LoraSettings | None:
-    """Of the adapter that ``--lora`` asks for; None without."""
-    try:
-        return LoraSettings(args.lora_rank, args.lora_alpha, args.lora_dropout) if args.lora else None
-    except ValueError as error:
-        raise UserError(f"--{error}") from None
-
-
-def quantized(args: argparse.Namespace) -> str | None:
-    """How the frozen weights are quantized: ``4bit``, ``8bit`` or None."""
-    return "4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None
 
 
 def build_trainer(
@@ -154,6 +79,9 @@ def build_trainer(
         raise
     except Exception as error:  # of whatever kind: no step is taken yet, and one line says what is wrong
         raise cannot_start(error) from None
+    columns = describe_columns(train_records[0], args.columns)
+    if columns is not None:
+        told["columns"] = columns
     if stream is not None:
         told["data"] = _describe_stream(stream, args, len(train_records))
     return trainer, lora, told

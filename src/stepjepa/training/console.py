@@ -12,10 +12,10 @@ from stepjepa.checkpoints import checkpoints
 from stepjepa.compute.equal_compute import EqualCompute
 from stepjepa.config import JepaConfig
 from stepjepa.models.architecture import base_model
-from stepjepa.models.quantization import parameter_counts
+from stepjepa.models.quantization import parameter_counts, quantized
 from stepjepa.run_folder import METRICS_FILE, RUN_FILE
 from stepjepa.terminal import duration
-from stepjepa.training.build import quantized
+from stepjepa.training.plot import PLOT_FILE
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -39,7 +39,7 @@ def first_screen(
     Args:
         args: of ``commands.train``.
         trainer: ready to train.
-        told: rows ``data`` (of a stream), ``prompts`` and ``answers``, where there is something to say of them.
+        told: rows ``data`` (of a stream), ``columns``, ``prompts`` and ``answers``, where there is something to say.
         equal: of a run that is as long as its compute allows.
         checkpoint: that the run is resumed from.
     """
@@ -50,6 +50,7 @@ def first_screen(
         ("loss", args.why_loss),
         ("encoding", f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None),
         ("data", f"{Path(prepared.source).name}: {_counts(prepared, config)}" if prepared else told.get("data")),
+        ("columns", told.get("columns")),
         ("prompts", told.get("prompts")),
         ("held out", _counts(trainer.prepared_eval, config) if trainer.prepared_eval is not None else None),
         ("answers", told.get("answers")),
@@ -94,7 +95,9 @@ def _counts(prepared: Prepared, config: JepaConfig) -> str:
 def _step(args: TrainingArguments) -> str:
     batch, accumulated, processes = args.train_batch_size, args.gradient_accumulation_steps, args.world_size
     records = batch * accumulated * processes
-    return f"{records} records ({batch} a batch x {accumulated} accumulated x {processes} processes)"
+    return (
+        f"{records} records ({batch} a batch x {accumulated} accumulated x {processes} process{'es' * (processes > 1)})"
+    )
 
 
 def _steps(trainer: JepaTrainer, equal: EqualCompute | None) -> str:
@@ -115,6 +118,8 @@ def next_command(args: argparse.Namespace) -> list[str]:
     folder = args.output_dir
     command = ["stepjepa", "evaluate", "--model_path", folder]
     command += ["--test_file", args.eval_file or "TEST.jsonl", "--output_file", str(Path(folder) / "test.jsonl")]
+    if args.columns:
+        command += ["--columns", *args.columns]
     # Flags that ``evaluate`` has too, where they were given.
     same = {"eval_max_new_tokens": 256, "eval_task": "auto", "spider_path": None, "missing_databases": "error"}
     for name, default in same.items():
@@ -131,7 +136,7 @@ def last_lines(folder: Path, record: Mapping[str, Any]) -> list[Row]:
     told = ", ".join(f"{name} {value:.4f}" for name, value in losses if value is not None)
     steps = f"{results['steps']:,} step{'' if results['steps'] == 1 else 's'}"
     taken = f"{steps}, {results['tokens']:,.0f} tokens in {duration(results['train_seconds'])}"
-    held = [RUN_FILE, METRICS_FILE]
+    held = [RUN_FILE, *(name for name in (METRICS_FILE, PLOT_FILE) if (folder / name).is_file())]
     if count := len(checkpoints(folder)):
         held.append(f"{count} checkpoint{'' if count == 1 else 's'}")
     return [

@@ -34,7 +34,7 @@ def open_stream(args: argparse.Namespace) -> RecordStream:
     size = args.shuffle_buffer_size
     if size is None:
         size = 0 if args.training.get("train_sampling_strategy") == "sequential" else SHUFFLE_BUFFER
-    return RecordStream(args.train_file, size, bad_records(args.bad_records))
+    return RecordStream(args.train_file, size, bad_records(args.bad_records), args.columns)
 
 
 def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dict[str, Any]]:
@@ -75,7 +75,7 @@ def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dic
 def _read(args: argparse.Namespace, path: str) -> tuple[list[Record], BadRecords | None]:
     """The records of a file, and what was skipped in it."""
     bad = bad_records(args.bad_records)
-    records = read_records(path, bad=bad)
+    records = read_records(path, bad=bad, columns=args.columns)
     if is_main_process():
         tell_bad_records(bad)
     return records, bad

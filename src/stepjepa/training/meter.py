@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 from stepjepa.batch.collate import Batch
 from stepjepa.batch.dataset import Prepared
 from stepjepa.batch.sampler import StepSampler
-from stepjepa.evaluation.in_training import COUNT
 from stepjepa.objectives.monitors import Window, share
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.training.failures import describe_batch, naming_the_batch
@@ -170,11 +169,3 @@ def measure(trainer: JepaTrainer, model: Any, prepared: Prepared) -> tuple[dict[
             **window.geometry(),
         }
     return metrics, int(seen["records"])
-
-
-def answer_means(trainer: JepaTrainer, score: Callable[[Any, int, int], dict[str, float]]) -> dict[str, float]:
-    """Mean scores of generated answers over all processes; ``score`` gives the sums of one, see ``in_training``."""
-    sums = score(trainer.model, trainer.accelerator.process_index, trainer.accelerator.num_processes)
-    totals = dict(zip(sums, trainer.total(list(sums.values())), strict=True))
-    count = totals.pop(COUNT)
-    return {f"answer_{name}": total / count for name, total in totals.items()}

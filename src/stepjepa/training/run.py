@@ -28,7 +28,7 @@ from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores
 from stepjepa.files import fingerprint
 from stepjepa.locks import locked
-from stepjepa.models.quantization import parameter_counts
+from stepjepa.models.quantization import parameter_counts, quantized
 from stepjepa.run_folder import (
     earlier_launches,
     is_main_process,
@@ -40,13 +40,14 @@ from stepjepa.run_folder import (
 )
 from stepjepa.signals import OneRequest, Stopped
 from stepjepa.terminal import print_rows
-from stepjepa.training.build import build_trainer, prompts_of, quantized, say
+from stepjepa.training.build import build_trainer, prompts_of, say
 from stepjepa.training.callbacks import StopCallback
 from stepjepa.training.console import first_screen
 from stepjepa.training.data import provenance, read_data
 from stepjepa.training.dry_run import dry_run
 from stepjepa.training.failures import recording_failures
 from stepjepa.training.hub import upload, write_card
+from stepjepa.training.plot import draw_metrics
 from stepjepa.training.processes import leave_group, refuse_disagreement
 from stepjepa.training.trainer import JepaTrainer
 
@@ -175,6 +176,8 @@ def _finish(
     if is_main_process():
         write_card(folder, run=record)
     write_run(folder, record)
+    if is_main_process():
+        draw_metrics(folder)
     leave_group()
     # The other processes need not wait for it.
     if trainer.args.push_to_hub and is_main_process():

@@ -25,6 +25,7 @@ from stepjepa.compute.flop_callback import FlopTracker
 from stepjepa.compute.flops import FlopModel
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Data, Views
+from stepjepa.evaluation.in_training import answer_means
 from stepjepa.models.architecture import base_model
 from stepjepa.models.ema import EmaCallback, EmaEncoder
 from stepjepa.models.flex import refuse_flex_training
@@ -37,7 +38,7 @@ from stepjepa.objectives.term import Context, alone, gather_rows
 from stepjepa.training import failures, preparation
 from stepjepa.training.callbacks import BarCallback, CollapseCallback, ConsoleCallback, EpochCallback, MetricsCallback
 from stepjepa.training.hub import UploadCallback, create_repository
-from stepjepa.training.meter import Meter, answer_means, measure
+from stepjepa.training.meter import Meter, measure
 from stepjepa.training.nonfinite import NonfiniteGuard, OnNonfinite
 from stepjepa.training.processes import refuse_separate_runs, total
 from stepjepa.training.saving import (
@@ -194,8 +195,6 @@ class JepaTrainer(Trainer):
             return super().get_train_dataloader()
         return stream_loader(self.stream, self.processing_class, self.jepa, self.args, self.data_collator)
 
-    # -- the step -----------------------------------------------------------------------------------------------------
-
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         """As in Trainer: the micro-batches of a step, with what its terms count over accumulation and processes."""
         if self.stream is not None:
@@ -335,7 +334,7 @@ class JepaTrainer(Trainer):
         model.eval()
         metrics, records = measure(self, model, chosen)
         if self.answer_scores is not None and chosen is self.prepared_eval:
-            metrics |= answer_means(self, self.answer_scores)
+            metrics |= answer_means(self.answer_scores, self)
         model.train()
         self.meter.pause(time.time() - start)
         named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}

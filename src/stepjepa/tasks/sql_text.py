@@ -1,7 +1,7 @@
-"""What the text of a query says: is it the same query, does it order its rows, how hard is it?
+"""What the text of an SQLite query says: is it the same query, does it order its rows, how hard is it?
 
-The dialect is SQLite's. Text that can't be parsed, or is longer or deeper than any person's query, has no normal form
-and no hardness, so nothing here takes long for any text. Imported where it is used, since the parser loads slowly.
+Text that can't be parsed, or is longer or deeper than any person's query, has no normal form and no hardness, so
+nothing here takes long for any text. Imported where it is used, since the parser loads slowly.
 """
 
 from __future__ import annotations

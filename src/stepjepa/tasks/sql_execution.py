@@ -73,14 +73,7 @@ def run_query(
     """Run one query; whatever it is, no file is changed or made.
 
     Run it in a process of its own: one call of a function on a long text can't be interrupted from within, and the
-    limit on memory holds for all of SQLite in this process and is never raised again.
-
-    Args:
-        database: an SQLite file.
-        sql: one statement; a semicolon and comments may follow it.
-        seconds: limit of time.
-        memory: limit for SQLite, in MiB.
-        most_rows: a query that finds more fails.
+    limit on memory (in MiB) holds for all of SQLite in this process and is never raised again.
     """
     if len(sql) > _LONGEST_QUERY:
         return QueryResult(None, failure="syntax", message=f"longer than {_LONGEST_QUERY} characters")
@@ -159,15 +152,10 @@ def _kind(error: Exception, guard: _Guard) -> Failure:
 def same_result(gold: QueryResult, found: QueryResult, *, ordered: bool, any_columns: bool = True) -> bool:
     """Whether two queries that did not fail found the same.
 
-    Rows count as often as they occur. A whole number is equal as integer and as float; floats are equal up to the last
-    of their twelve digits, since sums depend on the order of their terms; NULL equals only NULL, and a number is never
-    text.
-
-    Args:
-        gold: what the right query found.
-        found: what another found.
-        ordered: the order of the rows counts.
-        any_columns: the order of the columns does not; one rearrangement must fit all rows.
+    Rows count as often as they occur, with ``ordered`` in their order. With ``any_columns`` the order of the columns
+    does not count; one rearrangement must fit all rows. A whole number is equal as integer and as float; floats are
+    equal up to the last of their twelve digits, since sums depend on the order of their terms; NULL equals only NULL,
+    and a number is never text.
     """
     assert gold.rows is not None and found.rows is not None
     if gold.columns != found.columns or len(gold.rows) != len(found.rows):
@@ -221,6 +209,7 @@ def _can_be_rearranged(columns: list[Row], others: list[Row]) -> bool:
     def search(chosen: list[int]) -> bool:
         if len(chosen) == len(order):
             return True
+        rows = Counter(zip(*(columns[at] for at in order[: len(chosen) + 1]), strict=True))
         tried: set[Row] = set()
         for candidate in fits[order[len(chosen)]]:
             if candidate in chosen or others[candidate] in tried:
@@ -229,7 +218,6 @@ def _can_be_rearranged(columns: list[Row], others: list[Row]) -> bool:
                 return False
             tried.add(others[candidate])
             longer = [*chosen, candidate]
-            rows = Counter(zip(*(columns[at] for at in order[: len(longer)]), strict=True))
             if rows == Counter(zip(*(others[at] for at in longer), strict=True)) and search(longer):
                 return True
         return False
@@ -246,8 +234,7 @@ class Verdict(NamedTuple):
         failure: why it failed, if it did, see :class:`QueryResult`.
         message: the reason in words.
         gold_failure: why the right query failed; then nothing is said about the other.
-        gold_output: what the ``sqlite3`` shell would print for the right query; long ones are shortened and end with
-            a digest of the whole.
+        gold_output: what the ``sqlite3`` shell would print for the right query; if long, shortened, with a digest.
         output: the same for the other.
     """
 
@@ -263,15 +250,9 @@ class Verdict(NamedTuple):
 def judge(  # noqa: PLR0917  # what is sent to another process has no names
     database: str, gold: str, sql: str | None, ordered: bool, seconds: float, memory: int
 ) -> Verdict:
-    """Compare what two queries find.
+    """Compare what the right query and another find, each within the limits.
 
-    Args:
-        database: an SQLite file.
-        gold: the right query.
-        sql: the other; None to see only whether the right one works.
-        ordered: the order of the rows counts.
-        seconds: limit of time for each of them.
-        memory: limit for SQLite, in MiB.
+    ``sql`` is None to see only whether the right one works; ``memory`` is in MiB.
     """
     truth = run_query(database, gold, seconds=seconds, memory=memory)
     if truth.rows is None:

@@ -1,1 +1,0 @@
-"""Generated SQL: run without harm, compared as results and as text."""
