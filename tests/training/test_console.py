@@ -15,16 +15,8 @@ from stepjepa.commands import evaluate, train
 from stepjepa.config import JepaConfig
 from stepjepa.parser import Parser
 from stepjepa.terminal import print_rows
-from stepjepa.training import console
-from stepjepa.training.console import (
-    ConsoleCallback,
-    console_line,
-    finished_json,
-    first_screen,
-    last_lines,
-    next_command,
-    step_cost,
-)
+from stepjepa.training.callbacks import ConsoleCallback, console_line
+from stepjepa.training.console import finished_json, first_screen, last_lines, next_command
 from stepjepa.training.trainer import JepaTrainer
 
 
@@ -43,25 +35,8 @@ def trainer(tokenizer: Any, folder: Path, jepa: JepaConfig, **arguments: Any) ->
 def arguments(folder: Path | str, *flags: str) -> Any:
     parser = Parser(prog="stepjepa train", allow_abbrev=False)
     train.add_arguments(parser)
-    return train.parse(parser, ["--train_file", "t.jsonl", "--model_name", "m", "--output_dir", str(folder), *flags])
-
-
-# -- the first screen --------------------------------------------------------------------------------------------------
-
-
-def test_cost_of_a_step_is_that_of_the_plan(tiny_tokenizer: Any, tmp_path: Path) -> None:
-    made = trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="step-jepa"))
-    cost, plan = step_cost(made), made.plan
-    batches = [plan.collate(batch) for step in plan.keys(0) for batch in plan.micro_batches(step)]
-    # 21 records, 6 a step.
-    assert cost.tokens == pytest.approx(sum(batch["members"].tokens for batch in batches) * 6 / 21)
-    assert cost.flops == pytest.approx(sum(map(plan.cost, plan.keys(0))) * 6 / 21)
-    assert cost.regular_flops == pytest.approx(plan.regular.budgets(1)[0] * 6 / 21)
-    regular = step_cost(trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="regular")))
-    assert cost.regular_tokens == regular.tokens == regular.regular_tokens < cost.tokens
-    # Loss dropout costs its share.
-    part = step_cost(trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="step-jepa", jepa_ratio=0.3)))
-    assert part.tokens == pytest.approx(0.3 * cost.tokens + 0.7 * regular.tokens)
+    given = ["--train_file", "t.jsonl", "--model_name", "m", "--output_dir", str(folder), *flags]
+    return train.parse(parser, given)
 
 
 class Terminal(io.StringIO):
@@ -99,68 +74,23 @@ def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -
     assert rows["encoding"] == f"tree ({made.encoding_reason})"
     assert rows["data"].endswith("21 records, 14 pairs, 7 without a pair, 0 over length")
     assert rows["held out"] == "3 records, 2 pairs, 1 without a pair, 0 over length"
-    assert rows["each step"].startswith("6 records (2 a batch x 3 accumulated), ")
-    assert re.fullmatch(r"1\.\d\d of the tokens and [1-9]\.\d\d of the FLOPs of regular training.*", rows["cost"])
-    assert "epochs of 4; evaluated every epoch; saved at the end; learning rate" in rows["steps"]
+    assert rows["each step"].startswith("6 records (2 a batch x 3 accumulated")
+    assert "epochs of 4; learning rate" in rows["steps"]
     assert rows["output"] == f"{tmp_path / 'run'}, resumed from checkpoint-6"
     regular = dict(first_screen(arguments(tmp_path), trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="regular")), {}))
-    assert not {"encoding", "cost", "held out", "prompts"} & set(regular)
+    assert not {"encoding", "held out", "prompts"} & set(regular)
 
 
-# -- while it trains ---------------------------------------------------------------------------------------------------
-
-
-class Run:
-    """A run of which every step takes so many seconds, as its callback sees it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, bars: bool, first: int = 0, last: int = 9) -> None:
-        self.now = 100.0
-        monkeypatch.setattr(console, "time", SimpleNamespace(perf_counter=lambda: self.now))
-        self.state = SimpleNamespace(global_step=first, max_steps=last, is_world_process_zero=True)
-        self.callback = ConsoleCallback(bars)
-        self.callback.on_train_begin(None, self.state, None)
-
-    def step(self, seconds: float) -> None:
-        self.now += seconds
-        self.state.global_step += 1
-        self.callback.on_step_end(None, self.state, None)
-        self.callback.on_log(None, self.state, None, logs={"lm_loss": 3.0, "loss": 3.5})
-
-
-def test_the_first_step_is_no_measure_of_the_others(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = Run(monkeypatch, bars=False, first=2, last=9)
-    for seconds in (60, 2):
-        run.step(seconds)
-    first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == "step 3/9  LM loss: 3.0000, Total: 3.5000"
-    assert second == "step 4/9  LM loss: 3.0000, Total: 3.5000, 10 s left"
-
-
-def test_a_bar_goes_to_standard_error_and_lines_stay_on_standard_output(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = Run(monkeypatch, bars=True, last=2)
-    run.step(1)
-    run.step(1)
-    run.callback.on_train_end(None, run.state, None)
-    said = capsys.readouterr()
-    assert said.out == "".join(f"step {step}/2  LM loss: 3.0000, Total: 3.5000\n" for step in (1, 2))
-    assert "2/2" in said.err
-    # Other processes are silent.
-    run.state.is_world_process_zero = False
-    run.callback.on_train_begin(None, run.state, None)
-    run.step(1)
-    assert capsys.readouterr().out == ""
+@pytest.mark.parametrize("first", [True, False])
+def test_only_the_first_process_prints(first: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    state = SimpleNamespace(global_step=2, max_steps=9, is_world_process_zero=first)
+    ConsoleCallback().on_log(None, state, None, logs={"lm_loss": 3.0, "loss": 3.5})
+    assert capsys.readouterr().out == ("step 2/9  LM loss: 3.0000, Total: 3.5000\n" if first else "")
 
 
 def test_logs_that_are_no_losses_have_no_line() -> None:
     assert console_line({"train_runtime": 3.0}) is None
     assert console_line({"eval_lm_loss": 2.0, "eval_loss": 2.5}) == "eval  LM loss: 2.0000, Total: 2.5000"
-
-
-# -- what came of it ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from stepjepa.cli import main
 from stepjepa.files import write_json
 from stepjepa.run_folder import METRICS_FILE, RUN_FILE, read_run, save_whole
 from stepjepa.training import trainer
-from stepjepa.training.card import CARD_FILE
 from stepjepa.training.trainer import JepaTrainer
 
 FOO = ("--lr_scheduler_kwargs", '{"foo": 1}')
@@ -158,13 +157,6 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(made: Pat
     assert len(read_run(run)["launches"]) == 1
     steps = [json.loads(line)["step"] for line in (run / METRICS_FILE).read_text().splitlines()]
     assert steps == sorted(set(steps))
-
-
-def test_a_card_of_ones_own_outlives_a_longer_run(made: Path, run: Path) -> None:
-    (run / CARD_FILE).write_text("# Mine\n")
-    assert train(made, run, "--resume_from_checkpoint", "last", "--max_steps", "3") == 0
-    assert read_run(run)["results"]["steps"] == 3
-    assert (run / CARD_FILE).read_text() == "# Mine\n"
 
 
 def test_a_folder_in_a_model_is_replaced_as_a_whole(tmp_path: Path) -> None:

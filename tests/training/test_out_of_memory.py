@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 import tiny
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
-from stepjepa.training.failures import remedies
 from stepjepa.training.trainer import JepaTrainer
 
 ON_CPU = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried ..."
@@ -52,7 +50,7 @@ def test_the_batch_is_named(error: BaseException, tiny_tokenizer: Any, tmp_path:
     longest, line = max(zip(batch["members"].lengths, batch["members"].lines, strict=True))
     assert message.startswith("out of memory in step 2, with a batch of 3 records in ")
     assert f"its longest record, memory.jsonl:{line}, has {longest} tokens" in message
-    for flag in ("--batch_size 1 --grad_accum 3 (the same steps)", "--gradient_checkpointing true", "--max_length"):
+    for flag in ("--batch_size", "--gradient_checkpointing true", "--max_length"):
         assert flag in message
     assert "checkpoint-1 is complete: resume" in message
     assert "\n" not in message
@@ -64,21 +62,3 @@ def test_in_the_evaluation(tiny_tokenizer: Any, tmp_path: Path) -> None:
     trainer = trainer_of(tiny_tokenizer, tmp_path, ERRORS[0], 1)
     with pytest.raises(UserError, match=r"out of memory in the evaluation, with a batch of 3 .*_eval_batch_size 1"):
         trainer.evaluate()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"per_device_train_batch_size": 1, "gradient_checkpointing": True, "bf16": True},
-        {"per_device_train_batch_size": 9, "gradient_accumulation_steps": 2},
-    ],
-)
-def test_three_things_that_help(changes: dict[str, Any], tmp_path: Path) -> None:
-    arguments = tiny.arguments(tmp_path)
-    for name, value in changes.items():
-        setattr(arguments, name, value)
-    said = remedies(arguments)
-    assert len(set(re.findall(r"--\w+", said)) - {"--grad_accum", "--over_length"}) >= 2
-    assert len(set(re.findall(r"--\w+", said))) >= 3
-    assert ("--batch_size 3 --grad_accum 6" in said) == (changes.get("per_device_train_batch_size") == 9)

@@ -11,8 +11,7 @@ import torch
 
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
-from stepjepa.training.data import read_data
-from stepjepa.training.provenance import device_name, machine
+from stepjepa.training.data import device_name, machine, read_data
 
 
 def write(path: Path, *questions: int) -> str:

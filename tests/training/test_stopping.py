@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import kills
 from forked import Commands
-from stepjepa.checkpoints import checkpoint_fault, checkpoints
+from stepjepa.checkpoints import checkpoint_fault
 from stepjepa.cli import main
 from stepjepa.disk import naming_disk_errors
 from stepjepa.signals import Stopped
@@ -57,20 +57,6 @@ def test_a_training_is_saved_at_the_end_of_its_step(
     assert all(expected[name].equal(found[name]) for name in expected)
     launches = json.loads((run / "run.json").read_text())["launches"]
     assert [launch["to_step"] for launch in launches] == [3, STEPS]
-
-
-def test_a_damaged_checkpoint_is_passed_over_and_written_again(
-    commands: Commands, material: Path, whole: Path, tmp_path: Path
-) -> None:
-    run, log = tmp_path / "run", tmp_path / "run.log"
-    assert commands.run(train(material, run), log, folder=run, when=run / "checkpoint-4") == -signal.SIGKILL
-    assert [path.name for path in checkpoints(run)] == ["checkpoint-4", "checkpoint-2"]
-    weights = run / "checkpoint-4" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
-    assert commands.run(train(material, run, "--resume_from_checkpoint", "last"), log, folder=run) == 0
-    assert f"passed over: {run}/checkpoint-4 (model.safetensors is damaged " in log.read_text()
-    assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-    assert not kills.half_files(run)
 
 
 def test_a_disk_that_is_full_costs_no_checkpoint(

@@ -77,7 +77,7 @@ def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from stepjepa.evaluation.prompts import trained_plain
     from stepjepa.evaluation.run import Evaluation
     from stepjepa.evaluation.summary import format_summary
-    from stepjepa.training.card import write_card
+    from stepjepa.training.hub import write_card
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("every process would write the same file; start one process, without torchrun")

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output_dir is not None:
         _export(args, name)
     else:
-        from stepjepa.training.card import write_card
+        from stepjepa.training.hub import write_card
 
         write_card(folder, name=name)
     if name is not None:
@@ -102,7 +102,7 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
     from stepjepa.models.loading import load_for_inference, load_tokenizer
     from stepjepa.models.token_rows import strip_rows, strip_tokenizer
     from stepjepa.run_folder import open_run_folder, run_of, save_new, write_run
-    from stepjepa.training.card import write_card
+    from stepjepa.training.hub import write_card
 
     folder, _ = open_run_folder(args.output_dir, None)
     run = run_of(args.model_path)

@@ -165,7 +165,7 @@ def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
         UserError: a file is missing.
     """
     from stepjepa.evaluation.output import model_fingerprint
-    from stepjepa.training.provenance import identify_stream, machine
+    from stepjepa.training.data import identify_stream, machine
 
     found = []
     for part, before in old["data"].items():
@@ -194,7 +194,7 @@ def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
 def _differences(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
     """What may change the last digits: versions, threads, device."""
     from stepjepa.run_folder import versions
-    from stepjepa.training.provenance import machine
+    from stepjepa.training.data import machine
 
     now = {**versions(), **machine(use_cpu=bool(repeated.training.get("use_cpu")))}
     before = {**old["versions"], **old["machine"]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stepjepa.data.records import Record
@@ -90,3 +90,11 @@ class AnswerScores:
     def close(self) -> None:
         """End the task's processes."""
         self._task.close()
+
+
+def answer_means(score: Callable[[Any, int, int], dict[str, float]], trainer: Any) -> dict[str, float]:
+    """The mean of each score over the processes of a ``JepaTrainer``; ``score`` gives the sums of one process."""
+    sums = score(trainer.model, trainer.accelerator.process_index, trainer.accelerator.num_processes)
+    totals = dict(zip(sums, trainer.total(list(sums.values())), strict=True))
+    count = totals.pop(COUNT)
+    return {f"answer_{name}": total / count for name, total in totals.items()}

@@ -7,6 +7,7 @@ float32, as it does, costs gigabytes where a vocabulary is large.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import math
 from typing import Any
@@ -76,3 +77,8 @@ def compute_dtype(dtype: str, *, bf16: bool, fp16: bool) -> torch.dtype:
     if bf16 or (dtype in ("bfloat16", "auto") and not fp16):
         return torch.bfloat16
     return torch.float16 if fp16 or dtype == "float16" else torch.float32
+
+
+def quantized(args: argparse.Namespace) -> str | None:
+    """How the frozen weights are quantized: ``4bit``, ``8bit`` or None."""
+    return "4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None

@@ -99,7 +99,7 @@ def _training_file(run: Run) -> tuple[Path, argparse.Namespace]:
 def _is_unchanged(path: Path, expected: dict[str, Any]) -> bool:
     if "sha256" in expected:
         return fingerprint(path) == expected["sha256"]
-    from stepjepa.training.provenance import identify_stream
+    from stepjepa.training.data import identify_stream
 
     return all(expected.get(name) == value for name, value in identify_stream(str(path)).items() if name != "file")
 

@@ -19,14 +19,14 @@ from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores, spread
 from stepjepa.models.checkpointing import enable_selective, refuse_full
 from stepjepa.models.loading import LoraSettings, add_lora, load_model
-from stepjepa.models.quantization import compute_dtype, quantization_options
+from stepjepa.models.quantization import compute_dtype, quantization_options, quantized
 from stepjepa.models.token_rows import adapter_ids
 from stepjepa.run_folder import is_main_process
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.training.data import open_stream
 from stepjepa.training.failures import cannot_start
-from stepjepa.training.settings import lora_settings, quantized, training_arguments
+from stepjepa.training.settings import lora_settings, training_arguments
 from stepjepa.training.trainer import JepaTrainer
 
 

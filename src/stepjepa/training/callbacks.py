@@ -1,19 +1,22 @@
-"""What a training run does beside its steps: ``metrics.jsonl``, a warning on collapse, epochs, requests to stop."""
+"""What a run does beside its steps: ``metrics.jsonl``, lines of losses, a warning on collapse, requests to stop."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
+from tqdm.auto import tqdm
+from transformers.trainer_callback import ProgressCallback, TrainerCallback
 
 from stepjepa.files import atomic_write
 from stepjepa.objectives.monitors import COLLAPSE_PAIRS, COLLAPSE_RANK, COLLAPSE_SIMILARITY, REMEDIES
+from stepjepa.objectives.term import TERMS
 from stepjepa.run_folder import METRICS_FILE
 from stepjepa.signals import OneRequest, Stopped
 
@@ -132,3 +135,43 @@ class StopCallback(TrainerCallback):
         """Leave."""
         if self._number:
             raise Stopped(self._number)
+
+
+def console_line(logs: dict[str, float]) -> str | None:
+    """One line for people out of a line of logs; None for logs that are not losses."""
+    prefix = "eval_" if "eval_lm_loss" in logs else ""
+    if f"{prefix}lm_loss" not in logs:
+        return None
+    parts = [f"{term.words}: {logs[prefix + name]:.4f}" for name, term in TERMS.items() if prefix + name in logs]
+    parts.append(f"Total: {logs[f'{prefix}loss']:.4f}" if f"{prefix}loss" in logs else "all steps skipped")
+    if f"{prefix}matched_similarity" in logs:
+        shuffled = logs.get(f"{prefix}shuffled_similarity")
+        other = "–" if shuffled is None else f"{shuffled:.3f}"
+        parts.append(f"cos matched/shuffled: {logs[f'{prefix}matched_similarity']:.3f}/{other}")
+    if f"{prefix}source_rank" in logs:
+        parts.append(f"rank: {logs[f'{prefix}source_rank']:.1f}/{logs[f'{prefix}target_rank']:.1f}")
+    answers = {name.removeprefix("eval_answer_"): value for name, value in logs.items() if "eval_answer_" in name}
+    parts += [f"{name}: {value:.3f}" for name, value in answers.items()]
+    if "tokens_per_second" in logs:
+        parts.append(f"{logs['tokens_per_second']:,.0f} tok/s")
+    if "pairs_per_second" in logs:
+        parts.append(f"{logs['pairs_per_second']:,.1f} pairs/s")
+    return ("eval  " if prefix else "") + ", ".join(parts)
+
+
+class ConsoleCallback(TrainerCallback):
+    """Prints a line of losses for every line of logs, above the Trainer's own progress bar where there is one."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        """Print the line."""
+        line = console_line(logs or {})
+        if line is not None and state.is_world_process_zero:
+            tqdm.write(f"step {state.global_step}/{state.max_steps}  {line}", file=sys.stdout)
+            sys.stdout.flush()
+
+
+class BarCallback(ProgressCallback):
+    """The Trainer's progress bar without its own lines of logs."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        """Nothing: see ``ConsoleCallback``."""

@@ -37,14 +37,20 @@ from stepjepa.models.checkpointing import enable_selective, refuse_full
 from stepjepa.models.heads import attach_heads
 from stepjepa.models.loading import add_lora, load_tokenizer, new_config, new_dtype, reported
 from stepjepa.models.presets import PREFIX
-from stepjepa.models.quantization import parameter_counts
+from stepjepa.models.quantization import parameter_counts, quantized
 from stepjepa.models.setup import set_up_attention
 from stepjepa.models.token_rows import adapter_ids, grow
 from stepjepa.objectives.objective import Objective
 from stepjepa.run_folder import is_main_process
-from stepjepa.training.batches import make_collator, make_plan, make_sampler
-from stepjepa.training.checks import check_positions, refuse_lonely_pairs, refuse_sharding
-from stepjepa.training.settings import lora_settings, quantized, training_arguments
+from stepjepa.training.preparation import (
+    check_positions,
+    make_collator,
+    make_plan,
+    make_sampler,
+    refuse_lonely_pairs,
+    refuse_sharding,
+)
+from stepjepa.training.settings import lora_settings, training_arguments
 
 GIB = 2**30
 

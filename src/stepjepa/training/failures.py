@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
 from stepjepa.batch.collate import Batch
 from stepjepa.compute.flops import Shape
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from stepjepa.training.trainer import JepaTrainer
 
 logger = logging.getLogger(__name__)
+
+SMALLER_STEP = (
+    "pass --gradient_checkpointing true or --bf16 true, or begin again with a smaller --batch_size and a larger "
+    "--grad_accum, a smaller --max_length, or --lora"
+)
+"""What to do where a step needs more memory than there is: first what a resumed run may be given."""
 
 
 @contextmanager
@@ -170,20 +176,4 @@ def describe_step(trainer: JepaTrainer) -> str:
     """The step in which memory ran out, and what helps."""
     last = trainer.guard.batches[-1] if trainer.guard.batches else None
     said = describe_batch(f"step {trainer.state.global_step + 1}", last, trainer.source)
-    return f"{said}; {remedies(trainer.args)}; {way_back(trainer.args.output_dir)}"
-
-
-def remedies(args: TrainingArguments) -> str:
-    """At least three flags that make a step smaller, for people: first those that a resumed run may be given."""
-    resumed, anew = [], []
-    if not args.gradient_checkpointing:
-        resumed.append("--gradient_checkpointing true (or --selective_checkpointing)")
-    if not (args.bf16 or args.fp16):
-        resumed.append("--bf16 true")
-    batch, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    if batch > 1:
-        half = next(size for size in range(batch // 2, 0, -1) if batch % size == 0)
-        anew.append(f"--batch_size {half} --grad_accum {accumulation * (batch // half)} (the same steps)")
-    anew += ["a smaller --max_length (with --over_length truncate or skip)", "--lora"]
-    said = [f"pass {' or '.join(resumed)}"] if resumed else []
-    return ", or ".join([*said, f"begin again with {' or '.join(anew)}"])
+    return f"{said}; {SMALLER_STEP}; {way_back(trainer.args.output_dir)}"

@@ -19,7 +19,7 @@ from stepjepa.models.heads import attach_heads, without_heads
 from stepjepa.models.setup import set_up
 from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone, gather_rows
-from stepjepa.training.batches import make_collator
+from stepjepa.training.preparation import make_collator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

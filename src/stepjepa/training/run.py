@@ -28,7 +28,7 @@ from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores
 from stepjepa.files import fingerprint
 from stepjepa.locks import locked
-from stepjepa.models.quantization import parameter_counts
+from stepjepa.models.quantization import parameter_counts, quantized
 from stepjepa.run_folder import (
     earlier_launches,
     is_main_process,
@@ -42,16 +42,13 @@ from stepjepa.signals import OneRequest, Stopped
 from stepjepa.terminal import print_rows
 from stepjepa.training.build import build_trainer, prompts_of, say
 from stepjepa.training.callbacks import StopCallback
-from stepjepa.training.card import write_card
 from stepjepa.training.console import first_screen
-from stepjepa.training.data import read_data
+from stepjepa.training.data import provenance, read_data
 from stepjepa.training.dry_run import dry_run
 from stepjepa.training.failures import recording_failures
-from stepjepa.training.hub import upload
+from stepjepa.training.hub import upload, write_card
 from stepjepa.training.plot import draw_metrics
 from stepjepa.training.processes import leave_group, refuse_disagreement
-from stepjepa.training.provenance import provenance
-from stepjepa.training.settings import quantized
 from stepjepa.training.trainer import JepaTrainer
 
 LOG_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)

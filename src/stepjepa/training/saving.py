@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import rotate_checkpoints
 
 from stepjepa.checkpoints import move_into_place, write_checksums
 from stepjepa.disk import naming_disk_errors
 from stepjepa.models.heads import load_heads, save_heads, split_state, without_heads
 from stepjepa.run_folder import PART
-from stepjepa.training.card import CARD_FILE
+from stepjepa.training.hub import CARD_FILE
 from stepjepa.training.stream_counts import STREAM_FILE, StreamCounts
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def atomic_checkpoint(trainer: JepaTrainer) -> Iterator[Path]:
-    """The folder to write a checkpoint to, which takes its name when all of it is there.
+def atomic_checkpoint(trainer: JepaTrainer) -> Iterator[None]:
+    """Have the trainer write a checkpoint inside the block; it takes its name when all of it is there.
 
     Of a checkpoint that can't be written nothing is left.
     """
@@ -37,7 +38,8 @@ def atomic_checkpoint(trainer: JepaTrainer) -> Iterator[Path]:
     wait()
     try:
         with naming_disk_errors(final):
-            yield part
+            trainer._part = part.parent
+            yield
             if state.best_model_checkpoint == str(part):
                 state.best_model_checkpoint = str(final)
             if args.should_save:
@@ -45,6 +47,8 @@ def atomic_checkpoint(trainer: JepaTrainer) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(part.parent, ignore_errors=True)
         raise
+    finally:
+        trainer._part = None
     wait()
     if args.should_save:
         with naming_disk_errors(final):
@@ -127,3 +131,39 @@ def loading_heads(model: Any, folder: str) -> Iterator[None]:
         yield
     if heads is not None:
         load_heads(heads, folder)
+
+
+def settings_of(optimizer: Any) -> list[dict[str, Any]]:
+    """What each parameter group of an optimizer is set to, its parameters left out."""
+    groups = getattr(optimizer, "param_groups", ())
+    return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+
+
+def apply_settings(wanted: list[dict[str, Any]], optimizer: Any, schedule: Any) -> None:
+    """Set an optimizer and its schedule, whose states were loaded, to what this launch asks for.
+
+    The checkpoint's values stand in both states, so that without this a changed learning rate would do nothing.
+
+    Args:
+        wanted: of :func:`settings_of`, from before the states were loaded.
+        optimizer: gets them, but for the learning rate, which its schedule sets.
+        schedule: goes on at its step, from the learning rates that are wanted.
+
+    Raises:
+        ValueError: the learning rate is another, and the schedule is of a kind that has none of its own.
+    """
+    groups = getattr(optimizer, "param_groups", ())
+    rates: list[Any] = [group.get("initial_lr", group.get("lr")) for group in wanted]
+    changed = rates != [group.get("initial_lr", group.get("lr")) for group in groups]
+    for group, values in zip(groups, wanted, strict=True):
+        group.update({name: value for name, value in values.items() if name != "lr"})
+    if not changed:
+        return
+    inner = getattr(schedule, "scheduler", schedule)
+    if not isinstance(inner, LambdaLR):
+        kind = type(inner).__name__
+        raise ValueError(f"expected the learning rate of the checkpoint, got {rates[0]}: {kind} can't change it")
+    inner.base_lrs = list(rates)
+    inner._last_lr = [rate * factor(inner.last_epoch) for rate, factor in zip(rates, inner.lr_lambdas, strict=True)]
+    for group, rate in zip(groups, inner._last_lr, strict=True):
+        group["lr"] = rate

@@ -14,8 +14,8 @@ from transformers.integrations import get_reporting_integration_callbacks
 from stepjepa.errors import UserError
 from stepjepa.models.loading import LoraSettings
 from stepjepa.run_folder import is_main_process
-from stepjepa.training.checks import refuse_contradictions
 from stepjepa.training.hub import refuse_offline
+from stepjepa.training.preparation import refuse_contradictions
 from stepjepa.training.processes import launched_together, open_group
 
 
@@ -87,8 +87,3 @@ def lora_settings(args: argparse.Namespace) -> LoraSettings | None:
         return LoraSettings(*chosen) if args.lora else None
     except ValueError as error:
         raise UserError(f"--{error}") from None
-
-
-def quantized(args: argparse.Namespace) -> str | None:
-    """How the frozen weights are quantized: ``4bit``, ``8bit`` or None."""
-    return "4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None

@@ -89,13 +89,6 @@ class StreamCounts:
         tokens = {name: self.totals[name] for name in ("all", "main")}
         return {"counts": {name: self.totals[name] for name in COUNTS}, "tokens": tokens, **skipped}
 
-    def print(self, what: str, stream: RecordStream) -> None:
-        """Print one line on what was met of the stream so far, and one on lines that were skipped."""
-        # Above the bar, where there is one.
-        tqdm.write(f"data, {what}: {describe({n: self.totals[n] for n in COUNTS}, self.totals)}", file=sys.stdout)
-        if stream.bad is not None and stream.bad.count:
-            tqdm.write(f"data, so far: {stream.bad.describe()}", file=sys.stdout)
-
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write it into a checkpoint."""
         state = {"totals": dict(self.totals), "epoch": self.last.epoch, "ends_epoch": self.last.ends_epoch}
@@ -133,11 +126,6 @@ class StreamCallback(TrainerCallback):
     def __init__(self, counts: Callable[[], StreamCounts], config: JepaConfig, stream: RecordStream) -> None:
         self._counts, self._config, self._stream = counts, config, stream
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Say what a resumed run reads past."""
-        if state.global_step and not args.ignore_data_skip and state.is_world_process_zero:
-            self._counts().print("trained on before the checkpoint and now read past", self._stream)
-
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuse an epoch without a pair, and ask for what is to be done at its end."""
         counts = self._counts()
@@ -145,12 +133,9 @@ class StreamCallback(TrainerCallback):
             return
         refuse_useless(counts.totals, self._config, self._stream.name)
         if state.is_world_process_zero:
-            counts.print(f"epoch {counts.epochs} is over", self._stream)
+            met = describe({name: counts.totals[name] for name in COUNTS}, counts.totals)
+            bad = "" if self._stream.bad is None or not self._stream.bad.count else f"; {self._stream.bad.describe()}"
+            tqdm.write(f"data, epoch {counts.epochs} is over: {met}{bad}", file=sys.stdout)
         # The end of the run is the Trainer's own.
         if state.global_step < state.max_steps:
             DefaultFlowCallback().on_epoch_end(args, SimpleNamespace(epoch=counts.epochs), control)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Say what the whole run has met."""
-        if state.is_world_process_zero:
-            self._counts().print("all that was trained on", self._stream)

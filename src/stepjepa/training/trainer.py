@@ -16,7 +16,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import HubStrategy, speed_metrics
 
-from stepjepa.batch.collate import Batch, Collator
+from stepjepa.batch.collate import Batch
 from stepjepa.batch.dataset import Prepared, prepare
 from stepjepa.batch.sampler import StepSampler
 from stepjepa.batch.stream import RecordStream, StreamDataset, as_stream, refuse_for_stream, stream_loader
@@ -25,7 +25,7 @@ from stepjepa.compute.flop_callback import FlopTracker
 from stepjepa.compute.flops import FlopModel
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Data, Views
-from stepjepa.evaluation.in_training import COUNT
+from stepjepa.evaluation.in_training import answer_means
 from stepjepa.models.architecture import base_model
 from stepjepa.models.ema import EmaCallback, EmaEncoder
 from stepjepa.models.flex import refuse_flex_training
@@ -35,17 +35,20 @@ from stepjepa.models.loading import load_named, refuse_pickled
 from stepjepa.models.setup import set_up
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone, gather_rows
-from stepjepa.training import checks, failures
-from stepjepa.training.batches import make_collator, make_plan, make_sampler
-from stepjepa.training.callbacks import CollapseCallback, EpochCallback, MetricsCallback
-from stepjepa.training.console import ConsoleCallback
-from stepjepa.training.held_out import measure
+from stepjepa.training import failures, preparation
+from stepjepa.training.callbacks import BarCallback, CollapseCallback, ConsoleCallback, EpochCallback, MetricsCallback
 from stepjepa.training.hub import UploadCallback, create_repository
-from stepjepa.training.meter import Meter
+from stepjepa.training.meter import Meter, measure
 from stepjepa.training.nonfinite import NonfiniteGuard, OnNonfinite
-from stepjepa.training.optimizer_settings import apply_settings, settings_of
 from stepjepa.training.processes import refuse_separate_runs, total
-from stepjepa.training.saving import atomic_checkpoint, load_beside, loading_heads, save_model
+from stepjepa.training.saving import (
+    apply_settings,
+    atomic_checkpoint,
+    load_beside,
+    loading_heads,
+    save_model,
+    settings_of,
+)
 from stepjepa.training.stream_counts import StreamCallback, StreamCounts
 
 if TYPE_CHECKING:
@@ -109,14 +112,14 @@ class JepaTrainer(Trainer):
     ) -> None:
         self.jepa = jepa or JepaConfig()
         self.objective = objective or Objective.from_config(self.jepa)
-        checks.refuse_contradictions(args)
-        checks.refuse_lonely_pairs(self.objective, self.jepa, args)
+        preparation.refuse_contradictions(args)
+        preparation.refuse_lonely_pairs(self.objective, self.jepa, args)
         wanted = (self.jepa.predictors or 0) if self.jepa.uses_views else 0
         model, processing_class, train_dataset = load_named(
             model, processing_class, train_dataset, predictors=wanted, seed=args.seed
         )
         self._views = views
-        checks.adjust(args, model)
+        preparation.adjust(args, model)
         self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)
         attach_heads(model, self.objective.heads(base_model(model).config.get_text_config(), args.seed))
         self.stream, self.stream_counts = as_stream(train_dataset), StreamCounts()
@@ -128,10 +131,13 @@ class JepaTrainer(Trainer):
         streamed = None if self.stream is None else StreamDataset(processing_class, self.jepa)
         self.prepared = self._prepare(records, processing_class, "training data")
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
+        how: dict[str, Any] = {"encoding": self.encoding, "device": args.device.type, "processes": args.world_size}
+        collator = preparation.make_collator(model, processing_class, self.jepa, self.objective, **how)
+        preparation.check_positions(collator, [self.prepared, self.prepared_eval])
         super().__init__(
             model=model,
             args=args,
-            data_collator=self._collator(model, args, processing_class),
+            data_collator=collator,
             train_dataset=self.prepared.dataset if self.prepared else streamed,
             eval_dataset=self.prepared_eval.dataset if self.prepared_eval else None,
             processing_class=processing_class,
@@ -140,10 +146,10 @@ class JepaTrainer(Trainer):
         )
         # Versions that do not know loss_is_scaled_for_ga take the same from this.
         self.model_accepts_loss_kwargs = True
-        checks.refuse_data_parallel(args)
+        preparation.refuse_data_parallel(args)
         refuse_separate_runs(self.accelerator.num_processes)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            checks.refuse_sharding(self.jepa, answer_scores)
+            preparation.refuse_sharding(self.jepa, answer_scores)
         self.answer_scores = answer_scores
         self.meter = Meter(self.objective, self.total, self.accelerator.num_processes)
         self.guard = NonfiniteGuard(self, on_nonfinite)
@@ -157,17 +163,13 @@ class JepaTrainer(Trainer):
         self.tracker = FlopTracker(self.plan, self.total, say=say) if track_flop else None
         self._add_callbacks()
 
-    def _collator(self, model: Any, args: TrainingArguments, tokenizer: Any) -> Collator:
-        how: dict[str, Any] = {"encoding": self.encoding, "device": args.device.type, "processes": args.world_size}
-        collator = make_collator(model, tokenizer, self.jepa, self.objective, **how)
-        checks.check_positions(collator, [self.prepared, self.prepared_eval])
-        return collator
-
     def _add_callbacks(self) -> None:
         """Those that need the trainer itself."""
         args = self.args
         self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
-        self.add_callback(ConsoleCallback(bars=not args.disable_tqdm))
+        if not args.disable_tqdm:
+            self.add_callback(BarCallback())
+        self.add_callback(ConsoleCallback())
         self.add_callback(self.guard)
         if self.ema is not None:
             self.add_callback(EmaCallback(self.ema, self.model, lambda: self.guard.step_taken))
@@ -185,15 +187,13 @@ class JepaTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> StepSampler:
         """The one order in which records are trained on, for any accumulation and number of processes."""
         assert self.prepared is not None
-        return make_sampler(self.prepared, self.jepa, self.objective, self.args, self.args.world_size)
+        return preparation.make_sampler(self.prepared, self.jepa, self.objective, self.args, self.args.world_size)
 
     def get_train_dataloader(self) -> Any:
         """As in Trainer; a stream gives each process its own share already, and is not split again."""
         if self.stream is None:
             return super().get_train_dataloader()
         return stream_loader(self.stream, self.processing_class, self.jepa, self.args, self.data_collator)
-
-    # -- the step -----------------------------------------------------------------------------------------------------
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         """As in Trainer: the micro-batches of a step, with what its terms count over accumulation and processes."""
@@ -236,12 +236,13 @@ class JepaTrainer(Trainer):
         return Context(
             self.state.global_step if training else 0,
             self.args.seed,
-            self._progress() if training else None,
+            self.progress if training else None,
             gather_rows if self.objective.compares_pairs and pairs else alone,
             None if self.ema is None else self.ema.states,
         )
 
-    def _progress(self) -> float:
+    @property
+    def progress(self) -> float:
         """Share of the run that is over."""
         return self.state.global_step / max(self.state.max_steps, 1)
 
@@ -265,7 +266,7 @@ class JepaTrainer(Trainer):
         if self.prepared is None:
             raise ValueError("plan: expected training records of known lengths, got none, or a stream")
         sampler = self._get_train_sampler()
-        return make_plan(self.flops, self.prepared, self.jepa, sampler, self.data_collator, args=self.args)
+        return preparation.make_plan(self.flops, self.prepared, self.jepa, sampler, self.data_collator, args=self.args)
 
     def floating_point_ops(self, inputs: Batch) -> int:
         """FLOPs of a micro-batch, forward and backward, padding and attention included."""
@@ -288,7 +289,7 @@ class JepaTrainer(Trainer):
         if self.tracker is not None:
             self.tracker.close()
         # What came after the last line of logs.
-        self.meter.line({"loss": 0.0}, self._progress(), {})
+        self.meter.line({"loss": 0.0}, self.progress, {})
         return result
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
@@ -333,10 +334,7 @@ class JepaTrainer(Trainer):
         model.eval()
         metrics, records = measure(self, model, chosen)
         if self.answer_scores is not None and chosen is self.prepared_eval:
-            sums = self.answer_scores(self.model, self.accelerator.process_index, self.accelerator.num_processes)
-            means = dict(zip(sums, self.total(list(sums.values())), strict=True))
-            count = means.pop(COUNT)
-            metrics |= {f"answer_{name}": total / count for name, total in means.items()}
+            metrics |= answer_means(self.answer_scores, self)
         model.train()
         self.meter.pause(time.time() - start)
         named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
@@ -354,12 +352,8 @@ class JepaTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """As in Trainer, but atomically. Private, since ``on_save`` comes after rotation, which must wait for it."""
         self.state.num_input_tokens_seen = int(self.meter.pending_tokens())
-        with atomic_checkpoint(self) as part:
-            self._part = part.parent
-            try:
-                super()._save_checkpoint(model, trial)
-            finally:
-                self._part = None
+        with atomic_checkpoint(self):
+            super()._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Private, since ``save_model`` collects the state of sharded weights, heads among them, and hands it over."""
