@@ -53,7 +53,7 @@ def step_cost(trainer: JepaTrainer) -> StepCost:
 
     def mean(plan: Plan, *, with_views: bool) -> np.ndarray[Any, Any]:
         keys = [[key._replace(with_views=with_views) for key in step] for step in chosen]
-        batches = [plan.collate(each) for step in keys for each in plan.micro_batches(step)]
+        batches = [batch for step in keys for batch in plan.micro_batches(step)]
         total = np.array([sum(each["members"].tokens for each in batches), sum(map(plan.flops.of_batch, batches))])
         return total * min(plan.records_per_step, len(plan.records)) / sum(key.record >= 0 for key in chain(*chosen))
 

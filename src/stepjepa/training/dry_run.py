@@ -154,11 +154,13 @@ class _Run:
     def found(self) -> dict[str, Any]:
         """Everything, by name."""
         plan, prepared = self.plan, self.prepared
-        steps = [[plan.collate(keys) for keys in plan.micro_batches(step)] for step in plan.keys(0)]
-        tokens = [sum(Shape.of(each).cells for each in step) for step in steps]
+        steps = [plan.micro_batches(step) for step in plan.keys(0)]
+        tokens = [sum(Shape.of(each).tokens for each in step) for step in steps]
         batches = [each for step in steps for each in step if each["members"].lengths]
         members = [each["members"] for each in batches]
-        largest = max(batches, key=lambda each: Shape.of(each).cells)
+        largest = max(batches, key=lambda each: Shape.of(each).tokens)
+        rows, length = max((each["input_ids"].shape for each in largest.passes), key=math.prod)
+        shape = {"rows": rows, "length": length, **Shape.of(largest)._asdict()}
         memory, steps_of_run = self._memory(largest), self._steps()
         flops = regular = None
         if self.knows_flops:
@@ -184,7 +186,11 @@ class _Run:
             },
             "steps": steps_of_run,
             "steps_per_epoch": self.epoch,
-            "memory": {"parts": memory, "largest_batch": Shape.of(largest)._asdict(), "peak": sum(memory.values())},
+            "memory": {
+                "parts": memory,
+                "largest_batch": shape,
+                "peak": sum(memory.values()),
+            },
             "flops": {"step": flops, "regular_step": regular},
             "checkpoint": self._checkpoints(memory, steps_of_run),
         }

@@ -159,7 +159,7 @@ def describe_batch(what: str, batch: Batch | None, source: str) -> str:
     if batch is None:
         return where
     members = batch["members"]
-    where += f", with a batch of {len(members.lines)} records in {Shape.of(batch).cells:,} cells"
+    where += f", with a batch of {len(members.lines)} records in {Shape.of(batch).tokens:,} cells"
     if members.lines:
         length, line = max(zip(members.lengths, members.lines, strict=True))
         where += f"; its longest record, {source}:{line}, has {length:,} tokens"
