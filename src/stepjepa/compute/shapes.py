@@ -1,6 +1,6 @@
 """Copies of models and batches that have shapes and dtypes but no values: an 8B model runs in seconds, in no memory.
 
-Their tensors are torch's fake tensors, which claim to be on the CPU: the same kernels are chosen, and nothing is computed.
+Their tensors are fake tensors of torch, which claim to be on the CPU: so the same kernels are chosen, and none runs.
 """
 
 from __future__ import annotations

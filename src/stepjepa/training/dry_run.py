@@ -35,7 +35,7 @@ from stepjepa.errors import UserError
 from stepjepa.models.architecture import base_model
 from stepjepa.models.checkpointing import enable_selective, refuse_full
 from stepjepa.models.heads import attach_heads
-from stepjepa.models.loading import add_lora, load_tokenizer, new_config, new_dtype, reported
+from stepjepa.models.loading import add_lora, load_config, load_tokenizer, new_config, new_dtype, reported
 from stepjepa.models.presets import PREFIX
 from stepjepa.models.quantization import parameter_counts
 from stepjepa.models.setup import set_up_attention
@@ -269,7 +269,7 @@ def describe(found: dict[str, Any]) -> list[str]:
 
 def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence[Record]) -> tuple[Any, Any]:
     """What ``load_model`` and ``add_lora`` give, on the meta device, with its real tokenizer."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     name, trust, tokenizer = args.model_name, args.trust_remote_code, None
     if args.pretrain or name.startswith(PREFIX):
@@ -284,8 +284,7 @@ def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence
         )
     else:
         tokenizer = load_tokenizer(name, chat_template=args.chat_template, trust_remote_code=trust)
-        with reported(f"can't load a configuration from '{name}'"):
-            found = AutoConfig.from_pretrained(name, trust_remote_code=trust)
+        found = load_config(name, trust_remote_code=trust)
         if config.plain:
             add_plain_tokens(tokenizer)
     if config.uses_views and config.predictors:
