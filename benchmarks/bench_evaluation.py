@@ -90,7 +90,7 @@ def answer_plainly(model: Any, tokenizer: Any, test_file: Path, max_new_tokens: 
     import torch
 
     from stepjepa.chat.template import ChatTemplate
-    from stepjepa.data.records import read_records
+    from stepjepa.data.sources import read_records
 
     template, said = ChatTemplate(tokenizer), []
     for record in read_records(test_file):
@@ -125,7 +125,7 @@ def answer_in_batches(model: Any, tokenizer: Any, test_file: Path, size: int, ar
 def generate_in_batches(model: Any, tokenizer: Any, test_file: Path, size: int, max_new_tokens: int) -> list[str]:
     """The generation of an evaluation alone, as the plain loop has it: no losses, no scores, no files."""
     from stepjepa.chat.template import ChatTemplate
-    from stepjepa.data.records import read_records
+    from stepjepa.data.sources import read_records
     from stepjepa.evaluation.generation import Generator
     from stepjepa.evaluation.prompts import make_examples
     from stepjepa.evaluation.settings import Sampling

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bad_inputs import ODD_VALUES, attempt, damaged_text
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 
 KINDS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "gsm8k": lambda chance: {"question": _words(chance), "answer": f"2+3=5.\n{_words(chance)}\n#### 5"},

@@ -54,8 +54,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 BAD_LINES = [
     ("{'a': 1}", "not valid JSON"),
     ("[1, 2]", "list where an object is needed"),
-    ('{"text": "x"}', "no field 'messages'"),
-    ('{"question": "x", "answer": "y"}', "'steps' or 'chat' first"),
+    ('{"text": "x"}', "no 'messages', and none of the columns completion"),
     (json.dumps(changed(messages=[])), "must be a list with at least one"),
     (json.dumps(changed(messages="hello")), "must be a list"),
     (json.dumps(changed(messages=["hello"])), "messages[0] is str"),

@@ -14,7 +14,8 @@ import pytest
 
 from in_process import InProcess
 from stepjepa.cli import main
-from stepjepa.data.records import parse_record, read_records
+from stepjepa.data.records import parse_record
+from stepjepa.data.sources import read_records
 from stepjepa.experiments import trial_run
 from stepjepa.models.loading import load_model
 

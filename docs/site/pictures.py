@@ -77,7 +77,7 @@ def held_out_views(folder: Path, flags: str, name: str) -> tuple[Any, Any]:
     """Train one model; its embeddings of held-out views, scaled to length 1."""
     from stepjepa.analysis.representations import embed_views
     from stepjepa.analysis.similarity import unit_rows
-    from stepjepa.data.records import read_records
+    from stepjepa.data.sources import read_records
     from stepjepa.models.loading import load_for_inference
 
     _run(f"train --train_file {folder}/data/train.jsonl --output_dir {folder}/{name} {TRAINING} {flags}")

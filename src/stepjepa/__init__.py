@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _HOME = {
     "JepaConfig": "config",
     "JepaTrainer": "training.trainer",
+    "JepaLoss": "training.jepa_loss",
     "jepa_loss": "objectives.objective",
     "Objective": "objectives.objective",
     "LoraSettings": "models.loading",
@@ -21,7 +22,7 @@ _HOME = {
     "load_model": "models.loading",
     "set_up": "models.setup",
     "Record": "data.records",
-    "read_records": "data.records",
+    "read_records": "data.sources",
     "prepare": "batch.dataset",
     "RecordStream": "batch.stream",
     "Collator": "batch.collate",
@@ -56,7 +57,8 @@ if TYPE_CHECKING:
     from stepjepa.batch.sequences import Sequence
     from stepjepa.batch.stream import RecordStream
     from stepjepa.config import JepaConfig
-    from stepjepa.data.records import Record, read_records
+    from stepjepa.data.records import Record
+    from stepjepa.data.sources import read_records
     from stepjepa.errors import UserError
     from stepjepa.models.encode import Encoded
     from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, load_model
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from stepjepa.objectives.regularizers import Covariance, SIGReg, Variance
     from stepjepa.objectives.term import Context, Term, term
     from stepjepa.objectives.tube import Tube
+    from stepjepa.training.jepa_loss import JepaLoss
     from stepjepa.training.trainer import JepaTrainer
 
 

@@ -22,6 +22,9 @@ SHORT_LOSSES = {"jepa_l2": "l2", "jepa_mse": "mse", "infonce": "infonce"}
 DATA = ("max_length", "over_length")
 """Fields of :class:`JepaConfig` whose flags stand beside ``--train_file``."""
 
+LOSSES = tuple(name for name, about in SETTINGS.items() if about["affects"] == "objective")
+"""Fields of :class:`JepaConfig` that say what is computed of the embeddings and the logits."""
+
 PUBLISHED_WITH_REGULAR = ("predictors", "last_token", "lbd", "step_separator")
 """Flags that the published scripts name also for their baseline, the first three at least."""
 
@@ -104,16 +107,15 @@ def add_training_data(
     add_options(parser, JepaConfig, "data", only=DATA)
     add_options(parser, DataFlags, "data", only=("bad_records",))
     add_options(parser, model, "model", required=required)
-    losses = [name for name, about in SETTINGS.items() if about["affects"] == "objective"]
     add_options(parser, ModeFlags, OBJECTIVE, only=("regular", "step_jepa"))
-    add_options(parser, JepaConfig, OBJECTIVE, without=("mode", *DATA, *losses))
+    add_options(parser, JepaConfig, OBJECTIVE, without=("mode", *DATA, *LOSSES))
     add_options(parser, ModeFlags, OBJECTIVE, only=("train_all", "additive_mask"))
-    add_options(parser, JepaConfig, "loss", only=losses, without=("terms",))
+    add_options(parser, JepaConfig, "loss", only=LOSSES, without=("terms",))
     add_options(parser, LossFlags, "loss")
     layout = parser._option_string_actions["--layout"]
     layout.choices, layout.metavar = _LayoutNames(layouts_of(*CHOICES["mode"])), None
     # Without a default, so that it can be seen whether one was named beside its short form.
-    parser.set_defaults(labels=None, jepa_loss_type=None)
+    parser.set_defaults(labels=None, jepa_loss_type=None, lbd=None, gamma=None)
 
 
 def objective_flags() -> set[str]:
@@ -142,9 +144,12 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
         _note(f"--last_token {args.last_token} is followed here; the published Step-JEPA script leaves it unused")
     if args.additive_mask:
         _note("--additive_mask changes nothing: all views are run in one pass anyway")
+    loss, args.why_loss = (losses[0], None) if losses else _default_loss(args)
     resolved = {
         "mode": "regular" if args.regular else "step-jepa" if args.step_jepa else "llm-jepa",
-        "jepa_loss_type": (losses or [DEFAULTS["jepa_loss_type"]])[0],
+        "jepa_loss_type": loss,
+        "lbd": DEFAULTS["lbd"] if args.lbd is None else args.lbd,
+        "gamma": DEFAULTS["gamma"] if args.gamma is None else args.gamma,
         "labels": "all" if args.train_all else args.labels or DEFAULTS["labels"],
         # A literal separator is typed with \n for a line end.
         "step_separator": args.step_separator.replace("\\n", "\n"),
@@ -155,6 +160,24 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
         return from_args(JepaConfig, args, **resolved)
     except ValueError as error:
         raise UserError(f"--{error}" if str(error).split(":")[0].isidentifier() else str(error)) from None
+
+
+def _default_loss(args: argparse.Namespace) -> tuple[str, str | None]:
+    """The alignment loss where none is named, and what the first screen says of it.
+
+    InfoNCE, unless a flag says more of the objective: the published command lines name no loss, but ``--lbd`` or
+    ``--predictors`` and the like, and mean the papers' cosine, which mostly collapses to one direction
+    (docs/how-to/collapse.md).
+    """
+    usual = {**DEFAULTS, **dict.fromkeys(("jepa_loss_type", "lbd", "gamma"))}
+    named = [name for name in (*LOSSES, "predictors", "last_token") if getattr(args, name, usual[name]) != usual[name]]
+    if args.regular:
+        return str(DEFAULTS["jepa_loss_type"]), None
+    if not named and not args.term:
+        return "infonce", "InfoNCE, since no flag names an objective: it does not collapse; --preset paper: the papers'"
+    if {"sigreg", "variance"} & {*named}:
+        return "cosine", None
+    return "cosine", "cosine, since no flag names a loss: it mostly collapses; --jepa_loss_type infonce does not"
 
 
 def _note(text: str) -> None:

@@ -111,8 +111,9 @@ def _follow_tube(args: argparse.Namespace) -> None:
     for name in ("regular", "step_jepa", "stp"):
         if getattr(args, name):
             raise UserError(f"--linear random_span means --regular --stp; leave --{name} out, or --linear")
-    print(f"note: --linear random_span --lbd {args.lbd} is --regular --stp {args.lbd}", file=sys.stderr)
-    args.regular, args.stp, args.lbd, args.linear = True, args.lbd, DEFAULTS["lbd"], None
+    weight = DEFAULTS["lbd"] if args.lbd is None else args.lbd
+    print(f"note: --linear random_span --lbd {weight} is --regular --stp {weight}", file=sys.stderr)
+    args.regular, args.stp, args.lbd, args.linear = True, weight, None, None
 
 
 def _follow_accuracy(args: argparse.Namespace) -> None:

@@ -17,7 +17,8 @@ from stepjepa.batch.views import step_views
 from stepjepa.chat.predictors import predictor_ids
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import Record, read_records
+from stepjepa.data.records import Record
+from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
 
 CHAT = tiny.make_record("You solve.", "why?", "first step\n\nsecond step", "and now?", "third\n\nfourth", line=7)

@@ -19,7 +19,7 @@ from stepjepa.analysis.run import choose_configs, model_names
 from stepjepa.analysis.settings import AnalysisSettings
 from stepjepa.analysis.similarity import compare_views, similarity_config
 from stepjepa.cli import main
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import load_for_inference

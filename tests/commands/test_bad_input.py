@@ -13,7 +13,7 @@ from bad_inputs import attempt, make_run, outcome, sound_lines, try_config, try_
 from bad_runs import try_comparison, try_sweep
 from bad_tables import try_table
 from stepjepa.cli import main
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 
 SEED = 7
 

@@ -25,10 +25,15 @@ from stepjepa.parser import Parser
 TWO_TERMS = ({"term": "a:B", "args": {}}, {"term": "c:D", "args": {"x": 2}})
 
 FLAGS: list[tuple[str, dict[str, Any]]] = [
-    ("", {"mode": "llm-jepa", "layout": "separate", "predictors": 1}),
+    ("", {"mode": "llm-jepa", "layout": "separate", "predictors": 1, "jepa_loss_type": "infonce", "lbd": 0.1}),
+    # A flag of the published command lines, which name no loss, means the published loss.
+    ("--lbd 0.1", {"lbd": 0.1, "jepa_loss_type": "cosine"}),
+    ("--gamma 1", {"gamma": 1.0, "jepa_loss_type": "cosine"}),
+    ("--predictors 1", {"predictors": 1, "jepa_loss_type": "cosine"}),
+    ("--last_token -1", {"last_token": -1, "jepa_loss_type": "cosine"}),
     ("--regular", {"mode": "regular", "predictors": 0}),
-    ("--step_jepa", {"mode": "step-jepa", "layout": "branched", "predictors": 2}),
-    ("--layout branched", {"layout": "branched"}),
+    ("--step_jepa", {"mode": "step-jepa", "layout": "branched", "predictors": 2, "jepa_loss_type": "infonce"}),
+    ("--layout branched", {"layout": "branched", "jepa_loss_type": "infonce"}),
     ("--predictors 10", {"predictors": 10}),
     ("--predictors 0", {"predictors": 0}),
     ("--lbd 2", {"lbd": 2.0}),
@@ -85,6 +90,8 @@ def parsed(flags: str) -> JepaConfig:
 @pytest.mark.parametrize(("flags", "wanted"), FLAGS, ids=[flags or "none" for flags, _ in FLAGS])
 def test_a_flag_sets_what_it_says_and_nothing_else(flags: str, wanted: dict[str, Any]) -> None:
     found, plain = parsed(flags).to_dict(), parsed("").to_dict()
+    if "jepa_loss_type" not in wanted:  # which loss each flag means stands in the first rows
+        plain["jepa_loss_type"] = found["jepa_loss_type"]
     for name, value in wanted.items():
         assert found.pop(name) == value, name
         del plain[name]

@@ -9,7 +9,7 @@ import pytest
 
 from stepjepa.cli import main
 from stepjepa.commands import preparation, prepare
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
 from stepjepa.preparing.conversion import CONVERSIONS
 

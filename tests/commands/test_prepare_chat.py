@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepjepa.cli import main
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 
 ROWS = [("lines with a digit", r".*\d.*"), ("two\nlines, quoted", "a,b"), ("how many?", 7)]
 
@@ -40,7 +40,7 @@ def prepare(*flags: object) -> int:
 def test_a_table_of_any_format_becomes_records(kind: str, names: tuple[str, str], tmp_path: Path, capsys) -> None:
     source = table(tmp_path / f"raw.{kind}", names)
     target = tmp_path / "train.jsonl"
-    named = () if names[0] == "prompt" else ("--user", names[0], "--assistant", names[1])
+    named = () if names[0] == "prompt" else ("--columns", *names)
     assert prepare("--input_file", source, "--output_file", target, "--system_prompt", "Go.", *named) == 0
     records = read_records(target)
     assert [[message["role"] for message in record.messages] for record in records] == [
@@ -65,12 +65,16 @@ def test_a_system_prompt_of_each_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "flags", "said"),
     [
-        ("a,b\n1,2\n", (), r"raw.csv:2: none of the columns prompt, question.*name one with --user \(there is a, b\)"),
-        ("prompt,b\n1,2\n", (), "name one with --assistant"),
+        (
+            "a,b\n1,2\n",
+            (),
+            r"raw.csv:2: no 'messages', and none of the columns prompt, question.*\(there is a, b\); name",
+        ),
+        ("prompt,b\n1,2\n", (), "none of the columns completion"),
         (
             "prompt,answer\n1,2\n",
-            ("--user", "ask"),
-            r"no column 'ask'; name one with --user \(there is prompt",
+            ("--columns", "ask", "answer"),
+            r"no column 'ask' \(there is prompt, answer\); name the two with --columns",
         ),
         ("prompt,answer\n1,\n", (), "raw.csv:2: column 'answer' is empty"),
         ("prompt,answer\n1,2\n", ("--system", "s", "--system_prompt", "t"), "leave one out"),
@@ -89,70 +93,3 @@ def test_empty_answers_may_be_left_out(tmp_path: Path, capsys) -> None:
     assert prepare(*flags) == 0
     assert len(read_records(tmp_path / "t.jsonl")) == 2
     assert "raw.csv:3" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        (
-            "train.csv",
-            "prompt,completion\n1,2\n",
-            "is a table (.csv), not JSON lines; make records of it with",
-        ),
-        ("chats.json", ' [{"conversations": []}]', "or of worked solutions with 'prepare steps'"),
-        ("chats.json", "\ufeff\n[\n{}]", "chats.json: is one JSON list, not JSON lines; make records of it with"),
-        ("train.jsonl", '{"prompt": "a", "completion": "b"}\n', "run 'stepjepa prepare chat' first"),
-        ("train.jsonl", '{"question": "a", "answer": "b"}\n', "'steps' or 'chat' first"),
-    ],
-)
-def test_training_on_a_table_names_the_way(name: str, text: str, said: str, tmp_path: Path, capsys) -> None:
-    (tmp_path / name).write_text(text)
-    assert main(["inspect", "--train_file", str(tmp_path / name), "--model_name", "preset:tiny"]) == 2
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("row", "turns"),
-    [
-        (
-            {"instruction": "Add.", "input": "1 and 2", "output": "3"},
-            [("user", "Add.\n\n1 and 2"), ("assistant", "3")],
-        ),
-        ({"instruction": "Add 1 and 2.", "input": "", "output": "3"}, [("user", "Add 1 and 2."), ("assistant", "3")]),
-        (
-            {
-                "conversations": [
-                    {"from": "system", "value": "s"},
-                    {"from": "human", "value": "a"},
-                    {"from": "gpt", "value": "b"},
-                ]
-            },
-            [("system", "s"), ("user", "a"), ("assistant", "b")],
-        ),
-        (
-            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "prompt": "other"},
-            [("user", "a"), ("assistant", "b")],
-        ),
-        ({"prompt": "a", "completion": "b", "input": "not of Alpaca's form"}, [("user", "a"), ("assistant", "b")]),
-    ],
-)
-def test_forms_of_other_tools(row: dict[str, object], turns: list[tuple[str, str]], tmp_path: Path) -> None:
-    (tmp_path / "raw.jsonl").write_text(json.dumps(row) + "\n")
-    assert prepare("--input_file", tmp_path / "raw.jsonl", "--output_file", tmp_path / "t.jsonl") == 0
-    (record,) = read_records(tmp_path / "t.jsonl")
-    assert [(message["role"], message["content"]) for message in record.messages] == turns
-
-
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ({"conversations": "a"}, "raw.jsonl:1: column 'conversations' holds no list of turns"),
-        ({"messages": [{"role": "user", "text": "a"}]}, "column 'messages' holds no list of turns"),
-        ({"conversations": [{"from": "gpt", "value": "b"}]}, "raw.jsonl:1: 'messages' has no user message"),
-        ({"instruction": "a", "input": 3.5, "output": None}, "column 'output' holds nothing"),
-    ],
-)
-def test_a_damaged_chat_is_named(row: dict[str, object], said: str, tmp_path: Path, capsys) -> None:
-    (tmp_path / "raw.jsonl").write_text(json.dumps(row) + "\n")
-    assert prepare("--input_file", tmp_path / "raw.jsonl", "--output_file", tmp_path / "t.jsonl") == 2
-    assert said in capsys.readouterr().err

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from stepjepa.commands.prepare_generated import NL_RX
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
 from stepjepa.tasks import nl_rx_grammar
 from stepjepa.tasks.nl_rx import NlRxTask

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.template import Rendered
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import BadRecords, parse_record, read_records
+from stepjepa.data.records import BadRecords, parse_record
+from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError, one_line
 from stepjepa.files import read_jsonl
 

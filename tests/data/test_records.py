@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from stepjepa.data.records import Record, as_records, parse_record, read_records
+from stepjepa.data.records import Record, as_records, parse_record
+from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
 from stepjepa.files import read_jsonl
 
@@ -19,18 +20,15 @@ SYSTEM = {"role": "system", "content": ""}
 
 def test_a_record_by_hand() -> None:
     record = parse_record({"messages": [SYSTEM, USER, ASSISTANT], "ground_truth": 7}, "data.jsonl", 3)
-    assert record == Record((SYSTEM, USER, ASSISTANT), None, None, "data.jsonl", 3, {"ground_truth": 7})
+    assert record == Record((SYSTEM, USER, ASSISTANT), None, "data.jsonl", 3, {"ground_truth": 7})
     assert record.answer == "a"
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({}, "no field 'messages'; expected"),
-        (
-            {"question": "q", "answer": "a"},
-            "looks like a raw file: run 'stepjepa prepare gsm8k', 'steps' or 'chat' first",
-        ),
+        ({}, "no 'messages', and none of the columns prompt"),
+        ({"question": "q", "answer": ["a", "b"]}, "column 'answer' holds list; expected a text"),
         ({"messages": []}, "must be a list with at least one user and one assistant"),
         ({"messages": "hello"}, "must be a list"),
         ({"messages": ["hello", ASSISTANT]}, r"messages\[0\] is str, expected an object"),

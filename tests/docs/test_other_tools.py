@@ -70,7 +70,7 @@ def test_every_flag_in_the_tables_exists() -> None:
     for command in ("export", "prepare", "evaluate"):
         known |= {option for action in parser(command)._actions for option in action.option_strings}
     # Of 'stepjepa prepare NAME'.
-    known |= {"--dataset", "--user", "--assistant"}
+    known |= {"--dataset", "--columns"}
     named = [flag for cell in cells("docs/coming-from.md") for flag in re.findall(r"`?(--[\w-]+)", cell)]
     assert len(named) > 60
     assert [flag for flag in named if flag not in known] == []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from document_blocks import ROOT
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 from stepjepa.tasks.regex.equivalence import equivalent
 
 
@@ -27,3 +29,8 @@ def test_so_many_published_expressions_are_trivial(shared_data: Path) -> None:
     assert score is not None
     assert (told[1], told[2]) == (f"{sum(nothing) / 20:.0f}", f"{sum(everything) / 20:.0f}")
     assert score[1] == f"{sum(nothing) / 20:.1f}"
+
+
+def test_the_table_of_performance_is_that_of_the_committed_results() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"], check=False)
+    assert done.returncode == 0

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from questions import NEW, make_tokenizer, push, question_records
 from stepjepa.chat.template import ChatTemplate
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 from stepjepa.evaluation import prompts
 from stepjepa.evaluation.generation import Generator
 from stepjepa.evaluation.prompts import Span, continuation_spans

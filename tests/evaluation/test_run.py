@@ -9,7 +9,7 @@ import pytest
 
 from questions import ANSWERS, NEW, QUESTIONS, make_tokenizer, push, question_records
 from stepjepa.chat.template import ChatTemplate
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.batcher import Batcher
 from stepjepa.evaluation.generation import Generator

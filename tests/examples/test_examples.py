@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 from stepjepa.run_folder import run_of
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from stepjepa.commands import evaluate, train
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 from stepjepa.parser import Parser
 from stepjepa.tasks.registry import choose_task
 

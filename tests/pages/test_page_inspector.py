@@ -10,7 +10,7 @@ import pytest
 from made_up_logs import STEP_JEPA
 from made_up_runs import change, make_run
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 from stepjepa.files import fingerprint, write_jsonl
 from stepjepa.inspection.palette import visible_text
 from stepjepa.inspection.record import inspect_records, visible_matrix

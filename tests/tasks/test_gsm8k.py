@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, TaskOptions
 from stepjepa.tasks.gsm8k import Gsm8kTask
 from task_records import record

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Likelihood, Response
 from stepjepa.tasks.hellaswag import LETTERS, HellaswagTask, read_choices, read_letter
 from task_records import record

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 from stepjepa.tasks.base import Likelihood, Response
 from stepjepa.tasks.generic import GenericTask
 from stepjepa.tasks.gsm8k import Gsm8kTask

@@ -10,7 +10,7 @@ from greenery import fsm
 
 from regex_rewriting import twin, write
 from slow_regex import matches
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 from stepjepa.tasks.regex.equivalence import equivalent, find_difference
 from stepjepa.tasks.regex.syntax import (
     ANY,

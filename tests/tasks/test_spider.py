@@ -5,7 +5,7 @@ import sqlite3
 import pytest
 
 import task_records
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
 from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions
 from stepjepa.tasks.reference import ReferenceTask

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 from stepjepa.tasks.sql.text import hardness, normal_form, orders_rows, same_text
 
 

@@ -20,7 +20,7 @@ from stepjepa.cli import main
 from stepjepa.commands import train as command
 from stepjepa.compute.shapes import empty_batch, without_values
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 from stepjepa.files import write_jsonl
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.loading import load_model

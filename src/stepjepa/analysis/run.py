@@ -17,7 +17,8 @@ from stepjepa.analysis.points import choose_classes, choose_points, group_of, re
 from stepjepa.analysis.projections import project
 from stepjepa.analysis.settings import AnalysisSettings, read_labels
 from stepjepa.chat.system_prompts import training_system_prompt, with_system_prompt
-from stepjepa.data.records import Record, read_records
+from stepjepa.data.records import Record
+from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
 from stepjepa.files import fingerprint
 

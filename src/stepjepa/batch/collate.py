@@ -66,6 +66,13 @@ class Batch(dict[str, Any]):
       the first, with ``input_ids`` to ``end`` alone. Flat positions go on from pass to pass.
     """
 
+    def to(self, device: torch.device | str) -> Batch:
+        """The same with its tensors on a device."""
+        moved = {name: each.to(device) if isinstance(each, Tensor) else each for name, each in self.items()}
+        if "further" in moved:
+            moved["further"] = [each.to(device) for each in moved["further"]]
+        return Batch(moved)
+
     @property
     def passes(self) -> list[Batch]:
         """All forward passes, the first of which is this batch."""

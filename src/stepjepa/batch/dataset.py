@@ -31,7 +31,7 @@ from stepjepa.batch.sampler import Key
 from stepjepa.batch.sequences import Ids, Pair, TokenizedRecord, View
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
 from stepjepa.config import JepaConfig, affecting
-from stepjepa.data.records import Data, Record, as_records
+from stepjepa.data.records import Data, Record, Views, as_records
 from stepjepa.data.sources import read_any
 from stepjepa.errors import UserError
 from stepjepa.run_folder import is_main_process
@@ -194,6 +194,7 @@ def prepare(
     config: JepaConfig,
     *,
     what: str = "training data",
+    views: Views | None = None,
     cache_dir: CacheDir = False,
     say: Callable[[str], None] = print,
 ) -> Prepared:
@@ -204,6 +205,7 @@ def prepare(
         tokenizer: with predictor tokens and a chat template.
         config: see ``JepaConfig``.
         what: names the data on the progress bar and in messages.
+        views: gives the pairs of views of each record, instead of those of the mode (LLM-JEPA only).
         cache_dir: where tokenised data is kept; nothing that ends in an error is. Of several processes the main one
             writes.
         say: takes a line for people.
@@ -216,6 +218,10 @@ def prepare(
         records = read_any(data)
     else:
         records = _Rows(data) if isinstance(data, datasets.Dataset) else list(as_records(data))
+    if views is not None:
+        if config.mode != "llm-jepa":
+            raise ValueError(f"views: expected mode 'llm-jepa', got '{config.mode}', which finds its views itself")
+        records = [replace(record, views=tuple(views(record))) for record in records]
     paths = {record.path for record in records} if isinstance(records, list) else {"<memory>"}
     # A record knows its line, and not in which of several files.
     source = paths.pop() if len(paths) == 1 else "<several files>"
@@ -304,7 +310,7 @@ def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, c
     ]
     digest.update(repr(parts).encode())
     for record in records:
-        digest.update(repr((record.messages, record.text, record.code, record.line)).encode())
+        digest.update(repr((record.messages, record.views, record.line)).encode())
     return digest.hexdigest()[:32]
 
 

@@ -26,7 +26,8 @@ from stepjepa.batch.dataset import Prepared, count_tokens
 from stepjepa.batch.sampler import draw
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import BadRecords, Record, as_records, iterate_records
+from stepjepa.data.records import BadRecords, Record, as_records
+from stepjepa.data.sources import iterate_records
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
 
@@ -207,7 +208,7 @@ class StreamSampler:
 def _digest(members: list[Record], digest: int) -> int:
     """32 bits of what is read of some records, and of what came before them."""
     for record in members:
-        text = repr((record.messages, record.text, record.code))
+        text = repr((record.messages, record.views))
         digest = zlib.crc32(text.encode(errors="surrogatepass"), digest)
     return digest
 

@@ -41,8 +41,8 @@ def find_pairs(record: Record, config: JepaConfig) -> list[tuple[Written, Writte
     There are none where it has too few steps or an explicit view is empty.
 
     * Step-JEPA: steps of the last assistant message, each with the one ``pair_distance`` further on.
-    * LLM-JEPA: each user message with the assistant message that answers it; the record's explicit ``text`` and
-      ``code`` instead, where it has them. Layouts with ``views_in_text`` take the user's message where it stands in
+    * LLM-JEPA: each user message with the assistant message that answers it; the record's explicit views
+      instead, where it has them. Layouts with ``views_in_text`` take the user's message where it stands in
       the chat, except for explicit views, which do not stand there.
     """
     pairs: list[tuple[Written, Written]] = []
@@ -51,9 +51,9 @@ def find_pairs(record: Record, config: JepaConfig) -> list[tuple[Written, Writte
     if config.mode == "step-jepa":
         steps = step_views(record, config.step_separator)
         pairs += list(zip(steps, steps[config.pair_distance :], strict=False))
-    elif record.text is not None and record.code is not None:
-        if record.text.strip() and record.code.strip():
-            pairs.append((MessageView("user", record.text), MessageView("assistant", record.code)))
+    elif record.views is not None:
+        spoken = [(source, target) for source, target in record.views if source.strip() and target.strip()]
+        pairs += [(MessageView("user", source), MessageView("assistant", target)) for source, target in spoken]
     else:
         assert config.layout is not None
         in_text = LAYOUTS[config.layout].views_in_text

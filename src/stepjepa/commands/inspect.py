@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from stepjepa.arguments import add_training_data, jepa_config
 from stepjepa.chat.plain_template import add_plain_tokens
 from stepjepa.chat.predictors import add_predictor_tokens
-from stepjepa.data.records import Record, bad_records, read_records, tell_bad_records
+from stepjepa.data.records import Record, bad_records, tell_bad_records
+from stepjepa.data.sources import read_records
 from stepjepa.files import refuse_existing
 from stepjepa.models.presets import PREFIX, preset_tokenizer
 from stepjepa.options import FROM_ONE, add_options, option

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from stepjepa.commands.preparation import Preparation, add_source_and_target, open_job, write_records
-from stepjepa.commands.prepare_chat import CHATS, MOST_NAMES
+from stepjepa.data.formats import CHATS, MOST_NAMES
 from stepjepa.errors import UserError, shown
 from stepjepa.options import add_switch
 from stepjepa.preparing.step_preparation import FEW_STEPS, StepOptions, load_splitter, prepare_records

@@ -11,6 +11,7 @@ from contextlib import chdir, nullcontext
 from pathlib import Path
 from typing import Any
 
+from stepjepa.arguments import SHORT_LOSSES
 from stepjepa.commands import train
 from stepjepa.errors import UserError, shown, visible
 from stepjepa.fields import checked_fields
@@ -70,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     open_run_folder(str(new), None)
     more = {name: _here(getattr(args, name)) for name in MOVED}
     more |= {name: getattr(args, name) for name in NAMED_AGAIN if name not in MOVED and getattr(args, name)}
+    more |= _default_loss(arguments, old)
     command = [*arguments, *as_arguments({**more, "output_dir": str(new)})]
     _tell(f"stepjepa train {shlex.join(command)}")
     directory = str(old.get("directory", ""))
@@ -124,6 +126,14 @@ def _parser() -> Parser:
 def _here(name: str | None) -> str | None:
     """A path that was typed now, so that it is meant from where the user is; a hub id or preset as it is."""
     return str(Path(name).absolute()) if name is not None and Path(name).exists() else name
+
+
+def _default_loss(arguments: list[str], old: Mapping[str, Any]) -> dict[str, str]:
+    """The loss that no flag named, as a flag: its default was the cosine before version 0.2.0."""
+    args = train.parse(_parser(), arguments)
+    named = args.regular or args.jepa_loss_type or any(getattr(args, name) for name in SHORT_LOSSES)
+    loss = old.get("jepa", {}).get("jepa_loss_type")
+    return {} if named or loss is None else {"jepa_loss_type": loss}
 
 
 def _check_named_again(args: argparse.Namespace, repeated: argparse.Namespace) -> None:

@@ -59,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> dict[str, Any]:
     config = jepa_config(args)
     from stepjepa.chat.system_prompts import describe_system_prompts
-    from stepjepa.data.records import bad_records, parse_record, read_records, tell_bad_records
+    from stepjepa.data.records import bad_records, parse_record, tell_bad_records
+    from stepjepa.data.sources import read_records
     from stepjepa.inspection.verification import Subject, verify
     from stepjepa.models.loading import LoraSettings, add_lora, load_model
     from stepjepa.models.token_rows import adapter_ids

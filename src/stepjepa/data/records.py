@@ -1,24 +1,18 @@
-"""Read training and test files: one JSON line becomes one record, and every error names file, line and field."""
+"""Records: one row or JSON line each, checked; every error names file, line and field."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from stepjepa.data.formats import Columns, to_messages
 from stepjepa.errors import UserError, one_line, shown
-from stepjepa.files import read_jsonl
 
 ROLES = ("system", "user", "assistant")
 _MOST_WORDS = 8
-# What people take for a training file, and 'stepjepa prepare' reads.
-_TABLES = (".csv", ".tsv", ".parquet")
-_PREPARE = (
-    "make records of it with 'stepjepa prepare chat --input_file ...', or of worked solutions with 'prepare steps'"
-)
 
 VIEW_ROLES = {"text": "user", "code": "assistant"}
 
@@ -29,16 +23,14 @@ class Record:
 
     Attributes:
         messages: the chat, each a dict with the keys ``role`` and ``content``.
-        text: explicit source view, where the file gives one.
-        code: explicit target view, where the file gives one.
+        views: explicit pairs of source and target view, where the file gives them; None where it does not.
         path: the file it came from, or a label where it came from memory.
         line: its line there, counted from 1.
         extra: the other fields of the line, untouched (``ground_truth``, ``answer`` ...).
     """
 
     messages: tuple[dict[str, str], ...]
-    text: str | None = None
-    code: str | None = None
+    views: tuple[tuple[str, str], ...] | None = None
     path: str = "<memory>"
     line: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
@@ -49,35 +41,37 @@ class Record:
         return self.messages[-1]["content"]
 
 
-def parse_record(value: dict[str, Any], path: str | os.PathLike[str] = "<memory>", line: int = 0) -> Record:
+def parse_record(
+    value: Mapping[str, Any], path: str | os.PathLike[str] = "<memory>", line: int = 0, columns: Columns = None
+) -> Record:
     """Check one object and make a record of it.
 
     Args:
-        value: a dict with ``messages``: optionally one system message first, then user and assistant in turn,
-            an assistant message last; optionally ``text`` and ``code`` as explicit views, each a string or, as in the
-            published files, a list of one message (``text`` of the user, ``code`` of the assistant).
+        value: with ``messages``: optionally one system message first, then user and assistant in turn, an assistant
+            message last; or the chat in another form, see ``formats.to_messages``. Optionally explicit views:
+            ``views``, a list of pairs of texts; or ``text`` and ``code``, each a text or, as in the published files, a
+            list of one message (``text`` of the user, ``code`` of the assistant).
         path: for error messages.
         line: for error messages, counted from 1.
+        columns: of the user's and the assistant's message, where they have names of their own.
 
     Raises:
         UserError: the object does not have that form.
     """
     try:
-        messages = _check_messages(value)
-        text, code = (_check_view(value.get(key), key, role) for key, role in VIEW_ROLES.items())
-        if (text is None) != (code is None):
-            lone = "text" if code is None else "code"
-            raise UserError(f"explicit view '{lone}' stands alone; give both 'text' and 'code' or neither")
+        if columns is None and value.get("messages") is not None:
+            messages, used = value["messages"], {"messages"}
+        else:
+            messages, used = to_messages(value, columns)
+        checked = _check_messages(messages)
+        views = _check_views(value, used)
     except UserError as error:
         raise UserError(str(error), path=path, line=line) from None
-    extra = {key: value[key] for key in value if key not in ("messages", "text", "code")}
-    return Record(messages, text, code, str(path), line, extra)
+    extra = {key: value[key] for key in value if key not in {*used, "views", *VIEW_ROLES}}
+    return Record(checked, views, str(path), line, extra)
 
 
-def _check_messages(value: dict[str, Any]) -> tuple[dict[str, str], ...]:
-    messages = value.get("messages")
-    if messages is None:
-        raise UserError(f"no field 'messages'; {_way_to_messages(value)}")
+def _check_messages(messages: Any) -> tuple[dict[str, str], ...]:
     if not isinstance(messages, list | tuple) or not messages:
         raise UserError("'messages' must be a list with at least one user and one assistant message")
     checked = tuple(_check_message(message, f"messages[{position}]") for position, message in enumerate(messages))
@@ -109,6 +103,26 @@ def _check_message(message: Any, name: str) -> dict[str, str]:
     return {"role": message["role"], "content": message["content"]}
 
 
+def _check_views(value: Mapping[str, Any], used: set[str]) -> tuple[tuple[str, str], ...] | None:
+    pairs = value.get("views")
+    if pairs is not None:
+        if not isinstance(pairs, list | tuple) or not all(_is_pair(pair) for pair in pairs):
+            raise UserError("'views' must be a list of pairs of texts: [[source, target], ...]")
+        return tuple((source, target) for source, target in pairs)
+    # A table's columns of these names are the chat itself.
+    text, code = (None if key in used else _check_view(value.get(key), key, role) for key, role in VIEW_ROLES.items())
+    if used != {"messages"} and (text is None or code is None):
+        return None
+    if (text is None) != (code is None):
+        lone = "text" if code is None else "code"
+        raise UserError(f"explicit view '{lone}' stands alone; give both 'text' and 'code' or neither")
+    return None if text is None or code is None else ((text, code),)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(each, str) for each in value)
+
+
 def _check_view(value: Any, key: str, role: str) -> str | None:
     if value is None or isinstance(value, str):
         return value
@@ -119,15 +133,6 @@ def _check_view(value: Any, key: str, role: str) -> str | None:
     if not isinstance(value[0].get("content"), str):
         raise UserError(f"'{key}'[0].content must be a string")
     return str(value[0]["content"])
-
-
-def _way_to_messages(value: dict[str, Any]) -> str:
-    """What makes a record of an object without messages."""
-    if "question" in value:
-        return "this looks like a raw file: run 'stepjepa prepare gsm8k', 'steps' or 'chat' first"
-    if "prompt" in value or "instruction" in value or "conversations" in value:
-        return "this looks like questions and answers: run 'stepjepa prepare chat' first"
-    return "expected {'messages': [{'role': ..., 'content': ...}, ...]}"
 
 
 class BadRecords:
@@ -181,58 +186,6 @@ def tell_bad_records(bad: BadRecords | None) -> None:
         print(f"note: {bad.describe()}", file=sys.stderr)
 
 
-def _is_list(path: Path) -> bool:
-    """Whether a file is a list as a whole, as ``json.dump`` and chat tools write them."""
-    with path.open("rb") as stream:
-        return stream.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
-
-
-def iterate_records(path: str | os.PathLike[str], bad: BadRecords | None = None) -> Iterator[Record]:
-    """The records of a JSON lines file, one after the other.
-
-    Args:
-        path: of the file.
-        bad: takes the lines that are wrong; None makes the first of them an error.
-
-    Raises:
-        UserError: the file is missing, no text, or one of its lines is wrong.
-    """
-    if Path(path).is_file():
-        kind = Path(path).suffix.lower()
-        if kind in _TABLES:
-            raise UserError(f"is a table ({kind}), not JSON lines; {_PREPARE}", path=path)
-        if kind == ".json" and _is_list(Path(path)):
-            raise UserError(f"is one JSON list, not JSON lines; {_PREPARE}", path=path)
-    lines = read_jsonl(path, "data file", finite=True, **({} if bad is None else {"wrong": bad.note}))
-    for line, value in lines:
-        try:
-            record = parse_record(value, path, line)
-        except UserError as error:
-            if bad is None:
-                raise
-            bad.note(error)
-        else:
-            yield record
-
-
-def read_records(path: str | os.PathLike[str], *, bad: BadRecords | None = None) -> list[Record]:
-    """All records of a JSON lines file.
-
-    Args:
-        path: of the file.
-        bad: takes the lines that are wrong, so that the others can be used; None makes the first of them an error.
-
-    Raises:
-        UserError: the file is missing, no text, or holds no sound record; without ``bad`` also: a line is wrong.
-    """
-    records = list(iterate_records(path, bad))
-    if not records:
-        if bad is not None and bad.count:
-            raise UserError(f"holds no sound record; {bad.describe()}", path=Path(path))
-        raise UserError("holds no records; expected one JSON object per line", path=Path(path))
-    return records
-
-
 Data = str | os.PathLike[str] | Iterable[Record | dict[str, Any]]
 """A file of records, a folder or hub name that ``datasets`` loads, a ``datasets.Dataset``, dicts or ``Record``."""
 
@@ -245,3 +198,7 @@ def as_records(values: Iterable[Record | dict[str, Any]]) -> Iterator[Record]:
         )
     for position, value in enumerate(values, start=1):
         yield value if isinstance(value, Record) else parse_record(value, line=position)
+
+
+Views = Callable[[Record], Iterable[tuple[str, str]]]
+"""A record to its pairs of source and target view."""

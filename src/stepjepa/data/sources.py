@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stepjepa.data.records import BadRecords, Record, parse_record, read_records
+from stepjepa.data.formats import Columns
+from stepjepa.data.records import BadRecords, Record, parse_record
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file, holds_half, read_jsonl, read_text
 
@@ -55,8 +56,65 @@ def read_rows(
     return FORMATS[suffix](found, _raise if bad is None else bad.note)
 
 
+def iterate_records(
+    path: str | os.PathLike[str], bad: BadRecords | None = None, columns: Columns = None
+) -> Iterator[Record]:
+    """The records of a file, one after the other: JSON lines, or a table of :data:`FORMATS`.
+
+    Args:
+        path: of the file.
+        bad: takes the lines that are wrong; None makes the first of them an error.
+        columns: of the user's and the assistant's message, where they have names of their own.
+
+    Raises:
+        UserError: the file is missing, no text, or one of its lines is wrong.
+    """
+    rows: Rows
+    kind = Path(path).suffix.lower()
+    if Path(path).is_file() and (kind in _TABLES or (kind == ".json" and _is_list(Path(path)))):
+        rows = read_rows(path, bad=bad)
+    else:
+        rows = read_jsonl(path, "data file", finite=True, **({} if bad is None else {"wrong": bad.note}))
+    for line, value in rows:
+        try:
+            record = parse_record(value, path, line, columns)
+        except UserError as error:
+            if bad is None:
+                raise
+            bad.note(error)
+        else:
+            yield record
+
+
+_TABLES = (".csv", ".tsv", ".parquet")
+
+
+def _is_list(path: Path) -> bool:
+    """Whether a file is a list as a whole, as ``json.dump`` and chat tools write them."""
+    with path.open("rb") as stream:
+        return stream.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+
+
+def read_records(
+    path: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None
+) -> list[Record]:
+    """All records of a file; the arguments are those of :func:`iterate_records`.
+
+    Raises:
+        UserError: the file is missing, no text, or holds no sound record; without ``bad`` also: a line is wrong.
+    """
+    records = list(iterate_records(path, bad, columns))
+    if not records:
+        if bad is not None and bad.count:
+            raise UserError(f"holds no sound record; {bad.describe()}", path=Path(path))
+        raise UserError("holds no records; expected one JSON object per line", path=Path(path))
+    return records
+
+
 def read_any(source: str | os.PathLike[str]) -> list[Record]:
-    """The records of a file, of a folder that ``datasets`` can load, or of a data set on the hub, by its name.
+    """The records of a file, of a folder that ``datasets`` can load, or of a data set on the hub.
+
+    The name of a data set may go on with subset and split: ``openai/gsm8k:main:train``.
 
     Raises:
         UserError: the source is missing or can't be read, or a record is wrong.
@@ -64,7 +122,9 @@ def read_any(source: str | os.PathLike[str]) -> list[Record]:
     path, name = Path(source).expanduser(), os.fspath(source)
     if path.is_file() or not (path.is_dir() or not _looks_like_a_path(name)):
         return read_records(path)
-    return [parse_record(row, name, number) for number, row in read_rows(source)]
+    dataset, subset, split = (*name.split(":"), "", "")[:3] if not path.is_dir() else (name, "", "")
+    rows = read_rows(dataset, subset=subset or None, split=split or None)
+    return [parse_record(row, name, number) for number, row in rows]
 
 
 def _looks_like_a_path(name: str) -> bool:

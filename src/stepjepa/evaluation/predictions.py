@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from stepjepa.data.records import read_records
+from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.judging import Answer, Question, choose_records, judge
 from stepjepa.evaluation.output import meta_file, summary_file

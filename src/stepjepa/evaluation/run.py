@@ -11,7 +11,8 @@ from dataclasses import asdict, replace
 from typing import IO, Any
 
 from stepjepa.chat.system_prompts import training_system_prompt, with_system_prompt
-from stepjepa.data.records import bad_records, read_records
+from stepjepa.data.records import bad_records
+from stepjepa.data.sources import read_records
 from stepjepa.data.trained_prompts import share_trained_on
 from stepjepa.errors import UserError
 from stepjepa.evaluation.batcher import Batcher

@@ -19,6 +19,8 @@ from torch import nn
 
 from stepjepa.chat.plain_template import add_plain_tokens
 from stepjepa.chat.template import ChatTemplate
+from stepjepa.data.records import as_records
+from stepjepa.data.sources import read_any
 from stepjepa.errors import UserError, shown
 from stepjepa.files import read_json_object
 from stepjepa.models import presets
@@ -160,6 +162,38 @@ def load_config(name: str, *, trust_remote_code: bool) -> Any:
     refuse_missing(name)
     with reported(f"can't load a configuration from '{name}'"):
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+
+
+def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: int) -> tuple[Any, Any, Any]:
+    """A model that may be named, the tokenizer that belongs to it, and data that may be named.
+
+    Args:
+        model: a model, or what :func:`load_model` loads.
+        tokenizer: None for that of the model.
+        data: records, or what ``sources.read_any`` reads; a preset learns its tokenizer from them.
+        predictors: predictor tokens to add to a model that is loaded here.
+        seed: of random weights.
+
+    Raises:
+        ValueError: a tokenizer is missing, and the model does not know where it came from.
+    """
+    if isinstance(data, str | os.PathLike):
+        data = read_any(data)
+    if isinstance(model, str):
+        texts: Iterable[str] = ()
+        if model.startswith(PREFIX):
+            if not isinstance(data, Sequence):
+                raise ValueError(f"'{model}' learns its tokenizer from the records; expected a list or a file of them")
+            data = [*as_records(data)]
+            texts = [message["content"] for record in data for message in record.messages]
+        model, own = load_model(model, texts=texts, predictors=predictors, seed=seed)
+        tokenizer = own if tokenizer is None else tokenizer
+    elif tokenizer is None:
+        name = str(getattr(model.config, "_name_or_path", ""))
+        if not name:
+            raise ValueError("processing_class: expected the tokenizer of a model that was not loaded from anywhere")
+        tokenizer = load_tokenizer(name)
+    return model, tokenizer, data
 
 
 def new_config(

@@ -259,5 +259,7 @@ def refuse_missing(name: str) -> None:
     parent = Path(name).expanduser().parent
     folders = [str(Path(name).parent / path.name) for path in parent.iterdir()] if parent.is_dir() else []
     near = difflib.get_close_matches(name, [*(PREFIX + preset for preset in PRESETS), *folders], n=1)
-    remedy = f"did you mean {near[0]}?" if near else f"check the path; presets begin with {PREFIX}, such as {PREFIX}tiny"
+    remedy = (
+        f"did you mean {near[0]}?" if near else f"check the path; presets begin with {PREFIX}, such as {PREFIX}tiny"
+    )
     raise UserError(f"no such model folder; {remedy}", path=name)

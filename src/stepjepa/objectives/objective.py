@@ -14,6 +14,7 @@ from stepjepa.errors import UserError
 from stepjepa.models.encode import Encoded, encode
 from stepjepa.objectives.alignment import Alignment, make_distance
 from stepjepa.objectives.lm import LMLoss, PromptLoss
+from stepjepa.objectives.monitors import Window, share
 from stepjepa.objectives.regularizers import Covariance, SIGReg, Variance
 from stepjepa.objectives.term import TERMS, Context, Term, load_term
 from stepjepa.objectives.tube import RandomSpan, Tube
@@ -149,6 +150,19 @@ class Losses(NamedTuple):
     sums: dict[str, Tensor]  # term -> its sum over the micro-batch
     source: Tensor  # [P, D] source embeddings, without gradient
     target: Tensor  # [P, D] target embeddings, without gradient
+
+    @property
+    def monitors(self) -> dict[str, float]:
+        """Similarities, effective ranks and retrieval of the pairs, as they are logged; empty without pairs.
+
+        Waits for the device.
+        """
+        window = Window(len(self.source))
+        if len(self.source):
+            window.add_pairs(self.source, self.target)
+        matched, shuffled, pairs, crossings = window.totals(["matched", "shuffled", "pairs", "crossings"])
+        similarity = share("matched_similarity", matched, pairs) | share("shuffled_similarity", shuffled, crossings)
+        return similarity | window.geometry()
 
 
 def jepa_loss(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import bad_records, iterate_records
+from stepjepa.data.records import bad_records
+from stepjepa.data.sources import iterate_records
 from stepjepa.errors import UserError, one_line, visible
 from stepjepa.files import fingerprint
 from stepjepa.inspection.palette import COLOURS, visible_text

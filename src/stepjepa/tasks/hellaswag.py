@@ -38,7 +38,8 @@ def read_choices(record: Record) -> tuple[str, tuple[str, ...]]:
         UserError: there are no four endings, or one of them or the context is empty.
     """
     message = record.messages[-2]["content"]
-    known = record.text if record.text is not None and message.startswith(f"{record.text}\nA) ") else None
+    source = record.views[0][0] if record.views else None
+    known = source if source is not None and message.startswith(f"{source}\nA) ") else None
     endings: list[str] = []
     end = len(message)
     for letter in reversed(LETTERS):

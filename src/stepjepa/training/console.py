@@ -87,6 +87,7 @@ def first_screen(
     rows: list[tuple[str, str | None]] = [
         ("model", _model(args, trainer)),
         ("objective", _objective(config)),
+        ("loss", args.why_loss),
         ("encoding", f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None),
         ("data", f"{Path(prepared.source).name}: {_counts(prepared, config)}" if prepared else told.get("data")),
         ("prompts", told.get("prompts")),

@@ -9,7 +9,8 @@ from itertools import islice
 from typing import Any
 
 from stepjepa.batch.stream import RecordStream
-from stepjepa.data.records import BadRecords, Record, bad_records, read_records, tell_bad_records
+from stepjepa.data.records import BadRecords, Record, bad_records, tell_bad_records
+from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
 from stepjepa.run_folder import is_main_process
 from stepjepa.training.provenance import identify_file, identify_stream

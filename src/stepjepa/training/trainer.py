@@ -23,14 +23,14 @@ from stepjepa.batch.stream import RecordStream, StreamDataset, as_stream, refuse
 from stepjepa.compute.equal_compute import FlopTracker, Plan
 from stepjepa.compute.flops import FlopModel
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import Data
+from stepjepa.data.records import Data, Views
 from stepjepa.evaluation.in_training import COUNT
 from stepjepa.models.architecture import base_model
 from stepjepa.models.ema import EmaCallback, EmaEncoder
 from stepjepa.models.flex import refuse_flex_training
 from stepjepa.models.heads import attach_heads, without_heads
 from stepjepa.models.lm_head import LMHead
-from stepjepa.models.loading import refuse_pickled
+from stepjepa.models.loading import load_named, refuse_pickled
 from stepjepa.models.setup import set_up
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone, gather_rows
@@ -57,13 +57,15 @@ class JepaTrainer(Trainer):
     Everything else is transformers' Trainer: schedules, accumulation, checkpoints, resume, reporting, DDP, FSDP.
 
     Args:
-        model: a causal language model, or a PEFT wrapper of one.
+        model: a causal language model, or a PEFT wrapper of one; or a folder, hub id or preset to load it from.
         args: ``TrainingArguments``. ``remove_unused_columns`` is switched off: batches are made here.
         jepa: mode, layout and objective; the defaults are those of LLM-JEPA.
-        train_dataset: records, see ``batch.dataset.prepare``; or a stream, see ``batch.stream.as_stream``, which needs
-            ``args.max_steps``.
+        train_dataset: records, or where they are read from, see ``batch.dataset.prepare``; or a stream, see
+            ``batch.stream.as_stream``, which needs ``args.max_steps``.
         eval_dataset: records for ``evaluate``.
-        processing_class: the tokenizer; predictor tokens are added to it and to the model where they are missing.
+        processing_class: the tokenizer, None for the model's own; predictor tokens are added to it and to the model
+            where they are missing.
+        views: gives the pairs of views of a record, ``[(source, target), ...]``, instead of those of the mode.
         callbacks: further callbacks.
         optimizers: as in Trainer.
         objective: terms instead of those that ``jepa`` describes; mode, layout and readouts are still its.
@@ -77,9 +79,8 @@ class JepaTrainer(Trainer):
         ValueError: the model can run no encoding, or an argument of Trainer contradicts this objective.
 
     Example:
-        >>> model, tokenizer = load_model("preset:tiny", texts=[...])
-        >>> trainer = JepaTrainer(model, TrainingArguments("runs/a"), JepaConfig(mode="step-jepa"),
-        ...                       train_dataset=read_records("train.jsonl"), processing_class=tokenizer)
+        >>> args = TrainingArguments("runs/a", max_steps=100)
+        >>> trainer = JepaTrainer("preset:tiny", args, JepaConfig(mode="step-jepa"), train_dataset="train.jsonl")
         >>> trainer.train()
     """
 
@@ -90,13 +91,14 @@ class JepaTrainer(Trainer):
 
     def __init__(
         self,
-        model: PreTrainedModel | nn.Module,
+        model: PreTrainedModel | nn.Module | str,
         args: TrainingArguments,
         jepa: JepaConfig | None = None,
         *,
         train_dataset: Data | Prepared | RecordStream | None = None,
         eval_dataset: Data | Prepared | None = None,
-        processing_class: PreTrainedTokenizerBase,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        views: Views | None = None,
         callbacks: Sequence[TrainerCallback] = (),
         optimizers: tuple[Any, Any] = (None, None),
         objective: Objective | None = None,
@@ -108,6 +110,11 @@ class JepaTrainer(Trainer):
         self.objective = objective or Objective.from_config(self.jepa)
         checks.refuse_contradictions(args)
         checks.refuse_lonely_pairs(self.objective, self.jepa, args)
+        wanted = (self.jepa.predictors or 0) if self.jepa.uses_views else 0
+        model, processing_class, train_dataset = load_named(
+            model, processing_class, train_dataset, predictors=wanted, seed=args.seed
+        )
+        self._views = views
         checks.adjust(args, model)
         self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)
         attach_heads(model, self.objective.heads(base_model(model).config.get_text_config(), args.seed))
@@ -172,7 +179,7 @@ class JepaTrainer(Trainer):
     def _prepare(self, data: Data | Prepared | None, tokenizer: Any, what: str) -> Prepared | None:
         if data is None or isinstance(data, Prepared):
             return data
-        return prepare(data, tokenizer, self.jepa, what=what, cache_dir=False)
+        return prepare(data, tokenizer, self.jepa, what=what, views=self._views, cache_dir=False)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> StepSampler:
         """The one order in which records are trained on, for any accumulation and number of processes."""

@@ -1,0 +1,81 @@
+"""The table of docs/performance.md, from the newest results of every suite.
+
+python benchmarks/tables.py            # write it
+python benchmarks/tables.py --check    # exit 1 where the page says something else
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "performance.md"
+NAMES = {"synth": "synth", "spider": "spider", "gsm8k": "gsm8k", "smollm2": "SmolLM2-135M, synth"}
+AIMS = {
+    "regular": (1.5, 1.6, 1.3, 2.0),
+    "branched": (1.2, 1.1, 0.85, 1.5),
+    "separate": (1.0, 1.0, 0.75, 1.1),
+}
+BLOCK = re.compile(r"(?<=<!-- tables.py -->\n)[\s\S]*?(?=<!-- end -->)")
+
+
+def table() -> str:
+    """Markdown: a column a suite."""
+    suites = {name: newest(name) for name in NAMES}
+    rows = [["over TRL's best plain setting", *NAMES.values()], ["---"] * (len(NAMES) + 1)]
+    for arm, aims in AIMS.items():
+        found = (spread(suite["summary"][arm]["over_trl"]) for suite in suites.values())
+        rows.append([arm, *(f"{each}, aim {aim}" for each, aim in zip(found, aims, strict=True))])
+    for arm in AIMS:
+        own = (spread(over_grouped(suite, arm)) for suite in suites.values())
+        rows.append([f"{arm}, over TRL's batches of the same size grouped by length", *own])
+    for title, key in (("time to the first step", "first_step"), ("preparation of the whole file", "preparation")):
+        rows.append([f"{title}, regular", *(spread(suite[f"{key}_over_trl"]) for suite in suites.values())])
+    for arm in AIMS:
+        rows.append([f"peak memory, {arm}", *(peak(suite, arm) for suite in suites.values())])
+    rows.append(["TRL's fastest setting", *(fastest(suite) for suite in suites.values())])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def newest(suite: str) -> dict[str, Any]:
+    """What the newest results file of a suite says of it."""
+    path = max((HERE / "results").glob(f"*-{suite}.json"))
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["suites"][suite]
+    return found
+
+
+def spread(figure: dict[str, float]) -> str:
+    """Median [lowest, highest]."""
+    return f"{figure['median']:.2f} [{figure['low']:.2f}, {figure['high']:.2f}]"
+
+
+def over_grouped(suite: dict[str, Any], arm: str) -> dict[str, float]:
+    """Speed over TRL's with batches of the same number of records, grouped by length; ratios within a round."""
+    ratios = sorted(
+        one[arm]["examples_per_second"] / one["trl grouped"]["examples_per_second"] for one in suite["rounds"]
+    )
+    return {"median": ratios[len(ratios) // 2], "low": ratios[0], "high": ratios[-1]}
+
+
+def peak(suite: dict[str, Any], arm: str) -> str:
+    """Peak memory over that of TRL's fastest setting."""
+    peaks = suite.get("peak_mib")
+    return f"{peaks[arm] / peaks[fastest(suite)]:.2f}" if peaks else "not measured"
+
+
+def fastest(suite: dict[str, Any]) -> str:
+    """TRL's setting with the highest median speed."""
+    names = [name for name in suite["summary"] if name.startswith("trl")]
+    return max(names, key=lambda name: suite["summary"][name]["speed"]["median"])
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text(encoding="utf-8")
+    made = BLOCK.sub(lambda _: table(), text)
+    if "--check" in sys.argv[1:]:
+        sys.exit(f"{PAGE.name}: the table is not that of benchmarks/results" if made != text else 0)
+    PAGE.write_text(made, encoding="utf-8")

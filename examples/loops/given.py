@@ -1,0 +1,39 @@
+"""What the loops of this folder take from the command line."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepjepa import read_records
+
+
+@dataclass
+class Given:
+    """Records, model and length of a run."""
+
+    records: Any
+    model_name: str
+    steps: int
+    output_dir: Path
+    shuffle: bool = True
+
+
+def given(text: str | None) -> Given:
+    """Read the command line; ``text`` is the docstring of the example."""
+    parser = argparse.ArgumentParser(description=(text or "").partition("\n")[0])
+    parser.add_argument("--train_file", required=True, help="JSON lines with 'messages'")
+    parser.add_argument("--model_name", default="preset:tiny", help="folder, hub id or preset (preset:tiny)")
+    parser.add_argument("--steps", type=int, default=100, help="optimizer steps (100)")
+    parser.add_argument("--output_dir", type=Path, required=True, help="gets the model; must not be there yet")
+    args = parser.parse_args()
+    if args.output_dir.exists():
+        parser.error(f"{args.output_dir} is there already; name another --output_dir, or remove it")
+    return Given(read_records(args.train_file), args.model_name, args.steps, args.output_dir)
+
+
+def train_texts(wanted: Given) -> list[str]:
+    """The texts of the records, from which a preset learns its tokenizer."""
+    return [message["content"] for record in wanted.records for message in record.messages]

@@ -1,0 +1,44 @@
+"""LLM-JEPA with Lightning Fabric.
+
+python examples/loops/in_lightning.py --train_file train.jsonl --steps 100 --output_dir runs/lightning
+"""
+
+from __future__ import annotations
+
+from itertools import chain, islice, repeat
+from typing import Any
+
+import torch
+from given import Given, given, train_texts
+from lightning_fabric import Fabric
+from torch.utils.data import DataLoader
+
+from stepjepa import JepaConfig, JepaLoss, load_model
+
+
+def train(wanted: Given) -> list[float]:
+    """Train and save; returns the loss of every step."""
+    fabric = Fabric(accelerator="auto", devices=1)
+    fabric.launch()
+    base, tokenizer = load_model(wanted.model_name, texts=train_texts(wanted))
+    jepa = JepaLoss(base, tokenizer, JepaConfig(jepa_loss_type="infonce"))
+    model, optimizer = fabric.setup(base, torch.optim.AdamW(base.parameters(), lr=1e-3, weight_decay=0.0))
+    batches = DataLoader(wanted.records, batch_size=8, shuffle=wanted.shuffle, collate_fn=jepa.collate)
+    loader: Any = fabric.setup_dataloaders(batches)
+
+    losses = []
+    model.train()
+    for step, batch in enumerate(islice(chain.from_iterable(repeat(loader)), wanted.steps)):
+        out = jepa(model, batch, step=step)
+        fabric.backward(out.loss)
+        fabric.clip_gradients(model, optimizer, max_norm=1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(out.loss.item())
+        fabric.print({name: round(part.item(), 4) for name, part in out.parts.items()})
+    jepa.save(base, wanted.output_dir)
+    return losses
+
+
+if __name__ == "__main__":
+    train(given(__doc__))

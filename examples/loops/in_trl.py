@@ -1,0 +1,61 @@
+"""LLM-JEPA in TRL's ``SFTTrainer``: one method is overridden.
+
+python examples/loops/in_trl.py --train_file train.jsonl --steps 100 --output_dir runs/trl
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from datasets import Dataset
+from given import Given, given, train_texts
+from trl import SFTConfig, SFTTrainer
+
+from stepjepa import JepaConfig, JepaLoss, load_model
+
+
+class JepaSFTTrainer(SFTTrainer):
+    """SFTTrainer with the loss of ``jepa``."""
+
+    def __init__(self, *args: Any, jepa: JepaLoss, **kwargs: Any) -> None:
+        super().__init__(*args, data_collator=jepa.collate, **kwargs)
+        self.jepa = jepa
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """As in Trainer; every micro-batch is a mean of its own."""
+        out = self.jepa(model, inputs, step=self.state.global_step)
+        return (out.loss, out) if return_outputs else out.loss
+
+
+def train(wanted: Given) -> list[float]:
+    """Train and save; returns the loss of every step."""
+    model, tokenizer = load_model(wanted.model_name, texts=train_texts(wanted))
+    jepa = JepaLoss(model, tokenizer, JepaConfig(jepa_loss_type="infonce"))
+    settings = SFTConfig(
+        str(wanted.output_dir),
+        max_steps=wanted.steps,
+        per_device_train_batch_size=8,
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
+        train_sampling_strategy="random" if wanted.shuffle else "sequential",
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        bf16=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(),
+        # Batches are made by ``jepa.collate`` from whole records.
+        dataset_kwargs={"skip_prepare_dataset": True},
+        remove_unused_columns=False,
+    )
+    data = Dataset.from_list([{"messages": list(record.messages)} for record in wanted.records])
+    trainer = JepaSFTTrainer(model, settings, train_dataset=data, processing_class=tokenizer, jepa=jepa)
+    trainer.train()
+    jepa.save(model, wanted.output_dir)
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+if __name__ == "__main__":
+    train(given(__doc__))

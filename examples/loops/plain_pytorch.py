@@ -1,0 +1,40 @@
+"""LLM-JEPA in a training loop of plain PyTorch. Three lines of it are ours: ``JepaLoss``, ``collate``, the call.
+
+python examples/loops/plain_pytorch.py --train_file train.jsonl --steps 100 --output_dir runs/plain-pytorch
+"""
+
+from __future__ import annotations
+
+from itertools import chain, islice, repeat
+
+import torch
+from given import Given, given, train_texts
+from torch.utils.data import DataLoader
+
+from stepjepa import JepaConfig, JepaLoss, load_model
+
+
+def train(wanted: Given) -> list[float]:
+    """Train and save; returns the loss of every step."""
+    model, tokenizer = load_model(wanted.model_name, texts=train_texts(wanted))
+    jepa = JepaLoss(model, tokenizer, JepaConfig(jepa_loss_type="infonce"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    loader = DataLoader(wanted.records, batch_size=8, shuffle=wanted.shuffle, collate_fn=jepa.collate)
+
+    losses = []
+    model.train()
+    for batch in islice(chain.from_iterable(repeat(loader)), wanted.steps):
+        out = jepa(model, batch.to(model.device))
+        out.loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(out.loss.item())
+        print({name: round(part.item(), 4) for name, part in out.parts.items()})
+    print({name: round(value, 4) for name, value in out.monitors.items()})
+    jepa.save(model, wanted.output_dir)
+    return losses
+
+
+if __name__ == "__main__":
+    train(given(__doc__))

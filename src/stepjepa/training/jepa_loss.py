@@ -1,0 +1,142 @@
+"""``JepaLoss``: the objective in a training loop of one's own, of plain PyTorch, Accelerate, TRL or Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from stepjepa.batch.collate import Batch, Item
+from stepjepa.batch.tokenize import RecordTokenizer
+from stepjepa.config import JepaConfig
+from stepjepa.data.records import Record, as_records
+from stepjepa.models.architecture import base_model
+from stepjepa.models.heads import attach_heads, without_heads
+from stepjepa.models.setup import set_up
+from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
+from stepjepa.objectives.term import Context, alone, gather_rows
+from stepjepa.training.batches import make_collator
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class JepaLoss:
+    """Prepares a model for an objective, makes batches of records, and gives their loss.
+
+    Make it before the optimizer, and before the model is wrapped (DDP, FSDP, ``accelerator.prepare``, ``compile``):
+    the model and the tokenizer get predictor tokens where they lack them, and the model gets the attention of prefix
+    trees.
+
+    Args:
+        model: a causal language model, or a PEFT wrapper of one; changed in place.
+        tokenizer: with a chat template; changed in place.
+        config: mode, layout and objective; the defaults are those of LLM-JEPA.
+        objective: terms instead of those that ``config`` describes; mode, layout and readouts are still its.
+        seed: of new embedding rows, and of what terms draw.
+
+    Raises:
+        ValueError: the model can't run this objective, or it asks for what only ``JepaTrainer`` does.
+
+    Example:
+        >>> jepa = JepaLoss(model, tokenizer, JepaConfig(jepa_loss_type="infonce"))
+        >>> for batch in DataLoader(records, batch_size=8, shuffle=True, collate_fn=jepa.collate):
+        ...     out = jepa(model, batch.to(model.device))
+        ...     out.loss.backward()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        config: JepaConfig | None = None,
+        *,
+        objective: Objective | None = None,
+        seed: int = 42,
+    ) -> None:
+        config = config or JepaConfig()
+        if config.uses_views and config.jepa_ratio < 1:
+            raise ValueError(
+                f"jepa_ratio {config.jepa_ratio}: JepaTrainer draws the steps without views; in a loop of your own use "
+                "jepa_ratio 1, and 'collate(records, views=False)' in the steps that shall have none"
+            )
+        if config.target_grad == "ema":
+            raise ValueError("target_grad 'ema' needs JepaTrainer, which averages the weights; use 'stop' or 'on'")
+        self.config, self.tokenizer, self.seed = config, tokenizer, seed
+        self._calls = 0
+        self.objective = objective or Objective.from_config(config)
+        self.encoding, _ = set_up(model, tokenizer, config, seed)
+        base = base_model(model)
+        attach_heads(model, self.objective.heads(base.config.get_text_config(), seed))
+        self._tokenize = RecordTokenizer(tokenizer, config).tokenize_each
+        processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        how: dict[str, Any] = {"encoding": self.encoding, "device": base.device.type, "processes": processes}
+        self._collator = make_collator(model, tokenizer, config, self.objective, **how)
+
+    def collate(self, records: Iterable[Record | dict[str, Any]], *, views: bool = True) -> Batch:
+        """The batch of some records; fit for ``DataLoader(..., collate_fn=...)``.
+
+        Args:
+            records: as ``read_records`` gives them, or dicts with ``messages``.
+            views: False leaves out all that is run for pairs of views, as a step of regular training.
+
+        Raises:
+            UserError: a record is wrong, or too long for ``config.over_length``.
+        """
+        found = self._tokenize([*as_records(records)])
+        items = [None if one is None else Item(one, views, (0, index)) for index, one in enumerate(found)]
+        return self._collator(items)
+
+    def counts(self, batches: Sequence[Batch]) -> dict[str, float]:
+        """What the means of an optimizer step are over, where it has several batches (accumulation).
+
+        Every process must call it for its own batches: what all count is added up, and divided by the number of
+        processes, since DDP and FSDP average gradients.
+
+        Returns:
+            For the argument ``counts`` of a call.
+        """
+        found = self.objective.counts(batches)
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            values = torch.tensor([*found.values()], dtype=torch.float64, device=batches[0]["input_ids"].device)
+            dist.all_reduce(values)
+            found = dict(zip(found, (values / dist.get_world_size()).tolist(), strict=True))
+        return found
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        counts: Counts | None = None,
+        *,
+        step: int | None = None,
+        progress: float | None = None,
+    ) -> Losses:
+        """Run the model on a batch.
+
+        Args:
+            model: that of the constructor, wrapped or not.
+            batch: of :meth:`collate`, on the model's device.
+            counts: of the whole optimizer step, see :meth:`counts`; None where the step has this batch alone.
+            step: number of the optimizer step, on which depends what SIGReg and STP draw; None counts the calls.
+            progress: share of the run that is over, for ``lbd_schedule``; None for the weight itself.
+
+        Returns:
+            ``loss`` to call ``backward()`` on, ``parts``, the mean of each term, and ``monitors``.
+        """
+        counts = self.counts([batch]) if counts is None else counts
+        self._calls += 1
+        step = self._calls if step is None else step
+        pairs = any(counts[name] > 0 for name in self.objective.of_pairs)
+        gather = gather_rows if self.objective.compares_pairs and pairs else alone
+        return jepa_loss(model, batch, self.objective, counts, Context(step, self.seed, progress, gather))
+
+    def save(self, model: nn.Module, folder: str | Path) -> None:
+        """Write the model, not wrapped but for PEFT, and its tokenizer, for ``from_pretrained`` to load."""
+        with without_heads(model):
+            model.save_pretrained(folder)  # type: ignore[operator]  # a method of every model of transformers and PEFT
+        self.tokenizer.save_pretrained(folder)

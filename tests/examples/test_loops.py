@@ -1,0 +1,109 @@
+"""The loops of ``examples/loops`` give the losses of ``JepaTrainer``, and load without this package."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from stepjepa import JepaConfig, JepaLoss, JepaTrainer, load_model
+from stepjepa.files import write_jsonl
+from tiny import arguments, make_record
+
+LOOPS = Path(__file__).resolve().parents[2] / "examples" / "loops"
+STEPS = 10
+
+
+@pytest.fixture(scope="module")
+def records() -> list[Any]:
+    return [make_record("", f"What is {i} and {i * 7 % 5}?", f"That is {i + i * 7 % 5}.", line=i) for i in range(1, 24)]
+
+
+@pytest.fixture(scope="module")
+def losses(records: list[Any], tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Of JepaTrainer."""
+    texts = [message["content"] for record in records for message in record.messages]
+    model, tokenizer = load_model("preset:tiny", texts=texts)
+    how = {"train_sampling_strategy": "sequential", "lr_scheduler_type": "constant", "learning_rate": 1e-3}
+    args = arguments(tmp_path_factory.mktemp("run"), max_steps=STEPS, per_device_train_batch_size=8, **how)
+    config = JepaConfig(jepa_loss_type="infonce")
+    trainer = JepaTrainer(model, args, config, train_dataset=records, processing_class=tokenizer)
+    trainer.train()
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+# TRL's own settings name an option of transformers by its old name.
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated")
+@pytest.mark.parametrize("name", ["plain_pytorch", "in_accelerate", "in_trl", "in_lightning"])
+def test_a_loop_gives_the_losses_of_the_trainer(
+    name: str, records: list[Any], losses: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(LOOPS))
+    loop, given = importlib.import_module(name), importlib.import_module("given")
+    found = loop.train(given.Given(records, "preset:tiny", STEPS, tmp_path / "model", shuffle=False))
+    assert found == pytest.approx(losses, abs=1e-5)
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) <= model.get_input_embeddings().num_embeddings
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated")
+def test_without_pairs_the_loss_is_that_of_trl(records: list[Any], tmp_path: Path) -> None:
+    """On prompt and completion. Behind the last turn TRL would train a line end, too, if the template wrote one."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    texts = [message["content"] for record in records for message in record.messages]
+    model, tokenizer = load_model("preset:tiny", texts=texts)
+    # Line ends between the turns, and none behind the last one.
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '' if loop.first else '\n' }}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>"
+        "{% endfor %}{{ '\n<|im_start|>assistant\n' if add_generation_prompt }}"
+    )
+    jepa = JepaLoss(model, tokenizer, JepaConfig(mode="regular"))
+    own = jepa(model, jepa.collate(records[:8])).loss.item()
+    rows = [dict(zip(("prompt", "completion"), ([m] for m in record.messages), strict=True)) for record in records[:8]]
+    how = {"max_steps": 1, "logging_steps": 1, "per_device_train_batch_size": 8, "save_strategy": "no"}
+    settings = SFTConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", **how)
+    trainer = SFTTrainer(model, settings, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(own, abs=1e-5)
+
+
+TWO = """
+import sys, in_accelerate, given
+in_accelerate.BATCH_SIZE = 4
+wanted = given.given("")
+wanted.shuffle = False
+in_accelerate.train(wanted)
+"""
+
+
+def test_two_processes_of_accelerate_train_what_one_trains(
+    records: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(LOOPS))
+    loop, given = importlib.import_module("in_accelerate"), importlib.import_module("given")
+    whole = records[:16]  # no batch of the epoch is uneven
+    loop.train(given.Given(whole, "preset:tiny", 3, tmp_path / "one", shuffle=False))
+
+    write_jsonl(tmp_path / "data.jsonl", [{"messages": list(record.messages)} for record in whole])
+    (tmp_path / "two.py").write_text(TWO, encoding="utf-8")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    flags = ["--train_file", tmp_path / "data.jsonl", "--steps", "3", "--output_dir", tmp_path / "two"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(LOOPS), *sys.path])}
+    command = [*launcher, tmp_path / "two.py", *flags]
+    subprocess.run(command, env=environment, check=True, timeout=300, capture_output=True)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        # Adam takes the sign of a rounding error for a gradient; a wrong one moves weights by 1e-3 a step.
+        assert (value - two[name]).abs().max() <= 1e-4, name
