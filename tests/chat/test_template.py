@@ -199,14 +199,6 @@ def test_contents_are_found_in_every_form(family: str, tiny_tokenizer: Any) -> N
         assert f"{role} {number - len(whole) + len(kept)}" in told
 
 
-def test_what_a_template_writes_of_its_own(plain_tokenizer: Any, gemma_like: ChatTemplate) -> None:
-    template = ChatTemplate(plain_tokenizer)
-    assert template.special_tokens() == ["<|im_start|>", "<|im_end|>"]
-    assert template.own_words() == ("system\n", "\n", "user\n", "assistant\n")
-    assert gemma_like.special_tokens() == ["<start_of_turn>", "<end_of_turn>"]
-    assert gemma_like.own_words() == ("user\n", "\n", "model\n")
-
-
 @pytest.mark.parametrize(
     ("template", "adds", "expected"),
     [

@@ -12,7 +12,7 @@ import pytest
 
 import tiny
 from stepjepa.cli import main
-from stepjepa.compute.devices import DEVICES
+from stepjepa.commands.estimate import DEVICES
 from stepjepa.files import write_jsonl
 
 
@@ -56,8 +56,8 @@ def test_time_and_memory_of_a_device_by_hand(data: Path, capsys: pytest.CaptureF
     memory, device = found["memory"], DEVICES["h200"]
     assert memory["peak"] == sum(memory["parts"].values())
     assert {"weights", "gradients", "optimizer states", "activations"} <= set(memory["parts"])
-    assert found["device"] == {"bytes": device.memory, "fits": True}
-    assert found["time"]["step_seconds"] == pytest.approx(found["flops"]["step"] / (0.5 * device.peak * 2))
+    assert found["device"] == {"bytes": device[1], "fits": True}
+    assert found["time"]["step_seconds"] == pytest.approx(found["flops"]["step"] / (0.5 * device[0] * 2))
     assert found["time"]["run_seconds"] == pytest.approx(found["steps"] * found["time"]["step_seconds"])
     small = told(capsys, data, "--peak_tflops", 1, "--memory_gib", 0.001)
     assert small["device"]["fits"] is False

@@ -11,13 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tiny
-from stepjepa.batch.collate import Collator, Item
+from stepjepa.batch.collate import Batch, Collator, Item
 from stepjepa.batch.sampler import Key, StepSampler
 from stepjepa.batch.sequences import Pair, TokenizedRecord, View
-from stepjepa.compute.equal_compute import EqualCompute, Plan, equal_compute, equal_steps
-from stepjepa.compute.flop_callback import FlopTracker
+from stepjepa.compute.equal_compute import (
+    EqualCompute,
+    EqualComputeCallback,
+    FlopTracker,
+    Plan,
+    equal_compute,
+    equal_steps,
+)
 from stepjepa.compute.flops import FlopModel, Shape
 from stepjepa.config import JepaConfig
 from stepjepa.training.trainer import JepaTrainer
@@ -35,6 +42,11 @@ def records(count: int) -> list[Any]:
             tiny.make_record("Add.", f"What is {index}" + "?" * (index % 11), "\n\n".join(steps), line=index + 1)
         )
     return made
+
+
+def shapes(plan: Plan, keys: Any) -> list[Shape]:
+    """The shape of each micro-batch of a step."""
+    return list(map(Shape.of, plan.micro_batches(keys)))
 
 
 class Watched(JepaTrainer):
@@ -76,10 +88,10 @@ def test_places_that_an_uneven_last_step_leaves_empty() -> None:
     plan = made_up(5, batch_size=2, batches_per_step=2)
     last = plan.keys(0)[1]
     assert [key.record < 0 for key in last] == [False, True, True, True]
-    shapes = plan.shapes(last)
-    assert shapes[0].pairs == 1
-    assert shapes[1] == Shape(1, 1, 0, 0, 1)
-    assert plan.cost(last) == FLOPS.of_shape(shapes[0]) + FLOPS.of_shape(shapes[1])
+    first, second = shapes(plan, last)
+    assert first.pairs == 1
+    assert second == Shape(1, 1, 0, 0)
+    assert plan.cost(last) == FLOPS.of_shape(first) + FLOPS.of_shape(second)
     assert plan.regular.cost(plan.regular.keys(0)[1]) < plan.cost(last)
 
 
@@ -101,12 +113,12 @@ def test_steps_are_those_of_a_real_run(name: str, trained_tokenizer: Any, tmp_pa
     run = trainer(trained_tokenizer, tmp_path, config, 19, **arguments)
     plan = run.plan
     run.train()
-    expected = [plan.shapes(keys) for epoch in (0, 1) for keys in plan.keys(epoch)]
+    expected = [shapes(plan, keys) for epoch in (0, 1) for keys in plan.keys(epoch)]
     assert len(expected) == 2 * plan.steps_per_epoch == len(run.steps)
     assert [run.steps[number] for number in range(len(expected))] == expected
     assert any(shape.pairs for step in expected for shape in step) == run.jepa.uses_views
     costs = list(itertools.islice(plan.costs(), len(expected)))
-    assert costs == [sum(map(plan.flops.of_shape, shapes)) for shapes in expected]
+    assert costs == [sum(map(plan.flops.of_shape, step)) for step in expected]
 
 
 @pytest.mark.parametrize(("mode", "loss"), [("llm-jepa", "infonce"), ("step-jepa", "cosine")])
@@ -115,9 +127,8 @@ def test_regular_plan_is_that_of_a_regular_run(mode: str, loss: str, trained_tok
     regular = trainer(trained_tokenizer, tmp_path, {"mode": "regular"}, 19).plan
     own = trainer(trained_tokenizer, tmp_path, config, 19).plan
     for epoch in range(3):
-        assert [own.regular.shapes(k) for k in own.regular.keys(epoch)] == [
-            regular.shapes(k) for k in regular.keys(epoch)
-        ]
+        steps = [[shapes(plan, keys) for keys in plan.keys(epoch)] for plan in (own.regular, regular)]
+        assert steps[0] == steps[1]
     assert own.regular.budgets(1.5) == regular.budgets(1.5)
 
 
@@ -213,3 +224,98 @@ def test_same_compute_as_the_regular_run_measured(trained_tokenizer: Any, tmp_pa
     assert sum(measured[1]) == pytest.approx(sum(measured[0]), rel=0.02)
     assert equal.regular_flops == pytest.approx(sum(measured[0]), rel=0.01)
     assert equal.checkpoints[-1] == equal.steps
+
+
+# -- measuring, and saving where regular epochs end ------------------------------------------------------------------
+
+# A layer of 5 x 7: 70 FLOPs a token, and only the weight's gradient.
+LAYER = FlopModel(token=140)
+
+
+class Regular:
+    """Stands in for a plan of three steps an epoch, whose regular training pays for 4 tokens a step."""
+
+    steps_per_epoch = 3
+    flops = LAYER
+
+    @property
+    def regular(self) -> Regular:
+        return self
+
+    def keys(self, epoch: int) -> list[tuple[int, int]]:
+        return [(epoch, place) for place in range(3)]
+
+    def cost(self, keys: tuple[int, int]) -> float:
+        return 4.0 * 140
+
+
+REGULAR: Any = Regular()
+
+
+def tokens(length: int) -> Batch:
+    none = torch.empty(0, dtype=torch.long)
+    return Batch(input_ids=torch.zeros(1, length), head_index=none, prompt_row=none, source_index=none)
+
+
+def work(tracker: FlopTracker, number: int, length: int) -> None:
+    layer = torch.nn.Linear(7, 5, bias=False)
+    with tracker.step(number, tokens(length)):
+        layer(torch.ones(length, 7)).sum().backward()
+
+
+def test_the_first_steps_are_measured_and_printed() -> None:
+    lines: list[str] = []
+    tracker = FlopTracker(REGULAR, list, steps=2, say=lines.append)
+    # Two micro-batches make the first step; it is known to be over when the next begins.
+    work(tracker, 0, 4)
+    work(tracker, 0, 6)
+    assert not lines
+    work(tracker, 1, 20)
+    assert lines == ["FLOPs of step 1: 1.4000e+03 measured, 1.4000e+03 analytical, 2.500 of regular"]
+    work(tracker, 2, 10)
+    assert lines[1:] == [
+        "FLOPs of step 2: 2.8000e+03 measured, 2.8000e+03 analytical, 5.000 of regular",
+        "FLOPs per step, mean of 2: 2.1000e+03 measured, 2.1000e+03 analytical, 3.750 of regular",
+    ]
+    work(tracker, 3, 10)
+    tracker.close()
+    assert len(lines) == 3
+    assert tracker.measured == [1400, 2800]
+
+
+def test_a_short_run_is_printed_at_its_end_and_processes_are_added_up() -> None:
+    lines: list[str] = []
+    tracker = FlopTracker(REGULAR, lambda values: [2 * value for value in values], say=lines.append)
+    # Resumed in its second epoch.
+    work(tracker, 4, 10)
+    work(tracker, 5, 10)
+    tracker.close()
+    tracker.close()
+    assert [line.split(":")[0] for line in lines] == ["FLOPs of step 5", "FLOPs of step 6", "FLOPs per step, mean of 2"]
+    assert tracker.measured == [2800, 2800]
+
+
+@pytest.mark.parametrize(
+    ("strategies", "saved", "evaluated"),
+    [
+        ({"save_strategy": "epoch", "eval_strategy": "epoch"}, [1, 3, 5], [1, 3, 5]),
+        ({"save_strategy": "steps", "save_steps": 2, "eval_strategy": "no"}, [1, 2, 3, 4, 5], []),
+        ({"save_strategy": "no", "eval_strategy": "epoch"}, [], [1, 3, 5]),
+    ],
+)
+def test_checkpoints_stand_in_the_place_of_epochs(
+    strategies: dict[str, Any], saved: list[int], evaluated: list[int], trained_tokenizer: Any, tmp_path: Path
+) -> None:
+    equal = EqualCompute(5, [1, 3, 5], 1.0, 1.0)
+    run = JepaTrainer(
+        tiny.make_model("llama", seed=3),
+        tiny.arguments(tmp_path, per_device_train_batch_size=4, max_steps=5, **strategies),
+        JepaConfig(),
+        train_dataset=(tiny.records() * 3)[:7],
+        eval_dataset=tiny.records(),
+        processing_class=copy.deepcopy(trained_tokenizer),
+        callbacks=[EqualComputeCallback(equal)],
+    )
+    run.train()
+    assert sorted(int(path.name.removeprefix("checkpoint-")) for path in tmp_path.glob("checkpoint-*")) == saved
+    assert [line["step"] for line in run.state.log_history if "eval_lm_loss" in line] == evaluated

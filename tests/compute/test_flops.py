@@ -88,7 +88,7 @@ def test_a_pass_by_hand() -> None:
     # The backward pass costs twice the forward pass.
     assert flops == FlopModel(token=3 * 2 * matrices, square=3 * 2 * square, label=3 * 2 * 33 * 389)
     # Two rows of 7 tokens, 3 labels.
-    shape = Shape(2, 7, 3, 0, 98)
+    shape = Shape(14, 98, 3, 0)
     assert flops.of_shape(shape) == 3 * (14 * 25212 + 98 * 240 + 3 * 25674) == 3 * 453_510
     # A fused kernel computes the scores a second time.
     fused = FlopModel.of(tiny.make_model("llama", "sdpa"))
@@ -99,21 +99,21 @@ def test_shapes_by_hand() -> None:
     # Main text, source and target of each record; rows of one sequence each, none a beginning of another.
     rows = Shape.of(batch("rows"))
     longest, labels = max(len(record.ids) for record in RECORDS), sum(len(record.labels) for record in RECORDS)
-    assert rows == Shape(15, longest, labels, 5, 15 * longest**2)
-    assert Shape.of(batch("rows", views=False)) == Shape(5, longest, labels, 0, 5 * longest**2)
+    assert rows == Shape(15 * longest, 15 * longest**2, labels, 5)
+    assert Shape.of(batch("rows", views=False)) == Shape(5 * longest, 5 * longest**2, labels, 0)
     assert Shape.of(batch("rows", prompt=True)).labels == labels + sum(len(record.prompt) for record in RECORDS)
     # What follows the system prompt is read at one position for all records of a row.
     assert Shape.of(batch(prompt=True)).labels < Shape.of(batch("rows", prompt=True)).labels
     tree, joined = Shape.of(batch()), Shape.of(batch("concatenated"))
     assert tree.labels == labels
-    assert tree.cells < rows.cells
-    assert tree.squares == tree.rows * tree.length**2
+    assert tree.tokens < rows.tokens
+    assert tree.squares == tree.tokens * batch()["input_ids"].shape[1]
     sizes = [len(record.ids) for record in RECORDS]
-    assert Shape.of(batch("concatenated", views=False)) == Shape(1, sum(sizes), labels, 0, sum(n * n for n in sizes))
+    assert Shape.of(batch("concatenated", views=False)) == Shape(sum(sizes), sum(n * n for n in sizes), labels, 0)
     assert joined.pairs == 5
-    assert joined.squares < joined.cells**2 / 10
+    assert joined.squares < joined.tokens**2 / 10
     # A process that an uneven last step leaves empty still runs a token.
-    assert Shape.of(Collator("separate", np.array([1], np.int32))([None])) == Shape(1, 1, 0, 0, 1)
+    assert Shape.of(Collator("separate", np.array([1], np.int32))([None])) == Shape(1, 1, 0, 0)
 
 
 BOTH = ("none", "with token rows")

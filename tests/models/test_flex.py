@@ -24,7 +24,7 @@ from slow_trees import batch_of, random_sequences, separate_states
 from stepjepa.batch.mask import BLOCK, Trees, dense, padded, static_length
 from stepjepa.batch.pack import Rows, pack
 from stepjepa.batch.sequences import Sequence
-from stepjepa.compute.shapes import empty_batch, running
+from stepjepa.compute.shapes import empty_batch, without_values
 from stepjepa.config import JepaConfig
 from stepjepa.models import flex
 from stepjepa.models.attention import FLEX, FLEX_UNFUSED, enable_trees
@@ -273,7 +273,7 @@ def test_a_dry_run_takes_the_memory_of_a_fused_kernel(tiny_model: ModelFactory, 
     model = tiny_model("llama", "flex_attention")
     enable_trees(model)
     batch = tiny.batch_of(trained_tokenizer, JepaConfig())
-    with running(model):
-        losses = jepa_loss(model, empty_batch(batch), Objective.from_config(JepaConfig()))
+    with without_values(model) as empty:
+        losses = jepa_loss(empty, empty_batch(batch), Objective.from_config(JepaConfig()))
         assert losses.source.shape == (batch.pairs, model.config.hidden_size)
         losses.loss.backward()

@@ -21,7 +21,7 @@ from stepjepa.cli import main
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import load_for_inference, load_model
-from stepjepa.models.presets import CHAT_TEMPLATE, CHATML, SPARE_ROWS, chat_form, is_hub_id, refuse_missing
+from stepjepa.models.presets import CHAT_TEMPLATE, SPARE_ROWS, is_hub_id, refuse_missing
 from stepjepa.models.presets import train_tokenizer as new_tokenizer
 
 TEXTS = [message["content"] for record in tiny.records() for message in record.messages]
@@ -80,8 +80,6 @@ def test_dtypes(tmp_path: Path) -> None:
     folder = save_config(tmp_path / "half", dtype="bfloat16")
     for dtype, expected in [("auto", torch.bfloat16), ("float32", torch.float32), ("float16", torch.float16)]:
         assert pretrain(folder, train_tokenizer=290, dtype=dtype)[0].dtype == expected
-    with pytest.raises(ValueError, match="dtype: expected one of"):
-        pretrain(folder, train_tokenizer=290, dtype="float8")
 
 
 def test_presets() -> None:
@@ -130,9 +128,6 @@ def test_padding_has_no_row_in_common_with_the_end_of_a_turn(tmp_path: Path, pla
     model, _ = pretrain(folder)
     assert model.config.pad_token_id is None
     assert bool(model.get_input_embeddings().weight[tokenizer.eos_token_id].abs().sum() > 0)
-    model, new = pretrain(folder, train_tokenizer=290)
-    assert new.pad_token == "<|pad|>"
-    assert model.config.pad_token_id == new.pad_token_id != new.eos_token_id
 
 
 def test_generation_stops_at_every_end(tmp_path: Path, plain_tokenizer: Any) -> None:
@@ -181,13 +176,6 @@ def test_the_template_of_the_old_tokenizer_is_kept(
     assert new.end_of_turn_ids[0] in torch.tensor(model.generation_config.eos_token_id).reshape(-1).tolist()
 
 
-def test_without_a_usable_template_it_is_chatml(plain_tokenizer: Any) -> None:
-    tokenizer = copy.deepcopy(plain_tokenizer)
-    tokenizer.chat_template = "{{ messages[0]['content'] }}"
-    assert chat_form(tokenizer) is chat_form(None) is CHATML
-    assert set(chat_form(plain_tokenizer).special) == set(CHATML.special)
-
-
 def test_a_template_file_wins(bare: Path, tmp_path: Path, plain_tokenizer: Any) -> None:
     plain_tokenizer.save_pretrained(bare)
     (tmp_path / "own.jinja").write_text(chat_templates.OPEN_ENDED, encoding="utf-8")
@@ -217,7 +205,7 @@ def test_what_is_saved_is_loaded_again_as_it_was(name: str, tmp_path: Path) -> N
 
 
 def test_a_tokenizer_without_room_for_bytes_is_refused(bare: Path) -> None:
-    with pytest.raises(UserError, match=r"of 258 tokens is too small: expected 259 or more, 256 bytes and 3 special"):
+    with pytest.raises(UserError, match=r"of 258 tokens is too small: expected 259 or more, for bytes and special"):
         pretrain(bare, train_tokenizer=258)
     assert len(pretrain(bare, train_tokenizer=259)[1]) == 259
 
@@ -236,9 +224,6 @@ def test_no_configuration(tmp_path: Path, plain_tokenizer: Any) -> None:
     plain_tokenizer.save_pretrained(tmp_path / "words")
     with pytest.raises(UserError, match="can't load a configuration from"):
         pretrain(tmp_path / "words", train_tokenizer=290)
-    (tmp_path / "words" / "adapter_config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(UserError, match="is an adapter; training starts from a whole model"):
-        pretrain(tmp_path / "words")
 
 
 # -- tokens of the form without a chat ---------------------------------------------------------------------------------
@@ -338,17 +323,6 @@ def test_what_fits_not_together_is_said_in_one_line(
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("labels", "form"), [("all", "user"), ("assistant", "user <|perception|> answer")])
-def test_inspection_and_verification(
-    labels: str, form: str, tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = f"--train_file {paraphrases(tmp_path)} --model_name {base} --plain --labels {labels}"
-    assert not run(f"inspect {flags} --json")
-    assert json.loads(capsys.readouterr().out)["template"]["form"] == f"plain: {form} <|eot_id|>"
-    assert not run(f"verify {flags}")
-    assert "all checks passed" in capsys.readouterr().out
-
-
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
@@ -374,7 +348,7 @@ def test_what_would_be_asked_of_the_hub() -> None:
     [
         ("runs/regulr", "runs/regulr: no such model folder; did you mean runs/regular?"),
         ("nowhere/at/all", "nowhere/at/all: no such model folder; check the path"),
-        ("prset:tiny", "no model 'prset:tiny', and no hub id holds a colon; did you mean preset:tiny?"),
+        ("prset:tiny", "prset:tiny: no such model folder; did you mean preset:tiny?"),
     ],
 )
 def test_a_missing_folder_is_not_looked_for_elsewhere(name: str, said: str) -> None:

@@ -18,7 +18,7 @@ import tiny
 from stepjepa.arguments import jepa_config
 from stepjepa.cli import main
 from stepjepa.commands import train as command
-from stepjepa.compute.shapes import empty_batch, running
+from stepjepa.compute.shapes import empty_batch, without_values
 from stepjepa.config import JepaConfig
 from stepjepa.data.sources import read_records
 from stepjepa.files import write_jsonl
@@ -163,8 +163,8 @@ def test_shapes_alone_for_every_family(trained_tokenizer: Any) -> None:
             model = model.to(torch.bfloat16)
         enable_trees(model)
         before = {key: value.clone() for key, value in model.state_dict().items()}
-        with running(model):
-            losses = jepa_loss(model, empty_batch(batch), objective)
+        with without_values(model) as empty:
+            losses = jepa_loss(empty, empty_batch(batch), objective)
             assert losses.loss.shape == ()
             assert losses.source.shape == (batch.pairs, model.config.hidden_size)
         for key, value in model.state_dict().items():

@@ -24,7 +24,7 @@ Span = tuple[int, int]
 # Some templates write today's date into the system turn; a run must not depend on the day it starts.
 PINNED_DATE = datetime.date(2024, 7, 26)
 
-# The chats that show all that a template writes, the fullest first.
+# The chats that show all that a template writes.
 _CHATS = (("system", "user", "assistant"), ("user", "assistant"), ("assistant",))
 
 _ASKED, _ANSWERED = {"role": "user", "content": "why"}, {"role": "assistant", "content": "so"}
@@ -123,8 +123,7 @@ class ChatTemplate:
         specials |= set(tokenizer.all_special_tokens)
         # The longest wins where one special token begins another. Of no tokens, what matches nothing.
         longest_first = sorted(specials, key=len, reverse=True)
-        self._specials = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        found = self._specials.search(skeleton[-1])
+        found = re.search("|".join(map(re.escape, longest_first)) or "(?!)", skeleton[-1])
         self.appends_end_of_turn = found is None
         end_of_turn = found[0] if found else tokenizer.eos_token
         if end_of_turn is None:
@@ -264,16 +263,6 @@ class ChatTemplate:
         start, end = inner.spans[0]
         spans = ((start, start + len(system)), (end - len(user), end), *inner.spans[1:])
         return Rendered(inner.text, spans, (spans[0][1], *inner.turn_ends))
-
-    def special_tokens(self) -> list[str]:
-        """The special tokens that the template writes, in order."""
-        text = "".join(part for roles in _CHATS for part in self._skeleton(roles) or [])
-        return list(dict.fromkeys(self._specials.findall(text)))
-
-    def own_words(self) -> tuple[str, ...]:
-        """What the template writes between special tokens and contents, such as ``user`` and a line end."""
-        texts = next(skeleton for roles in _CHATS if (skeleton := self._skeleton(roles)) is not None)
-        return tuple(dict.fromkeys(part for text in texts for part in self._specials.split(text) if part))
 
     def _turn_end(self, text: str, content_end: int, limit: int) -> int:
         position = text.find(self.end_of_turn, content_end, limit)

@@ -10,12 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepjepa.commands import train
-from stepjepa.compute.devices import DEVICES
 from stepjepa.errors import UserError
 from stepjepa.options import FROM_ONE, Range, add_options, option
 from stepjepa.terminal import lines_to_stderr
 
 SUMMARY = "tokens, FLOPs, memory and time of a run, before there is a device for it"
+
+DEVICES = {
+    "a100": (312e12, 80e9),
+    "h100": (989e12, 80e9),
+    "h200": (989e12, 141e9),
+    "b200": (2250e12, 180e9),
+    "l40s": (362e12, 48e9),
+    "mi300x": (1307e12, 192e9),
+}
+"""Device -> FLOP/s of dense bfloat16 matrix products and bytes of memory, from its data sheet."""
 
 POSITIVE: Range = (lambda value: 0 < value < math.inf, "a number above 0")
 
@@ -111,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _time(args: argparse.Namespace, found: dict[str, Any]) -> dict[str, float] | None:
     """Seconds by the FLOPs of a step; None where peak or FLOPs are not known."""
-    peak = args.peak_tflops * 1e12 if args.peak_tflops else DEVICES[args.device].peak if args.device else None
+    peak = args.peak_tflops * 1e12 if args.peak_tflops else DEVICES[args.device][0] if args.device else None
     if peak is None or found["flops"]["step"] is None:
         return None
     step = found["flops"]["step"] / (peak * args.mfu * found["processes"])
@@ -120,7 +129,7 @@ def _time(args: argparse.Namespace, found: dict[str, Any]) -> dict[str, float] |
 
 def _memory(args: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any] | None:
     """Whether a process fits into the memory of its device; None where that is not known."""
-    size = args.memory_gib * 2**30 if args.memory_gib else DEVICES[args.device].memory if args.device else None
+    size = args.memory_gib * 2**30 if args.memory_gib else DEVICES[args.device][1] if args.device else None
     return None if size is None else {"bytes": size, "fits": found["memory"]["peak"] <= size}
 
 

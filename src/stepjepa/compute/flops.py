@@ -10,7 +10,7 @@ the loss, and the modules of a user's own terms, since only they know what goes 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,8 +24,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stepjepa.batch.collate import Batch
-from stepjepa.compute.shapes import running
-from stepjepa.models.architecture import find_decoder
+from stepjepa.compute.shapes import copied, without_values
+from stepjepa.models.architecture import base_model, find_decoder
 from stepjepa.models.heads import find_heads
 
 SMALL = 5 * 10**7
@@ -36,41 +36,30 @@ class Shape(NamedTuple):
     """What decides the cost of a micro-batch.
 
     Attributes:
-        rows: R, of the largest pass.
-        length: T of it, padding included.
+        tokens: that are computed, padding included.
+        squares: pairs of a query and a key that attention multiplies.
         labels: positions that go through the LM head.
         pairs: P.
-        squares: pairs of a query and a key that attention multiplies.
-        further: tokens of all other passes, padding included.
-        passes: number of them.
+        passes: that the micro-batch is run in.
     """
 
-    rows: int
-    length: int
+    tokens: int
+    squares: int
     labels: int
     pairs: int
-    squares: int
-    further: int = 0
     passes: int = 1
 
     @classmethod
     def of(cls, batch: Batch) -> Shape:
         """The shape of a micro-batch."""
         shapes = [each["input_ids"].shape for each in batch.passes]
-        rows, length = max(shapes, key=lambda shape: shape.numel())
         labels, squares = len(batch["head_index"]), sum(shape.numel() * shape[1] for shape in shapes)
         if len(batch["prompt_row"]):
             # The two losses go through the head one after the other, each with its own positions.
             labels = sum(len(batch[name].unique()) for name in ("label_row", "prompt_row"))
         if "cu_seq_lens" in batch:
             squares = int(batch["cu_seq_lens"].long().diff().square().sum())
-        further = sum(shape.numel() for shape in shapes) - rows * length
-        return cls(rows, length, labels, batch.pairs, squares, further, len(shapes))
-
-    @property
-    def cells(self) -> int:
-        """Tokens that are computed, padding included."""
-        return self.rows * self.length + self.further
+        return cls(sum(shape.numel() for shape in shapes), squares, labels, batch.pairs, len(shapes))
 
 
 @dataclass(frozen=True)
@@ -111,15 +100,8 @@ class FlopModel:
             reentrant: by the older kind of checkpointing.
             ema: the target comes from a copy of the decoder: one more forward without head and backward.
         """
-        parameters = list(model.parameters())
-        small = parameters[0].device.type != "meta" and sum(p.numel() for p in parameters) < SMALL
-        with _as_trained(model, gradient_checkpointing, reentrant):
-            try:
-                with nullcontext() if small else running(model):
-                    forward, both = _fit(model)
-            except (RuntimeError, NotImplementedError, AssertionError):
-                # Experts, whose shapes depend on values.
-                forward, both = _fit(model)
+        again = partial(checkpoint, use_reentrant=reentrant) if gradient_checkpointing else None
+        forward, both = _fit(model, again)
         label, token_rows = _head(model)
         token, square, fixed = both
         averaged = forward[:2] if ema else (0, 0)
@@ -127,9 +109,9 @@ class FlopModel:
 
     def of_shape(self, shape: Shape) -> int:
         """FLOPs of a micro-batch of this shape."""
-        total = shape.cells * self.token + shape.squares * self.square + shape.passes * self.fixed
+        total = shape.tokens * self.token + shape.squares * self.square + shape.passes * self.fixed
         total += shape.labels * self.label + shape.pairs * self.pair
-        return total + bool(shape.pairs) * (shape.cells * self.ema_token + shape.squares * self.ema_square)
+        return total + bool(shape.pairs) * (shape.tokens * self.ema_token + shape.squares * self.ema_square)
 
     def of_batch(self, batch: Batch) -> int:
         """FLOPs of a micro-batch."""
@@ -146,7 +128,7 @@ class FlopModel:
         return replace(self, pair=0, ema_token=0, ema_square=0, **kept)
 
 
-def _fit(model: nn.Module) -> list[list[int]]:
+def _fit(model: nn.Module, again: Callable[..., Any] | None) -> list[list[int]]:
     """FLOPs of the decoder for each token, each (query, key), and each pass: exact, since they are that polynomial.
 
     Returns:
@@ -155,10 +137,24 @@ def _fit(model: nn.Module) -> list[list[int]]:
     config: Any = find_decoder(model).config
     positions = getattr(config, "max_position_embeddings", None) or 10**6
     lengths = [times * min(_unit(config), positions // 5) for times in (1, 2, 5)]
-    counted = np.stack([_count(model, length) for length in lengths]).astype(float)  # [3, 2]
     terms = np.array([[length, length**2, 1] for length in lengths], float)
-    fitted: list[list[int]] = np.linalg.solve(terms, counted).round().astype(int).T.tolist()
-    return fitted
+
+    def fit(model: nn.Module) -> list[list[int]]:
+        _set_to_train(model, again)
+        counted = np.stack([_count(model, length) for length in lengths]).astype(float)  # [3, 2]
+        fitted: list[list[int]] = np.linalg.solve(terms, counted).round().astype(int).T.tolist()
+        return fitted
+
+    large = sum(parameter.numel() for parameter in model.parameters()) >= SMALL
+    with torch.random.fork_rng(), torch.enable_grad():
+        if large or next(model.parameters()).is_meta:
+            try:
+                with without_values(model) as empty:
+                    return fit(empty)
+            except (RuntimeError, NotImplementedError, AssertionError):
+                pass  # Experts, whose shapes depend on values.
+        # It shares the values of the model, and has gradients of its own.
+        return fit(copied(model, torch.Tensor.detach))
 
 
 def _unit(config: Any) -> int:
@@ -168,20 +164,39 @@ def _unit(config: Any) -> int:
     return next((int(chunk) for chunk in chunks if chunk), 64 if linear else 4)
 
 
+def _set_to_train(model: Any, again: Callable[..., Any] | None) -> None:
+    """Put a copy of a model into the state of training, its blocks checkpointed by ``again`` if that is given."""
+    model.train()
+    # Torch does not see what FlashAttention computes, nor the kernels of quantized weights.
+    config = base_model(model).config
+    if "flash" in str(config._attn_implementation):
+        config._attn_implementation_internal = "sdpa"
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and not module.weight.is_floating_point():
+            module.forward = partial(_unpacked, module)  # type: ignore[method-assign]
+        # Not by the model's own method, which also hooks into the embeddings of adapters.
+        if isinstance(module, GradientCheckpointingLayer) and again is not None and not module.gradient_checkpointing:
+            module.gradient_checkpointing, module._gradient_checkpointing_func = True, again
+
+
+def _unpacked(layer: nn.Linear, values: Tensor) -> Tensor:
+    """A product of the size of a quantized layer's."""
+    return F.linear(values, values.new_zeros(layer.out_features, layer.in_features))
+
+
 def _count(model: nn.Module, length: int) -> np.ndarray:
     """FLOPs of the decoder on one row: of forward, and of forward and backward, ``[2]``."""
     decoder = find_decoder(model)
     name, layers = _equal_layers(decoder)
     if name is None:
         return _count_whole(model, length)
-    try:
-        # The first layer may need no gradient of what goes in, so it is counted alone and before another one.
-        setattr(decoder, name, layers[:1])
-        first = _count_whole(model, length)
-        setattr(decoder, name, layers[:2])
-        return first + (len(layers) - 1) * (_count_whole(model, length) - first)
-    finally:
-        setattr(decoder, name, layers)
+    # The first layer may need no gradient of what goes in, so it is counted alone and before another one.
+    setattr(decoder, name, layers[:1])
+    first = _count_whole(model, length)
+    setattr(decoder, name, layers[:2])
+    both = _count_whole(model, length)
+    setattr(decoder, name, layers)
+    return first + (len(layers) - 1) * (both - first)
 
 
 def _equal_layers(decoder: nn.Module) -> tuple[str | None, Any]:
@@ -199,56 +214,13 @@ def _equal_layers(decoder: nn.Module) -> tuple[str | None, Any]:
 
 
 def _count_whole(model: nn.Module, length: int) -> np.ndarray:
-    decoder, device = find_decoder(model), next(model.parameters()).device
-    ids = torch.zeros((1, length), dtype=torch.long, device="cpu" if device.type == "meta" else device)
+    ids = torch.zeros((1, length), dtype=torch.long, device=next(model.parameters()).device)
     with counting() as counter:
-        states = decoder(input_ids=ids, use_cache=False).last_hidden_state
+        states = find_decoder(model)(input_ids=ids, use_cache=False).last_hidden_state
         forward = counter.get_total_flops()
         if states.requires_grad:
             states.sum().backward()
     return np.array([forward, counter.get_total_flops()], dtype=np.int64)
-
-
-@contextmanager
-def _as_trained(model: Any, gradient_checkpointing: bool, reentrant: bool) -> Iterator[None]:
-    """Put a model into the state of training inside the block; nothing stays of what is run there."""
-    base = model.get_base_model() if hasattr(model, "peft_config") else model
-    modes = [(module, module.training) for module in model.modules()]
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    attention = base.config._attn_implementation
-    # Not by the model's own method, which also hooks into the embeddings of adapters, and leaves that behind.
-    blocks: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    blocks = [block for block in blocks if gradient_checkpointing and not block.gradient_checkpointing]
-    # Torch does not see what the kernels of quantized weights compute, nor those of FlashAttention.
-    packed: list[Any] = [m for m in model.modules() if isinstance(m, nn.Linear) and not m.weight.is_floating_point()]
-    try:
-        model.train()
-        for parameter, _ in gradients:
-            parameter.grad = None
-        if "flash" in str(attention):
-            base.config._attn_implementation_internal = "sdpa"
-        for layer in packed:
-            layer.forward = partial(_unpacked, layer)
-        for block in blocks:
-            block.gradient_checkpointing = True
-            block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=reentrant)
-        with torch.random.fork_rng(), torch.enable_grad():
-            yield
-    finally:
-        for layer in packed:
-            del layer.forward
-        for block in blocks:
-            block.gradient_checkpointing = False
-        base.config._attn_implementation_internal = attention
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        for module, mode in modes:
-            module.training = mode
-
-
-def _unpacked(layer: nn.Linear, values: Tensor) -> Tensor:
-    """A product of the size of a quantized layer's."""
-    return F.linear(values, values.new_zeros(layer.out_features, layer.in_features))
 
 
 def _head(model: Any) -> tuple[int, int]:
@@ -292,18 +264,14 @@ def _grouped_product(first: Sequence[int], second: Sequence[int], *_: Any, **__:
     return 2 * groups * first[-2] * first[-1] * second[-1]
 
 
-_ATEN = torch.ops.aten
-FORMULAS: dict[Any, Callable[..., int]] = {
-    _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention_forward,
-    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-    _ATEN._scaled_dot_product_flash_attention: _attention_forward,
-    _ATEN._scaled_dot_product_flash_attention_backward: _attention_backward,
-    _ATEN._scaled_dot_product_efficient_attention: _attention_forward,
-    _ATEN._scaled_dot_product_efficient_attention_backward: _attention_backward,
-    _ATEN._scaled_dot_product_cudnn_attention: _attention_forward,
-    _ATEN._scaled_dot_product_cudnn_attention_backward: _attention_backward,
-    _ATEN._grouped_mm: _grouped_product,
-}
+def _formulas() -> Iterator[tuple[Any, Callable[..., int]]]:
+    for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
+        yield getattr(torch.ops.aten, f"_scaled_dot_product_{kind}"), _attention_forward
+        yield getattr(torch.ops.aten, f"_scaled_dot_product_{kind}_backward"), _attention_backward
+    yield torch.ops.aten._grouped_mm, _grouped_product
+
+
+FORMULAS = dict(_formulas())
 """Operation -> its FLOPs from the shapes of its arguments: what torch's registry lacks (the CPU's fused attention,
 products of experts), and what older versions refuse (fewer key heads than query heads)."""
 

@@ -16,7 +16,6 @@ inside, and what the allocator and the device's libraries hold.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from stepjepa.batch.collate import Batch
-from stepjepa.compute.shapes import empty_batch, running
+from stepjepa.compute.shapes import empty_batch, without_values
 from stepjepa.models.lm_head import LMHead
 from stepjepa.objectives.objective import Objective, jepa_loss
 
@@ -64,8 +63,8 @@ class Sharding:
         weights: s.
         gradients: g.
         states: z.
-        master: trained weights are kept in float32 under mixed precision: by FSDP in their place, by DeepSpeed beside
-            those of 16 bits.
+        master: trained weights are kept in float32 under mixed precision: by FSDP in their place (``instead``), by
+            DeepSpeed ``beside`` those of 16 bits.
     """
 
     name: str = ""
@@ -107,39 +106,34 @@ def kept_bytes(
         ema: the target is encoded with averaged weights.
     """
     shards = sharding or Sharding()
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     packed = {id(layer.weight) for layer in quantized_layers(model)} if quantized else set()
 
-    def width(tensor: Tensor) -> float:
+    def size(tensor: Tensor) -> float:
         if id(tensor) in packed:
-            return QUANTIZED[str(quantized)]
-        if shards.master == "beside":
-            return 2
-        return max(4, tensor.element_size()) if shards.master and tensor.requires_grad else tensor.element_size()
+            return tensor.numel() * QUANTIZED[str(quantized)]
+        width = 2 if shards.master == "beside" else tensor.element_size()
+        return tensor.numel() * (max(4, width) if shards.master == "instead" and tensor.requires_grad else width)
 
-    def size(tensors: Iterable[Tensor], shares: int) -> int:
-        return round(sum(tensor.numel() * width(tensor) for tensor in tensors) / shares)
-
-    count = sum(parameter.numel() for parameter in trained)
-    parts = {"weights": size(model.parameters(), shards.weights), "gradients": size(trained, shards.gradients)}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    count, own = sum(parameter.numel() for parameter in trained), sum(map(size, trained))
+    parts = {"weights": sum(map(size, model.parameters())) / shards.weights, "gradients": own / shards.gradients}
     if optim in OPTIMIZERS:
-        values, bytes_each = OPTIMIZERS[optim]
-        own = 4 * count if shards.master == "beside" else size(trained, 1)
-        states = values * (own if bytes_each is None else count * bytes_each)
-        parts["optimizer states"] = round((states + (own if shards.master == "beside" else 0)) / shards.states)
+        values, width = OPTIMIZERS[optim]
+        beside = 4 * count if shards.master == "beside" else 0
+        states = values * (count * width if width is not None else beside or own)
+        parts["optimizer states"] = (states + beside) / shards.states
     if processes > 1 and not shards.name:
         parts["buckets of DDP"] = parts["gradients"]
     if ema:
-        parts["averaged weights"] = size(trained, 1)
-    return parts
+        parts["averaged weights"] = own
+    return {name: round(value) for name, value in parts.items()}
 
 
 def quantized_layers(model: nn.Module) -> list[nn.Linear]:
     """The layers that bitsandbytes quantizes: frozen linear layers other than the head."""
     head = model.get_output_embeddings()  # type: ignore[operator]  # a method of every PreTrainedModel
-    own = set() if head is None else {id(parameter) for parameter in head.parameters()}
-    linear = (module for module in model.modules() if isinstance(module, nn.Linear))
-    return [each for each in linear if not each.weight.requires_grad and id(each.weight) not in own]
+    linear = (module for module in model.modules() if isinstance(module, nn.Linear) and module is not head)
+    return [each for each in linear if not each.weight.requires_grad]
 
 
 class LiveBytes(TorchDispatchMode):
@@ -184,10 +178,10 @@ def activations(model: nn.Module, batch: Batch, objective: Objective, mixed: tor
     """
     autocast = torch.autocast("cpu", dtype=mixed) if mixed is not None else nullcontext()
     try:
-        with running(model):
-            LMHead(model)  # tried out before the first pass, as the trainer does
-            with LiveBytes(model) as live, autocast:
-                losses = jepa_loss(model, empty_batch(batch), objective)
+        with without_values(model) as empty:
+            LMHead(empty)  # tried out before the first pass, as the trainer does
+            with LiveBytes(empty) as live, autocast:
+                losses = jepa_loss(empty, empty_batch(batch), objective)
             found = live.total
             del losses
         return found

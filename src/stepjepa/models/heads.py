@@ -37,12 +37,7 @@ class PredictorHead(nn.Module):
 
 
 def attach_heads(model: nn.Module, heads: Mapping[str, nn.Module]) -> None:
-    """Make heads submodules of a model in place of earlier ones, so that they are trained, sharded and moved with it.
-
-    Args:
-        model: a causal language model, or a PEFT wrapper of one; changed in place.
-        heads: by name.
-    """
+    """Make heads submodules of a model, in place of earlier ones: they are trained, sharded and moved with it."""
     model._modules.pop(HEADS, None)
     if not heads:
         return
@@ -81,9 +76,12 @@ def split_state(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def save_heads(state: Mapping[str, Tensor], folder: str | Path) -> None:
     """Write the weights of heads into the folder of a model, a file each: ``predictor_head.safetensors``."""
-    for head in sorted({name.partition(".")[0] for name in state}):
-        own = {name.partition(".")[2]: value for name, value in state.items() if name.partition(".")[0] == head}
-        save_file({name: value.detach().cpu().contiguous() for name, value in own.items()}, _file(folder, head))
+    heads: dict[str, dict[str, Tensor]] = {}
+    for name, value in state.items():
+        head, _, inner = name.partition(".")
+        heads.setdefault(head, {})[inner] = value.detach().cpu().contiguous()
+    for head, own in heads.items():
+        save_file(own, Path(folder) / f"{head}.safetensors")
 
 
 def load_heads(heads: nn.ModuleDict, folder: str | Path) -> None:
@@ -93,7 +91,7 @@ def load_heads(heads: nn.ModuleDict, folder: str | Path) -> None:
         ValueError: the folder lacks one, or has one of another shape.
     """
     for name, head in heads.items():
-        path = _file(folder, name)
+        path = Path(folder) / f"{name}.safetensors"
         if not path.is_file():
             raise ValueError(f"expected {path.name} in {folder}, got none; the checkpoint was made without this head")
         state: dict[str, Any] = load_file(path)
@@ -103,7 +101,3 @@ def load_heads(heads: nn.ModuleDict, folder: str | Path) -> None:
             set_model_state_dict(head, state, options=StateDictOptions(full_state_dict=True))
         except RuntimeError as error:
             raise ValueError(f"expected a head of the same kind and width in {path}: {error}") from None
-
-
-def _file(folder: str | Path, head: str) -> Path:
-    return Path(folder) / f"{head}.safetensors"

@@ -1,8 +1,12 @@
-"""Load or build a model with its tokenizer, give it predictor tokens, wrap it with LoRA, load it again."""
+"""Load or build a model with its tokenizer, give it predictor tokens, wrap it with LoRA, load it again.
+
+Weights are loaded whole or not at all: what the libraries would fill with random numbers is refused here.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,25 +19,20 @@ from torch import nn
 
 from stepjepa.chat.plain_template import add_plain_tokens
 from stepjepa.chat.template import ChatTemplate
-from stepjepa.config import DTYPES
 from stepjepa.data.records import as_records
 from stepjepa.data.sources import read_any
-from stepjepa.errors import UserError
+from stepjepa.errors import UserError, shown
 from stepjepa.files import read_json_object
 from stepjepa.models import presets
 from stepjepa.models.presets import PREFIX, read_template, refuse_missing
 from stepjepa.models.quantization import quantization_options
 from stepjepa.models.token_rows import give_plain_tokens, give_predictors, grow, keep_rows_alone
-from stepjepa.models.weights import load_adapter, load_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model")
 """One of them is in every folder that has a tokenizer."""
-
-SAFE = ("model.safetensors", "model.safetensors.index.json")
-SAFE_ADAPTER = ("adapter_model.safetensors",)
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 """Endings of weights in other formats. Reading some of them runs what they hold."""
@@ -66,25 +65,10 @@ class LoraSettings:
             raise ValueError(f"lora_dropout: expected a share below 1, got {self.dropout}")
 
 
-def quiet_bars() -> None:
-    """Keep transformers from drawing progress bars where nobody watches."""
-    from transformers.utils import logging
-
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
-
-
-def torch_dtype(name: str) -> torch.dtype | str:
-    """The dtype of a name in ``config.DTYPES``; ``auto`` stays a word, which takes the checkpoint's own."""
-    if name not in DTYPES:
-        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got '{name}'")
-    return "auto" if name == "auto" else getattr(torch, name)
-
-
 def new_dtype(config: Any, name: str) -> torch.dtype:
     """The dtype of a model that is built from a configuration; ``auto`` is the configuration's, or float32."""
-    dtype = torch_dtype(name)
-    return dtype if isinstance(dtype, torch.dtype) else config.dtype or torch.float32
+    dtype: torch.dtype = (config.dtype or torch.float32) if name == "auto" else getattr(torch, name)
+    return dtype
 
 
 def load_tokenizer(name: str, *, chat_template: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -95,7 +79,6 @@ def load_tokenizer(name: str, *, chat_template: str | None = None, trust_remote_
     """
     from transformers import AutoTokenizer
 
-    quiet_bars()
     refuse_missing(name)
     with reported(f"can't load a tokenizer from '{name}'"):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
@@ -132,10 +115,8 @@ def load_model(
         attn_implementation: as in transformers.
         trust_remote_code: run code that comes with the model.
         pretrain: take only the configuration from ``name``, and random weights; what a preset does anyway.
-        train_tokenizer: with random weights, train a tokenizer of at most so many tokens, special ones and 256 bytes
-            included, instead of taking that of ``name``, whose chat template it keeps; ChatML where there is none. For
-            a preset it is the size instead of the preset's own. The tokens of ``plain`` and predictor tokens come on
-            top.
+        train_tokenizer: for random weights alone: train a tokenizer of at most so many tokens, see
+            ``presets.train_tokenizer``. The tokens of ``plain`` and predictor tokens come on top.
         plain: add the tokens of the form without a chat, and let generation stop at its end of turn.
         quantization: of ``quantization.quantization_options``, to load trained weights in 4 or 8 bits.
         allow_missing_weights: draw weights at random that ``name`` lacks, instead of refusing it.
@@ -144,10 +125,8 @@ def load_model(
         The model, in training mode, and the tokenizer.
 
     Raises:
-        UserError: no such preset, folder or hub id, or it can't be loaded, or its weights are no safetensors;
-            ``train_tokenizer`` with trained weights, or too small.
+        UserError: no such preset, folder or hub id, or it can't be loaded, or its weights are no safetensors.
     """
-    quiet_bars()
     tokenizer: Any
     if (Path(name) / "adapter_config.json").is_file():
         raise UserError(
@@ -170,18 +149,13 @@ def load_model(
                 trust_remote_code=trust_remote_code,
             )
     else:
-        if train_tokenizer is not None:
-            raise UserError(
-                "--train_tokenizer needs random weights, since trained ones know the tokens of their own tokenizer; "
-                "add --pretrain, or leave it out"
-            )
         refuse_pickled(name)
         tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
         with reported(f"can't load a model from '{name}'"):
             model = load_weights(
                 name,
                 allow_missing=allow_missing_weights,
-                dtype=torch_dtype(dtype),
+                dtype=dtype,
                 attn_implementation=attn_implementation,
                 trust_remote_code=trust_remote_code,
                 **(quantization or {}),
@@ -191,6 +165,15 @@ def load_model(
     give_predictors(model, tokenizer, predictors, seed)
     model.train()
     return model, tokenizer
+
+
+def load_config(name: str, *, trust_remote_code: bool) -> Any:
+    """The configuration of a folder or hub id; UserError if there is none."""
+    from transformers import AutoConfig
+
+    refuse_missing(name)
+    with reported(f"can't load a configuration from '{name}'"):
+        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
 def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: int) -> tuple[Any, Any, Any]:
@@ -235,28 +218,24 @@ def new_config(
     plain: bool,
 ) -> tuple[Any, Any]:
     """Tokenizer and configuration of a model with random weights, fitted to each other."""
-    from transformers import AutoConfig
-
+    tokenizer: Any = None
     if name.startswith(PREFIX):
-        config, anew = presets.preset_config(name), True
-        tokenizer: Any = presets.preset_tokenizer(name, texts, chat_template, vocabulary)
+        config = presets.preset_config(name)
+        tokenizer = presets.preset_tokenizer(name, texts, chat_template, vocabulary)
     else:
-        refuse_missing(name)
-        with reported(f"can't load a configuration from '{name}'"):
-            config, anew = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code), vocabulary is not None
-        folder, tokenizer = Path(name), None
+        config, folder = load_config(name, trust_remote_code=trust_remote_code), Path(name)
         if not folder.is_dir() or any(path for file in TOKENIZER_FILES for path in folder.glob(file)):
             tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
         elif vocabulary is None:
             raise UserError("holds no tokenizer; put one there, or train one with --train_tokenizer SIZE", path=folder)
         if vocabulary is not None:
-            tokenizer = presets.train_tokenizer(texts, vocabulary, presets.chat_form(tokenizer))
+            tokenizer = presets.train_tokenizer(texts, vocabulary, tokenizer)
             if chat_template is not None:
                 tokenizer.chat_template = read_template(chat_template)
             tokenizer = presets.as_loaded(tokenizer, config, trust_remote_code=trust_remote_code)
     if plain:
         add_plain_tokens(tokenizer)
-    presets.fit_config(config, tokenizer, anew=anew)
+    presets.fit_config(config, tokenizer, anew=vocabulary is not None or name.startswith(PREFIX))
     return tokenizer, config
 
 
@@ -267,8 +246,8 @@ def refuse_pickled(folder: str | os.PathLike[str]) -> None:
         UserError: it holds pickled weights alone, which can run code when they are read.
     """
     found = Path(folder)
-    wanted = SAFE_ADAPTER if (found / "adapter_config.json").is_file() else SAFE
-    if any((found / name).is_file() for name in wanted):
+    kind = "adapter_model" if (found / "adapter_config.json").is_file() else "model"
+    if any((found / f"{kind}.safetensors{ending}").is_file() for ending in ("", ".index.json")):
         return
     if weights := sorted(file.name for file in found.glob("*model*") if file.suffix in PICKLED):
         raise UserError(
@@ -368,7 +347,7 @@ def load_for_inference(
         refuse_pickled(base)
     options = {} if quantization is None else quantization_options(quantization, device=device)
     with reported(f"can't load a model from '{base}'"):
-        model = load_weights(base, dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code, **options)
+        model = load_weights(base, dtype=dtype, trust_remote_code=trust_remote_code, **options)
         if adapter.is_file():
             grow(model, len(tokenizer))
             model = load_adapter(model, name).merge_and_unload()
@@ -376,3 +355,98 @@ def load_for_inference(
         device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     # Quantized weights are where they belong already.
     return (model if options else model.to(device)).eval(), tokenizer
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+def load_weights(name: str, *, allow_missing: bool = False, **options: Any) -> Any:
+    """A causal language model from safetensors, with all of its weights.
+
+    Args:
+        name: folder or hub id.
+        allow_missing: weights that are not there are drawn at random, as the library does.
+        options: of ``AutoModelForCausalLM.from_pretrained``.
+
+    Raises:
+        UserError: weights are missing, belong to further layers, or are not finite.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # what it would warn of is refused below
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            name, use_safetensors=True, output_loading_info=True, **options
+        )
+    finally:
+        logging.set_verbosity(level)
+    if found["missing_keys"] and not allow_missing:
+        raise UserError(
+            f"the weights of '{name}' lack {_named(found['missing_keys'])}, which would be random numbers; get them "
+            "(or pass --allow_missing_weights to 'stepjepa train')"
+        )
+    # A model with fewer layers than its weights, say; single tensors of other kinds (buffers, other heads) are no harm.
+    kinds = {_kind(key) for key in model.state_dict()}
+    if further := [key for key in found["unexpected_keys"] if _kind(key) in kinds]:
+        raise UserError(
+            f"the weights of '{name}' have {_named(further)}, which its config.json leaves out; correct the number of "
+            "layers there"
+        )
+    refuse_nonfinite(model, name)
+    return model
+
+
+def load_adapter(model: Any, folder: str) -> Any:
+    """A model with the PEFT adapter of a folder, all of it.
+
+    Raises:
+        UserError: weights are missing or not finite.
+    """
+    from peft import PeftModel
+
+    try:
+        wrapped = PeftModel.from_pretrained(model, folder)
+        lost = missing_of_adapter(wrapped, Path(folder))
+    except KeyError as error:  # rows of trained tokens, which PEFT looks up by their name
+        lost = [str(error.args[0])]
+    if lost:
+        raise UserError(f"the adapter lacks {_named(lost)}, which would be as they were drawn; get them", path=folder)
+    refuse_nonfinite(wrapped, folder)
+    return wrapped
+
+
+def missing_of_adapter(model: Any, folder: Path) -> list[str]:
+    """The weights of a PEFT model's adapter that its file lacks, of which PEFT only warns."""
+    from peft import get_peft_model_state_dict
+    from safetensors import safe_open
+
+    file = folder / "adapter_model.safetensors"
+    if not file.is_file():
+        return []
+    with safe_open(file, "pt") as weights:
+        return sorted(set(get_peft_model_state_dict(model, save_embedding_layers=False)) - set(weights.keys()))
+
+
+def refuse_nonfinite(model: nn.Module, name: str) -> None:
+    """Refuse weights that are not finite, of which one is enough to make every answer meaningless.
+
+    Raises:
+        UserError: there is one; it is named.
+    """
+    for key, value in model.named_parameters():
+        if value.is_floating_point() and not value.is_meta and not bool(torch.isfinite(value).all()):
+            raise UserError(f"the weights of '{name}' are not finite ({key}); take an earlier checkpoint")
+
+
+def _kind(key: str) -> str:
+    """The name of a weight, for all layers alike."""
+    return re.sub(r"\.\d+(?=\.)", ".N", key)
+
+
+def _named(keys: Iterable[str]) -> str:
+    first, *others = sorted(keys)
+    return shown(first) + (f" and {len(others)} more" if others else "")

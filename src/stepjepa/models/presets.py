@@ -7,9 +7,8 @@ import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from stepjepa.chat.template import ChatTemplate
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
 from stepjepa.offline import use_cache_if_unreachable
@@ -19,22 +18,32 @@ if TYPE_CHECKING:
 
 PREFIX = "preset:"
 
+_SIZES = {
+    "tiny": {"vocab_size": 1024, "hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 352},
+    "small": {"vocab_size": 1024, "hidden_size": 256, "num_hidden_layers": 4, "intermediate_size": 704},
+    "base": {"vocab_size": 4096, "hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 1408},
+}
+PRESETS = {
+    f"{size}{suffix}": {"model_type": family, **shape}
+    for suffix, family in (("", "llama"), ("-qwen", "qwen3"))
+    for size, shape in _SIZES.items()
+}
+"""Name -> configuration. There are as many heads as layers, and a quarter as many of keys and values; ``vocab_size``
+is the most tokens of the tokenizer that is trained for it."""
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-
 SPECIAL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
 
-ROLE_WORDS = ("system\n", "user\n", "assistant\n")
-ROLE_REPEATS = 1000
+# Every record says these words, once it is in the template; so they are as frequent as anything in the texts.
+ROLE_WORDS = ("system\n", "user\n", "assistant\n") * 1000
 
-# Rows of the embedding kept free for predictor tokens, so that every mode and every K trains a model of one shape.
 SPARE_ROWS = 32
-
-BYTES = 256
+"""Rows of the embedding kept free for predictor tokens, so that every mode and every K trains a model of one shape."""
 
 # Learning merges takes a time that is quadratic in the length of a word: one of a million characters would take hours.
 _LONG_WORD = re.compile(r"\S{200}")
@@ -43,72 +52,44 @@ _LONG_WORD = re.compile(r"\S{200}")
 _MIXED_TEXT = "It's 3,145.92  km\n\n\tto A\u00df\u4e2d: don't\n"
 
 
-class ChatForm(NamedTuple):
-    """What a newly trained tokenizer knows of chats."""
-
-    template: str  # Jinja source
-    special: tuple[str, ...]  # special tokens, in the order of their ids
-    eos: str
-    pad: str
-    bos: str | None
-    frequent: tuple[str, ...]  # what the template writes around special tokens and contents
-
-
-CHATML = ChatForm(CHAT_TEMPLATE, SPECIAL_TOKENS, eos="<|im_end|>", pad="<|pad|>", bos=None, frequent=ROLE_WORDS)
-
-
-class Preset(NamedTuple):
-    """The shape of a small model."""
-
-    family: str  # ``model_type`` of the transformers configuration
-    vocabulary: int  # most tokens of the tokenizer trained for it
-    hidden: int
-    layers: int
-    heads: int  # of queries; a quarter of them, at least one, are key-value heads
-    feed_forward: int
-
-
-PRESETS = {
-    "tiny": Preset("llama", 1024, 128, 4, 4, 352),
-    "small": Preset("llama", 1024, 256, 4, 4, 704),
-    "base": Preset("llama", 4096, 512, 8, 8, 1408),
-    "tiny-qwen": Preset("qwen3", 1024, 128, 4, 4, 352),
-    "small-qwen": Preset("qwen3", 1024, 256, 4, 4, 704),
-    "base-qwen": Preset("qwen3", 4096, 512, 8, 8, 1408),
-}
-
-
-def find_preset(name: str) -> Preset:
-    """The preset of a name such as ``preset:tiny``; UserError if there is none."""
+def find_preset(name: str) -> dict[str, Any]:
+    """The configuration of a name such as ``preset:tiny``; UserError if there is none."""
     key = name.removeprefix(PREFIX)
     if key not in PRESETS:
         raise UserError(f"no preset '{key}'; choose one of {', '.join(PREFIX + known for known in PRESETS)}")
     return PRESETS[key]
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int, form: ChatForm = CHATML) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with a chat template, trained on some texts.
-
-    Every digit is a token of its own, which arithmetic needs; every byte is known, so that no text is unknown. It puts
-    no token of its own before or behind a text: templates write what they need.
+def train_tokenizer(texts: Iterable[str], vocabulary: int, old: Any = None) -> PreTrainedTokenizerFast:
+    """A tokenizer trained on some texts.
 
     Args:
         texts: what to learn merges from.
         vocabulary: most tokens, special ones and the 256 bytes included.
-        form: special tokens and template.
+        old: the tokenizer whose place it takes: its kind, special tokens and chat template are kept. Without one it is
+            byte-level BPE with ChatML, in which every digit is a token of its own, as arithmetic needs, and which puts
+            no token of its own before or behind a text.
 
     Raises:
         UserError: the vocabulary has no room for special tokens and bytes.
     """
+    texts = (_LONG_WORD.sub(r"\g<0> ", text) for text in texts)
+    if old is None:
+        tokenizer = _train_chatml(texts, vocabulary)
+    else:
+        tokenizer = old.train_new_from_iterator(texts, vocabulary, show_progress=False)
+    if len(tokenizer) > vocabulary:
+        raise UserError(
+            f"a tokenizer of {vocabulary} tokens is too small: expected {len(tokenizer)} or more, for bytes and "
+            "special tokens"
+        )
+    return tokenizer
+
+
+def _train_chatml(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    smallest = BYTES + len(form.special)
-    if vocabulary < smallest:
-        raise UserError(
-            f"a tokenizer of {vocabulary} tokens is too small: expected {smallest} or more, {BYTES} bytes and "
-            f"{len(form.special)} special tokens"
-        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -116,19 +97,18 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, form: ChatForm = CHAT
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=list(form.special),
+        special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    # Every record says these words, once it is in the template; so they are as frequent as anything in the texts.
-    said = (_LONG_WORD.sub(r"\g<0> ", text) for text in texts)
-    tokenizer.train_from_iterator([*form.frequent * ROLE_REPEATS, *said], trainer)
-    roles = {"pad_token": form.pad, "eos_token": form.eos} | ({"bos_token": form.bos} if form.bos else {})
+    tokenizer.train_from_iterator([*ROLE_WORDS, *texts], trainer)
+    pad, start, end = SPECIAL_TOKENS
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        **roles,
-        extra_special_tokens=[token for token in form.special if token not in roles.values()],
-        chat_template=form.template,
+        pad_token=pad,
+        eos_token=end,
+        extra_special_tokens=[start],
+        chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
 
@@ -141,13 +121,13 @@ def preset_tokenizer(
     Args:
         name: such as ``preset:tiny``.
         texts: what to learn merges from.
-        chat_template: a Jinja file instead of the built-in template.
+        chat_template: a Jinja file instead of ChatML.
         vocabulary: most tokens; None for the preset's own number.
 
     Raises:
         UserError: there is no such preset or file, or the vocabulary is too small.
     """
-    tokenizer = train_tokenizer(texts, find_preset(name).vocabulary if vocabulary is None else vocabulary)
+    tokenizer = train_tokenizer(texts, vocabulary or find_preset(name)["vocab_size"])
     if chat_template is not None:
         tokenizer.chat_template = read_template(chat_template)
     return tokenizer
@@ -162,41 +142,16 @@ def preset_config(name: str) -> PretrainedConfig:
     """The transformers configuration of a preset, to be fitted to a tokenizer by :func:`fit_config`."""
     from transformers import AutoConfig
 
-    preset = find_preset(name)
-    shape: dict[str, Any] = {
-        "hidden_size": preset.hidden,
-        "num_hidden_layers": preset.layers,
-        "num_attention_heads": preset.heads,
-        "num_key_value_heads": max(1, preset.heads // 4),
-        "head_dim": preset.hidden // preset.heads,
-        "intermediate_size": preset.feed_forward,
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": True,
-    }
-    return AutoConfig.for_model(preset.family, **shape)
-
-
-def chat_form(tokenizer: PreTrainedTokenizerBase | None) -> ChatForm:
-    """The chats of a tokenizer, for a new one that takes its place.
-
-    The template is kept with the special tokens that it writes and those that begin and end a text. Padding gets a
-    token of its own unless the old one serves for nothing else: a padding row of an embedding is zero and not trained.
-
-    Args:
-        tokenizer: the old one; None, or one without a usable template, gives ChatML.
-    """
-    if tokenizer is None or not tokenizer.chat_template:
-        return CHATML
-    try:
-        template = ChatTemplate(tokenizer)
-    except UserError:
-        return CHATML
-    written = template.special_tokens()
-    eos = str(tokenizer.eos_token or template.end_of_turn)
-    bos = None if tokenizer.bos_token is None else str(tokenizer.bos_token)
-    used = dict.fromkeys([*written, template.end_of_turn, eos, *([bos] if bos else [])])
-    pad = CHATML.pad if tokenizer.pad_token is None or tokenizer.pad_token in used else str(tokenizer.pad_token)
-    return ChatForm(str(tokenizer.chat_template), (pad, *used), eos, pad, bos, template.own_words())
+    shape = find_preset(name)
+    heads = shape["num_hidden_layers"]
+    return AutoConfig.for_model(
+        **shape,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 4,
+        head_dim=shape["hidden_size"] // heads,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )
 
 
 def as_loaded(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, *, trust_remote_code: bool) -> Any:
@@ -206,7 +161,7 @@ def as_loaded(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, *, t
     trained on the tokens that it will be shown later.
 
     Raises:
-        UserError: the family's own tokenizer does not understand this one's vocabulary.
+        UserError: the family's own tokenizer does not understand this one's vocabulary, or texts do not survive it.
     """
     from transformers import AutoTokenizer
 
@@ -218,8 +173,8 @@ def as_loaded(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, *, t
     # A token more, as some families want, is no harm.
     if not tokenizer.get_vocab().items() <= loaded.get_vocab().items() or loaded.decode(ids) != _MIXED_TEXT:
         raise UserError(
-            f"transformers loads tokenizers of the family '{config.model_type}' in a way of its own that a new "
-            "byte-level one does not survive; leave --train_tokenizer out"
+            f"a new tokenizer of the family '{config.model_type}' would not keep all texts as they are; leave "
+            "--train_tokenizer out"
         )
     # The name is that of the temporary folder.
     loaded.name_or_path = ""
@@ -242,7 +197,7 @@ def fit_config(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, *, 
     used = (tokenizer.bos_token_id, tokenizer.eos_token_id)
     # The row of the padding token is zero and not trained, so no other token may share it.
     pad = None if tokenizer.pad_token_id in used else tokenizer.pad_token_id
-    for part in (config, decoder) if decoder is not config else (config,):
+    for part in (config, decoder):
         part.vocab_size = rows
         part.bos_token_id, part.eos_token_id, part.pad_token_id = (*used, pad)
 
@@ -279,8 +234,8 @@ def add_ends(model: PreTrainedModel, ends: Sequence[int]) -> None:
     """Let a model's generation stop at some tokens as well, by its generation settings, changed in place."""
     settings: Any = model.generation_config
     known = settings.eos_token_id
-    before = [] if known is None else known if isinstance(known, list) else [known]
-    every = list(dict.fromkeys([*before, *ends]))
+    every = [*known] if isinstance(known, list) else [] if known is None else [known]
+    every += [end for end in dict.fromkeys(ends) if end not in every]
     settings.eos_token_id = every[0] if len(every) == 1 else every
 
 
@@ -295,7 +250,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def refuse_missing(name: str) -> None:
-    """Say of a folder that it is missing, and of a preset that it is misspelt, before it is taken for a hub id.
+    """Say of a folder or a preset that it is missing before it is taken for a hub id.
 
     Raises:
         UserError: it is no folder, and no hub id either.
@@ -305,12 +260,10 @@ def refuse_missing(name: str) -> None:
     if is_hub_id(name):
         use_cache_if_unreachable()
         return
-    if ":" in name:
-        near = difflib.get_close_matches(name, [PREFIX + preset for preset in PRESETS], n=1, cutoff=0.4)
-        remedy = f"did you mean {near[0]}?" if near else f"presets begin with {PREFIX}, such as {PREFIX}tiny"
-        raise UserError(f"no model '{name}', and no hub id holds a colon; {remedy}")
     parent = Path(name).expanduser().parent
-    folders = [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
-    near = difflib.get_close_matches(Path(name).name, folders, n=1)
-    remedy = f"did you mean {Path(name).parent / near[0]}?" if near else "check the path"
+    folders = [str(Path(name).parent / path.name) for path in parent.iterdir()] if parent.is_dir() else []
+    near = difflib.get_close_matches(name, [*(PREFIX + preset for preset in PRESETS), *folders], n=1)
+    remedy = (
+        f"did you mean {near[0]}?" if near else f"check the path; presets begin with {PREFIX}, such as {PREFIX}tiny"
+    )
     raise UserError(f"no such model folder; {remedy}", path=name)

@@ -35,7 +35,7 @@ from stepjepa.errors import UserError
 from stepjepa.models.architecture import base_model
 from stepjepa.models.checkpointing import enable_selective, refuse_full
 from stepjepa.models.heads import attach_heads
-from stepjepa.models.loading import add_lora, load_tokenizer, new_config, new_dtype, reported
+from stepjepa.models.loading import add_lora, load_config, load_tokenizer, new_config, new_dtype, reported
 from stepjepa.models.presets import PREFIX
 from stepjepa.models.quantization import parameter_counts, quantized
 from stepjepa.models.setup import set_up_attention
@@ -160,11 +160,13 @@ class _Run:
     def found(self) -> dict[str, Any]:
         """Everything, by name."""
         plan, prepared = self.plan, self.prepared
-        steps = [[plan.collate(keys) for keys in plan.micro_batches(step)] for step in plan.keys(0)]
-        tokens = [sum(Shape.of(each).cells for each in step) for step in steps]
+        steps = [plan.micro_batches(step) for step in plan.keys(0)]
+        tokens = [sum(Shape.of(each).tokens for each in step) for step in steps]
         batches = [each for step in steps for each in step if each["members"].lengths]
         members = [each["members"] for each in batches]
-        largest = max(batches, key=lambda each: Shape.of(each).cells)
+        largest = max(batches, key=lambda each: Shape.of(each).tokens)
+        rows, length = max((each["input_ids"].shape for each in largest.passes), key=math.prod)
+        shape = {"rows": rows, "length": length, **Shape.of(largest)._asdict()}
         memory, steps_of_run = self._memory(largest), self._steps()
         flops = regular = None
         if self.knows_flops:
@@ -190,7 +192,11 @@ class _Run:
             },
             "steps": steps_of_run,
             "steps_per_epoch": self.epoch,
-            "memory": {"parts": memory, "largest_batch": Shape.of(largest)._asdict(), "peak": sum(memory.values())},
+            "memory": {
+                "parts": memory,
+                "largest_batch": shape,
+                "peak": sum(memory.values()),
+            },
             "flops": {"step": flops, "regular_step": regular},
             "checkpoint": self._checkpoints(memory, steps_of_run),
         }
@@ -269,7 +275,7 @@ def describe(found: dict[str, Any]) -> list[str]:
 
 def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence[Record]) -> tuple[Any, Any]:
     """What ``load_model`` and ``add_lora`` give, on the meta device, with its real tokenizer."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     name, trust, tokenizer = args.model_name, args.trust_remote_code, None
     if args.pretrain or name.startswith(PREFIX):
@@ -284,8 +290,7 @@ def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence
         )
     else:
         tokenizer = load_tokenizer(name, chat_template=args.chat_template, trust_remote_code=trust)
-        with reported(f"can't load a configuration from '{name}'"):
-            found = AutoConfig.from_pretrained(name, trust_remote_code=trust)
+        found = load_config(name, trust_remote_code=trust)
         if config.plain:
             add_plain_tokens(tokenizer)
     if config.uses_views and config.predictors:

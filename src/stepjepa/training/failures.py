@@ -17,7 +17,7 @@ from stepjepa.compute.flops import Shape
 from stepjepa.disk import DISK_ERRORS
 from stepjepa.errors import UserError
 from stepjepa.memory import is_out_of_memory
-from stepjepa.models.weights import missing_of_adapter
+from stepjepa.models.loading import missing_of_adapter
 from stepjepa.run_folder import last_checkpoint, put_back, write_run
 from stepjepa.training.processes import is_lost
 
@@ -165,7 +165,7 @@ def describe_batch(what: str, batch: Batch | None, source: str) -> str:
     if batch is None:
         return where
     members = batch["members"]
-    where += f", with a batch of {len(members.lines)} records in {Shape.of(batch).cells:,} cells"
+    where += f", with a batch of {len(members.lines)} records in {Shape.of(batch).tokens:,} cells"
     if members.lines:
         length, line = max(zip(members.lengths, members.lines, strict=True))
         where += f"; its longest record, {source}:{line}, has {length:,} tokens"

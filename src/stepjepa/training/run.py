@@ -19,8 +19,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from stepjepa.batch.stream import RecordStream
 from stepjepa.chat.system_prompts import describe_system_prompts
-from stepjepa.compute.equal_compute import EqualCompute, equal_compute
-from stepjepa.compute.flop_callback import EqualComputeCallback
+from stepjepa.compute.equal_compute import EqualCompute, EqualComputeCallback, equal_compute
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.data.trained_prompts import write_trained_prompts

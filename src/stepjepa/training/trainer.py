@@ -20,8 +20,7 @@ from stepjepa.batch.collate import Batch
 from stepjepa.batch.dataset import Prepared, prepare
 from stepjepa.batch.sampler import StepSampler
 from stepjepa.batch.stream import RecordStream, StreamDataset, as_stream, refuse_for_stream, stream_loader
-from stepjepa.compute.equal_compute import Plan
-from stepjepa.compute.flop_callback import FlopTracker
+from stepjepa.compute.equal_compute import FlopTracker, Plan
 from stepjepa.compute.flops import FlopModel
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Data, Views
