@@ -78,12 +78,13 @@ class EmaEncoder:
             ValueError: the folder has none, or that of another model.
         """
         path = Path(folder) / EMA_FILE
-        state = load_file(path) if path.is_file() else {}
-        if state.keys() != self._average.keys():
+        if not path.is_file():
             raise ValueError(
-                f"expected the averages of {len(self._average)} weights in {path}, got {len(state)}; the checkpoint "
-                "was made without --target_grad ema, or of another model"
+                f"expected {EMA_FILE} in {folder}, got none; the checkpoint was made without --target_grad ema"
             )
+        state = load_file(path)
+        if state.keys() != self._average.keys():
+            raise ValueError(f"expected the averages of {len(self._average)} weights in {path}, got {len(state)}")
         for name, value in state.items():
             self._average[name].copy_(value)
         self._copy_down()

@@ -23,10 +23,15 @@ TOKEN_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.js
 
 
 def give_plain_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int = 42) -> list[int]:
-    """Add ``<|perception|>`` and ``<|eot_id|>`` to a tokenizer and rows for them to a model, which stops at the second.
+    """Add the tokens of the form without a chat to a tokenizer and rows for them to a model, which stops at its end.
+
+    Args:
+        model: changed in place, as by :func:`give_predictors`.
+        tokenizer: changed in place.
+        seed: of the new rows.
 
     Returns:
-        Their ids.
+        The ids of ``<|perception|>`` and ``<|eot_id|>``.
     """
     known = len(tokenizer)
     ids = add_plain_tokens(tokenizer)
@@ -41,6 +46,12 @@ def give_predictors(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
     Rows that the embedding has beyond the tokenizer are used first; only then is it made larger. New rows, and spare
     ones that can't be told apart (all zeros, or all alike), are drawn around the mean of the others, so that the K
     tokens do not act as one. In a head of its own they stay at that mean: no predictor token is ever a label.
+
+    Args:
+        model: changed in place.
+        tokenizer: changed in place.
+        count: K.
+        seed: of the new rows.
     """
     if count == 0:
         return
@@ -98,6 +109,10 @@ def keep_rows_alone(model: Any) -> None:
 def train_rows(model: Any, ids: Sequence[int]) -> None:
     """Let the active adapter of a PEFT model train and save the embedding rows of some tokens.
 
+    Args:
+        model: a PEFT wrapper of a model that has these rows; changed in place.
+        ids: of the tokens.
+
     Raises:
         ValueError: this type of adapter can't train rows, or trains other ones already.
     """
@@ -111,12 +126,12 @@ def train_rows(model: Any, ids: Sequence[int]) -> None:
     known = {index for part in (named.values() if isinstance(named, dict) else [named or ()]) for index in part}
     if known.issuperset(ids):
         return
-    if known or not hasattr(config, "trainable_token_indices"):
-        raise ValueError(
-            f"expected an adapter that can train the rows {sorted(ids)} of new tokens, got one of type "
-            f"{config.peft_type} that trains the rows {sorted(known)}; call add_lora(load_model(..., predictors=K)[0], "
-            "settings, all_predictor_ids(tokenizer)) instead"
-        )
+    wants = "call add_lora(load_model(..., predictors=K)[0], settings, all_predictor_ids(tokenizer)) instead"
+    if known:
+        raise ValueError(f"expected an adapter that trains the rows {sorted(ids)}, got one that trains others; {wants}")
+    if not hasattr(config, "trainable_token_indices"):
+        kind = getattr(config.peft_type, "value", config.peft_type)
+        raise ValueError(f"an adapter of type {kind} can't train the rows of new tokens; take LoRA: {wants}")
     base = model.get_base_model()
     config.trainable_token_indices = list(ids)
     keep_rows_alone(model)
@@ -130,9 +145,10 @@ def strip_rows(model: PreTrainedModel, tokenizer: Any, base_rows: int | None = N
     """Remove the rows of the predictor tokens from the embedding and the head, where they were added for them.
 
     Args:
-        model: changed in place; generation no longer suppresses what it no longer has.
+        model: changed in place; its generation configuration no longer suppresses what it no longer has.
         tokenizer: with the predictor tokens.
-        base_rows: of the base model, which stay; where it is None, rows are removed if they are the last ones.
+        base_rows: rows of the base model, which stay, where they are known; else rows are removed where none are beyond
+            the predictor tokens.
 
     Returns:
         How many rows were removed.
@@ -160,7 +176,12 @@ def strip_rows(model: PreTrainedModel, tokenizer: Any, base_rows: int | None = N
 
 
 def strip_tokenizer(folder: str | Path, tokenizer: Any, load: Callable[[str], Any]) -> None:
-    """Remove the predictor tokens from the files of a folder in which ``tokenizer`` was saved; ``load`` reads them.
+    """Remove the predictor tokens from the tokenizer files of a folder.
+
+    Args:
+        folder: where ``tokenizer`` was saved; changed in place.
+        tokenizer: with the predictor tokens.
+        load: reads a tokenizer of a folder.
 
     Raises:
         UserError: the tokenizer still has them then, since its format names them elsewhere.
