@@ -360,7 +360,9 @@ def command(name: str, folder: Path, output: Path, steps: int = STEPS) -> list[s
         steps: of the optimizer.
     """
     flags = list(CASES[name])
-    flags += [part for flag, value in COMMON.items() if flag not in flags for part in (flag, value)]
+    # What was recorded is the published objective; without a flag of the objective the default is another.
+    common = COMMON if "--regular" in flags else COMMON | {"--jepa_loss_type": "cosine"}
+    flags += [part for flag, value in common.items() if flag not in flags for part in (flag, value)]
     for flag in ("--train_file", "--model_name"):
         place = flags.index(flag) + 1
         if not flags[place].startswith("preset:"):
