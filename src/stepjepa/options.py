@@ -50,7 +50,7 @@ def option(
         choices: the values that are allowed, where the type is not a ``Literal``.
         allowed: its range.
         only_with: it does nothing unless another option is set, as in ``lora``, or has a value, as in
-            ``target_grad ema``.
+            ``target_grad ema``; several with ``or``.
         parse: reads the text of the command line, instead of the field's type.
         const: the value where the flag is named without one.
         more: metadata for other uses, as ``affects`` of :class:`stepjepa.config.JepaConfig`.
@@ -231,8 +231,10 @@ def refuse_without_effect(values: Mapping[str, Any], *settings: type) -> None:
         condition = each.metadata["only_with"]
         if condition is None or values[each.name] in (None, each.default):
             continue
-        other, _, value = condition.partition(" ")
-        if values[other] != value if value else values[other] in (None, False, 0):
+        wanted = [other.partition(" ") for other in condition.split(" or ")]
+        if not any(
+            values[other] == value if value else values[other] not in (None, False, 0) for other, _, value in wanted
+        ):
             raise UserError(f"--{each.name} does nothing without --{condition}; add it or leave it out")
 
 

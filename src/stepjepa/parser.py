@@ -153,8 +153,7 @@ def add_general_flags(
 OTHER_TOOLS = {
     "--base_model": "--model_name",
     "--cutoff_len": "--max_length",
-    "--dataset": "--train_file",
-    "--dataset_name": "--train_file",
+    "--dataset_name": "--dataset",
     "--epochs": "--num_epochs",
     "--finetuning_type": "--lora",
     "--lora_r": "--lora_rank",

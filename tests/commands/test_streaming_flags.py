@@ -92,7 +92,7 @@ def test_what_a_stream_can_not_do_is_refused(
 def test_a_file_to_be_split_is_no_stream(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--data_file", str(data), "--output_dir", str(tmp_path / "run"), "--model_name", "preset:tiny"]
     assert main(["train", *given, "--streaming", "--max_steps", "3"]) == 2
-    assert "--data_file is split, for which all records are needed" in capsys.readouterr().err
+    assert "--streaming reads one file" in capsys.readouterr().err
 
 
 def test_sequential_is_the_order_of_the_file(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

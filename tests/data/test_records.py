@@ -35,7 +35,7 @@ def test_a_record_by_hand() -> None:
         ({"messages": [{"content": "q"}, ASSISTANT]}, r"messages\[0\] has no 'role'"),
         ({"messages": [USER, {"role": "assistant"}]}, r"messages\[1\] has no 'content'"),
         ({"messages": [USER, {"role": "assistant", "content": None}]}, r"messages\[1\].content is NoneType"),
-        ({"messages": [USER, {"role": "tool", "content": "x"}]}, "role is 'tool', expected one of system"),
+        ({"messages": [USER, {"role": "critic", "content": "x"}]}, "role is 'critic', expected one of system"),
         (
             {"messages": [USER, {"role": "assistant", "content": " \n"}]},
             r"messages\[1\].content \(assistant\) is empty",

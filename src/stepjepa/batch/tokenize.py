@@ -115,7 +115,7 @@ class RecordTokenizer:
 
     def _write(self, record: Record) -> _RecordText:
         try:
-            main = self.template.render(record.messages)
+            main = self.template.render(record.messages, record.tools)
         except UserError as error:
             raise UserError(str(error), path=record.path, line=record.line) from None
         pairs = find_pairs(record, self.config)

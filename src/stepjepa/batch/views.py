@@ -57,10 +57,16 @@ def find_pairs(record: Record, config: JepaConfig) -> list[tuple[Written, Writte
     else:
         assert config.layout is not None
         in_text = LAYOUTS[config.layout].views_in_text
-        answers = [index for index, message in enumerate(record.messages) if message["role"] == "assistant"]
+        asked, exchanges = 0, []
+        for index, message in enumerate(record.messages):
+            if message["role"] == "user":
+                asked = index
+            # A call is no text that a question could predict.
+            elif message["role"] == "assistant" and not message.get("tool_calls"):
+                exchanges.append((asked, index))
         # Without a chat format the last exchange is all there is.
-        for index in answers[-1:] if config.plain else answers:
-            user = record.messages[index - 1]["content"]
-            first = SpanView(index - 1, 0, len(user)) if in_text else MessageView("user", user)
-            pairs.append((first, MessageView("assistant", record.messages[index]["content"])))
+        for question, answer in exchanges[-1:] if config.plain else exchanges:
+            user = record.messages[question]["content"]
+            first = SpanView(question, 0, len(user)) if in_text else MessageView("user", user)
+            pairs.append((first, MessageView("assistant", record.messages[answer]["content"])))
     return pairs[:1] if config.pairs == "first" else pairs

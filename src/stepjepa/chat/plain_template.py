@@ -9,9 +9,10 @@ stands in a record of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepjepa.chat.template import Message, Rendered, refuse_slow
+from stepjepa.data.tools import uses_tools
 from stepjepa.errors import UserError
 
 if TYPE_CHECKING:
@@ -68,9 +69,9 @@ class PlainTemplate:
         begins = tokenizer.bos_token_id is not None and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
         self.begin = str(tokenizer.bos_token) if begins else ""
 
-    def render(self, messages: Sequence[Message]) -> Rendered:
+    def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Rendered:
         """The last question and its answer as text; what is left out has the span ``(0, 0)``."""
-        prompt, answer = self.render_prompt(messages[:-1]), messages[-1]["content"]
+        prompt, answer = self.render_prompt(messages[:-1], tools), messages[-1]["content"]
         if not self.answers:
             text = prompt.text.removesuffix(PERCEPTION) + self.end_of_turn
             return Rendered(text, (*prompt.spans, (0, 0)), (*prompt.turn_ends[:-1], len(text), 0))
@@ -83,12 +84,18 @@ class PlainTemplate:
         end = start + len(content)
         return Rendered(self.begin + content, ((start, end),), (end,))
 
-    def render_prompt(self, messages: Sequence[Message]) -> Rendered:
+    def render_prompt(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Rendered:
         """What precedes the answer: the last question.
 
         Args:
             messages: the chat without its last assistant message.
+            tools: must be none.
+
+        Raises:
+            UserError: the chat has tools, for which this form has no place.
         """
+        if tools or uses_tools(messages):
+            raise UserError("--plain has no place for tool calls; leave it out")
         alone = self.render_alone("user", messages[-1]["content"])
         earlier = len(messages) - 1
         return Rendered(

@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.chat.limits import refuse_runaway
+from stepjepa.data.tools import uses_tools
 from stepjepa.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 Span = tuple[int, int]
 
 # Some templates write today's date into the system turn; a run must not depend on the day it starts.
@@ -131,14 +132,20 @@ class ChatTemplate:
         self.end_of_turn: str = end_of_turn
         self.end_of_turn_ids: tuple[int, ...] = (int(tokenizer.convert_tokens_to_ids(self.end_of_turn)),)
 
-    def render(self, messages: Sequence[Message]) -> Rendered:
+    def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Rendered:
         """Render a whole chat.
+
+        Args:
+            messages: its messages.
+            tools: schemas of functions that can be called.
 
         Raises:
             UserError: the template rewrites a content so that it can't be found in the text.
         """
         if not self.has_system_role and messages and messages[0]["role"] == "system":
-            return self._render_folded(messages)
+            return self._render_folded(messages, tools)
+        if tools or uses_tools(messages):
+            return self._render_with_tools(messages, tools)
         contents = [message["content"] for message in messages]
         roles = tuple([message["role"] for message in messages])
         try:
@@ -164,19 +171,20 @@ class ChatTemplate:
             role = "user"
         return self.render([{"role": role, "content": content}])
 
-    def render_prompt(self, messages: Sequence[Message]) -> Rendered:
+    def render_prompt(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Rendered:
         """What precedes the answer in training, hence what the model must be shown to generate one.
 
         Args:
             messages: the chat without its last assistant message.
+            tools: schemas of functions that can be called.
         """
-        whole = self.render([*messages, {"role": "assistant", "content": _OPEN}])
+        whole = self.render([*messages, {"role": "assistant", "content": _OPEN}], tools)
         # A blank before the answer is part of the answer's first token in most vocabularies.
         text = whole.text[: whole.spans[-1][0]].rstrip(" ")
         return Rendered(text, whole.spans[:-1], whole.turn_ends[:-1])
 
-    def _apply(self, messages: Sequence[Message]) -> str:
-        return str(self._compiled.render(self._variables, messages=messages))
+    def _apply(self, messages: Sequence[Message], **more: Any) -> str:
+        return str(self._compiled.render(self._variables | more, messages=messages))
 
     def _compile(self) -> None:
         from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -252,14 +260,58 @@ class ChatTemplate:
             spans.append((start, position))
         return spans
 
-    def _render_folded(self, messages: Sequence[Message]) -> Rendered:
+    def _render_with_tools(self, messages: Sequence[Message], tools: Sequence[Any]) -> Rendered:
+        """What the assistant writes is what follows the prompt of its turn, calls too, up to the token that ends it."""
+        if self.appends_end_of_turn:
+            raise UserError("the chat template ends no turn, so where a tool call ends can't be known; name another")
+        more = {"tools": list(tools) or None}
+        try:
+            text = self._apply(messages, **more)
+            prompts = [
+                self._apply(messages[:index], add_generation_prompt=True, **more) if each["role"] == "assistant" else ""
+                for index, each in enumerate(messages)
+            ]
+        except Exception as error:
+            raise UserError(
+                f"the chat template refuses this chat with tools ({_reason(error)}); name another"
+            ) from None
+        spans: list[Span] = []
+        position = 0
+        for index, (message, prompt) in enumerate(zip(messages, prompts, strict=True)):
+            content = message["content"].strip()
+            start, end = text.find(content, position), -1
+            if message["role"] == "assistant":
+                start = len(prompt) if text.startswith(prompt) and len(prompt) >= position else -1
+                end = text.find(self.end_of_turn, start)
+                said = [content, *(call["function"]["name"] for call in message.get("tool_calls", ()))]
+                if end < 0 or not all(each in text[start:end] for each in said):
+                    start = -1
+            elif start >= 0:
+                end = start + len(content)
+            elif message["role"] == "tool":
+                # Some templates write what a tool answers as JSON; no view is made of it.
+                start = end = 0
+            if start < 0:
+                raise UserError(
+                    f"the chat template leaves out or rewrites message {index} ({message['role']}) of a chat with "
+                    "tools; name another --chat_template"
+                )
+            spans.append((start, end))
+            position = max(position, end)
+        ends = [
+            end + len(self.end_of_turn) if message["role"] == "assistant" else end
+            for message, (_, end) in zip(messages, spans, strict=True)
+        ]
+        return Rendered(text, tuple(spans), tuple(ends))
+
+    def _render_folded(self, messages: Sequence[Message], tools: Sequence[Any]) -> Rendered:
         """For templates without a system role: the system text goes before the first user content."""
         system, user = messages[0]["content"].strip(), messages[1]["content"].strip()
         if not system:
-            inner = self.render(messages[1:])
+            inner = self.render(messages[1:], tools)
             return Rendered(inner.text, ((0, 0), *inner.spans), (0, *inner.turn_ends))
         folded = {"role": "user", "content": f"{system}\n\n{user}"}
-        inner = self.render([folded, *messages[2:]])
+        inner = self.render([folded, *messages[2:]], tools)
         start, end = inner.spans[0]
         spans = ((start, start + len(system)), (end - len(user), end), *inner.spans[1:])
         return Rendered(inner.text, spans, (spans[0][1], *inner.turn_ends))

@@ -77,7 +77,6 @@ def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from stepjepa.evaluation.prompts import trained_plain
     from stepjepa.evaluation.run import Evaluation
     from stepjepa.evaluation.summary import format_summary
-    from stepjepa.training.hub import write_card
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("every process would write the same file; start one process, without torchrun")
@@ -114,6 +113,9 @@ def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
     print(f"written: {evaluation.output.path}, {evaluation.output.summary_file}")
     folder = evaluation.output.path.parent
     if (folder / RUN_FILE).is_file():
+        # Here, since nothing else of a finished file needs torch.
+        from stepjepa.training.hub import write_card
+
         write_card(folder)
         shown = shlex.quote(str(folder))
         page = shlex.quote(str(folder / "report.html"))

@@ -165,10 +165,14 @@ def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
         UserError: a file is missing.
     """
     from stepjepa.evaluation.output import model_fingerprint
-    from stepjepa.training.data import identify_stream, machine
+    from stepjepa.training.data import identify_stream, machine, read_mixture
 
     found = []
     for part, before in old["data"].items():
+        if part == "train" and repeated.dataset is not None:
+            if read_mixture(repeated)[1]["sha256"] != before.get("sha256"):
+                found.append("the records of --dataset have changed since")
+            continue
         name = f"{part}_file"
         path = getattr(repeated, name)
         if path is None or not Path(path).is_file():

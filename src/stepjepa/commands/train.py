@@ -52,8 +52,16 @@ class TrainData:
     no_cache: bool = option(False, "neither read nor keep prepared data")
     eval_file: str | None = option(None, "held-out records, for losses during training", metavar="FILE")
     data_file: str | None = option(None, "one file to be split, instead of --train_file, --eval_file", metavar="FILE")
+    dataset: list[str] | None = option(
+        None, "instead of --train_file: files, folders or hub data sets NAME:SUBSET:SPLIT, together", metavar="NAME"
+    )
+    dataset_weights: list[float] | None = option(
+        None, "share of each, in any unit; no record is repeated (all of all)", metavar="W", only_with="dataset"
+    )
     eval_split: float = option(0.2, "share of --data_file held out", allowed=SHARE, only_with="data_file")
-    split_seed: int = option(42, "of that split", only_with="data_file")
+    split_seed: int = option(
+        42, "draws what is held out, or taken of a data set", only_with="data_file or dataset_weights"
+    )
 
 
 @dataclass
@@ -234,8 +242,8 @@ def check(args: argparse.Namespace) -> JepaConfig:
     """
     config = jepa_config(args)
     refuse_without_effect(vars(args), *FLAGS)
-    if (args.train_file is None) == (args.data_file is None):
-        raise UserError("name the data with either --train_file or --data_file")
+    if sum(each is not None for each in (args.train_file, args.data_file, args.dataset)) != 1:
+        raise UserError("name the data with one of --train_file, --data_file and --dataset")
     if args.data_file is not None and args.eval_file is not None:
         raise UserError("--data_file is split into both parts, so --eval_file can't stand beside it; leave one out")
     if args.no_cache and args.cache_dir is not None:
@@ -255,8 +263,8 @@ def _check_stream(args: argparse.Namespace) -> None:
     """Refuse what can't be known of a stream, and what has nothing to act on."""
     if not args.streaming:
         return
-    if args.data_file is not None:
-        raise UserError("--data_file is split, for which all records are needed; with --streaming pass --train_file")
+    if args.train_file is None:
+        raise UserError("--streaming reads one file, of which nothing is held out; pass it as --train_file")
     if args.training.get("max_steps", -1) < 1:
         raise UserError(
             "--streaming does not know how many records there are, so pass --max_steps N; a file that fits into memory "

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepjepa.data.formats import Columns, to_messages
+from stepjepa.data.tools import check_tool_message, check_tools, without_tools
 from stepjepa.errors import UserError, one_line, shown
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 _MOST_WORDS = 8
 
 VIEW_ROLES = {"text": "user", "code": "assistant"}
@@ -22,23 +23,28 @@ class Record:
     """One example as read from a file.
 
     Attributes:
-        messages: the chat, each a dict with the keys ``role`` and ``content``.
+        messages: the chat, each a dict with the keys ``role`` and ``content``, and ``tool_calls`` or what else a tool's
+            message has.
         views: explicit pairs of source and target view, where the file gives them; None where it does not.
         path: the file it came from, or a label where it came from memory.
         line: its line there, counted from 1.
         extra: the other fields of the line, untouched (``ground_truth``, ``answer`` ...).
+        columns: of the line, which the chat was made of.
+        tools: schemas of the functions that the assistant may call, for the chat template.
     """
 
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[dict[str, Any], ...]
     views: tuple[tuple[str, str], ...] | None = None
     path: str = "<memory>"
     line: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
+    columns: tuple[str, ...] = ("messages",)
+    tools: tuple[Any, ...] = ()
 
     @property
     def answer(self) -> str:
         """The content of the last assistant message: what the model must learn to say."""
-        return self.messages[-1]["content"]
+        return str(self.messages[-1]["content"])
 
 
 def parse_record(
@@ -50,7 +56,8 @@ def parse_record(
         value: with ``messages``: optionally one system message first, then user and assistant in turn, an assistant
             message last; or the chat in another form, see ``formats.to_messages``. Optionally explicit views:
             ``views``, a list of pairs of texts; or ``text`` and ``code``, each a text or, as in the published files, a
-            list of one message (``text`` of the user, ``code`` of the assistant).
+            list of one message (``text`` of the user, ``code`` of the assistant). Optionally ``tools``, a list of
+            schemas or its JSON; see ``data/tools.py`` for messages with ``tool_calls``.
         path: for error messages.
         line: for error messages, counted from 1.
         columns: of the user's and the assistant's message, where they have names of their own.
@@ -64,18 +71,21 @@ def parse_record(
         else:
             messages, used = to_messages(value, columns)
         checked = _check_messages(messages)
+        tools = check_tools(value.get("tools"))
         views = _check_views(value, used)
     except UserError as error:
         raise UserError(str(error), path=path, line=line) from None
-    extra = {key: value[key] for key in value if key not in {*used, "views", *VIEW_ROLES}}
-    return Record(checked, views, str(path), line, extra)
+    extra = {key: value[key] for key in value if key not in {*used, "views", "tools", *VIEW_ROLES}}
+    return Record(checked, views, str(path), line, extra, tuple(name for name in value if name in used), tools)
 
 
-def _check_messages(messages: Any) -> tuple[dict[str, str], ...]:
+def _check_messages(messages: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(messages, list | tuple) or not messages:
         raise UserError("'messages' must be a list with at least one user and one assistant message")
     checked = tuple(_check_message(message, f"messages[{position}]") for position, message in enumerate(messages))
-    turns = [message["role"] for message in checked if message["role"] != "system"]
+    # A call and what the tool answers are part of the assistant's turn.
+    calls = without_tools(checked)
+    turns = [message["role"] for message in calls if message["role"] != "system"]
     if any(message["role"] == "system" for message in checked[1:]):
         raise UserError("a system message that is not the first; move it to the front")
     for role in ("user", "assistant"):
@@ -87,9 +97,11 @@ def _check_messages(messages: Any) -> tuple[dict[str, str], ...]:
     return checked
 
 
-def _check_message(message: Any, name: str) -> dict[str, str]:
+def _check_message(message: Any, name: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise UserError(f"{name} is {type(message).__name__}, expected an object with 'role' and 'content'")
+    if message.get("tool_calls") or message.get("role") == "tool":
+        return check_tool_message(message, name)
     for key in ("role", "content"):
         if key not in message:
             raise UserError(f"{name} has no '{key}'; add it")

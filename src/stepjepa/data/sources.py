@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stepjepa.data.formats import Columns, to_messages
+from stepjepa.data.formats import Columns
 from stepjepa.data.records import BadRecords, Record, parse_record
 from stepjepa.errors import UserError, shown
 from stepjepa.files import existing_file, holds_half, read_jsonl, read_text
@@ -69,7 +69,11 @@ def iterate_records(
     Raises:
         UserError: the file is missing, no text, or one of its lines is wrong.
     """
-    for line, value in _rows(path, bad):
+    return _parse_each(_rows(path, bad), path, bad, columns)
+
+
+def _parse_each(rows: Rows, path: str | os.PathLike[str], bad: BadRecords | None, columns: Columns) -> Iterator[Record]:
+    for line, value in rows:
         try:
             record = parse_record(value, path, line, columns)
         except UserError as error:
@@ -80,15 +84,14 @@ def iterate_records(
             yield record
 
 
-def describe_columns(record: Record, columns: Columns = None) -> str | None:
+def describe_columns(record: Record) -> str | None:
     """The columns of its file that a record is made of, and the record; None where its file has ``messages``."""
-    row = next(row for line, row in _rows(record.path, BadRecords()) if line == record.line)
-    if columns is None and row.get("messages") is not None:
+    if record.columns == ("messages",):
         return None
-    _, used = to_messages(row, columns)
     turns = [f"{message['role']} {shown(message['content'])}" for message in record.messages]
-    names = ", ".join(name for name in row if name in used)
-    return f"{names}; line {record.line} is {', '.join(turns[:3])}{' ...' if len(turns) > 3 else ''}"
+    return (
+        f"{', '.join(record.columns)}; line {record.line} is {', '.join(turns[:3])}{' ...' if len(turns) > 3 else ''}"
+    )
 
 
 def _rows(path: str | os.PathLike[str], bad: BadRecords | None) -> Rows:
@@ -123,20 +126,23 @@ def read_records(
     return records
 
 
-def read_any(source: str | os.PathLike[str]) -> list[Record]:
+def read_any(source: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None) -> list[Record]:
     """The records of a file, of a folder that ``datasets`` can load, or of a data set on the hub.
 
-    The name of a data set may go on with subset and split: ``openai/gsm8k:main:train``.
+    Args:
+        source: the name of a data set may go on with subset and split: ``openai/gsm8k:main:train``.
+        bad: see :func:`iterate_records`.
+        columns: see there.
 
     Raises:
         UserError: the source is missing or can't be read, or a record is wrong.
     """
     path, name = Path(source).expanduser(), os.fspath(source)
     if path.is_file() or not (path.is_dir() or not _looks_like_a_path(name)):
-        return read_records(path)
+        return read_records(path, bad=bad, columns=columns)
     dataset, subset, split = (*name.split(":"), "", "")[:3] if not path.is_dir() else (name, "", "")
     rows = read_rows(dataset, subset=subset or None, split=split or None)
-    return [parse_record(row, name, number) for number, row in rows]
+    return list(_parse_each(rows, name, bad, columns))
 
 
 def _looks_like_a_path(name: str) -> bool:

@@ -100,7 +100,10 @@ def make_example(index: int, record: Record, texts: ShownTexts, template: Templa
         UserError: the template can't render it.
     """
     try:
-        prompt, whole = template.render_prompt(record.messages[:-1]), template.render(record.messages)
+        if not record.answer.strip():
+            raise UserError("the last message is a tool call, which has no text to be compared; leave the record out")
+        prompt = template.render_prompt(record.messages[:-1], record.tools)
+        whole = template.render(record.messages, record.tools)
     except UserError as error:
         raise UserError(str(error), path=record.path, line=record.line) from None
     prompt_ids, _ = texts.tokenize(prompt.text, prompt.spans)
@@ -118,7 +121,7 @@ def continuation_spans(
     for continuation in continuations:
         if continuation.context is None:
             answer = {"role": "assistant", "content": continuation.text}
-            whole = template.render([*record.messages[:-1], answer])
+            whole = template.render([*record.messages[:-1], answer], record.tools)
             text, contents, (start, end) = whole.text, whole.spans, whole.spans[-1]
         else:
             start = len(begin) + len(continuation.context)

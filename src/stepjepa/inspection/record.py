@@ -202,7 +202,7 @@ def _describe(
     record: Record, tokenized: TokenizedRecord, made: RecordTokenizer, main: Sequence, pairs_cut: int
 ) -> RecordInfo:
     """The messages and the steps of a record with the positions they stand at."""
-    whole = made.template.render(record.messages)
+    whole = made.template.render(record.messages, record.tools)
     tokens = made.tokens(whole)
     text = main.text.tolist()
 

@@ -83,6 +83,8 @@ def _training_file(run: Run) -> tuple[Path, argparse.Namespace]:
     except argparse.ArgumentError as error:
         raise UserError(f"the command in run.json can't be read ({error}); train again") from None
     expected = run.get("data", part)
+    if "datasets" in expected:
+        raise UserError("records of several data sets are not shown; look at one with 'stepjepa inspect'")
     named = str(getattr(flags, f"{part}_file") or expected.get("file"))
     # As seen from where the run was started, or from here.
     places = [Path(str(run.get("directory") or ".")) / named, Path(named)]

@@ -79,7 +79,7 @@ def build_trainer(
         raise
     except Exception as error:  # of whatever kind: no step is taken yet, and one line says what is wrong
         raise cannot_start(error) from None
-    columns = describe_columns(train_records[0], args.columns)
+    columns = describe_columns(train_records[0])
     if columns is not None:
         told["columns"] = columns
     if stream is not None:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from stepjepa.batch.stream import RecordStream
+from stepjepa.data.mixture import mix
 from stepjepa.data.records import BadRecords, Record, bad_records, tell_bad_records
-from stepjepa.data.sources import read_records
+from stepjepa.data.sources import read_any, read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import fingerprint
@@ -57,7 +58,10 @@ def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dic
         _tell_overlap(*parts)
         split = {"eval_split": args.eval_split, "split_seed": args.split_seed}
         return *parts, {"data": {**identify_file(args.data_file, records, bad), **split}}
-    if args.streaming:
+    if args.dataset is not None:
+        train_records, about = read_mixture(args)
+        files = {"train": about}
+    elif args.streaming:
         stream = open_stream(args)
         train_records = list(islice(stream, max(FIRST, stream.shuffle_buffer_size)))
         files = {"train": identify_stream(args.train_file)}
@@ -70,6 +74,33 @@ def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dic
     if not args.streaming:
         _tell_overlap(train_records, eval_records)
     return train_records, eval_records, {**files, "eval": identify_file(args.eval_file, eval_records, bad)}
+
+
+def read_mixture(args: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
+    """The records of ``--dataset``, and what identifies them.
+
+    Raises:
+        UserError: a data set is missing or wrong, or ``--dataset_weights`` do not fit.
+    """
+    names = [Path(name).name if Path(name).exists() else name for name in args.dataset]
+    parts, bad = [], [bad_records(args.bad_records) for _ in names]
+    for source, left_out in zip(args.dataset, bad, strict=True):
+        parts.append(read_any(source, bad=left_out, columns=args.columns))
+        if is_main_process():
+            tell_bad_records(left_out)
+    taken = mix(parts, args.dataset_weights, args.split_seed)
+    records = [record for part in taken for record in part]
+    digest = hashlib.sha256(repr([(record.messages, record.tools, record.views) for record in records]).encode())
+    shares = [
+        {"file": name, "records": len(part), "taken": len(some), **_left_out(skipped)}
+        for name, part, some, skipped in zip(names, parts, taken, bad, strict=True)
+    ]
+    about = {"file": " + ".join(names), "records": len(records), "sha256": digest.hexdigest(), "datasets": shares}
+    return records, about
+
+
+def _left_out(bad: BadRecords | None) -> dict[str, Any]:
+    return {"bad_records": bad.to_dict()} if bad is not None and bad.count else {}
 
 
 def _read(args: argparse.Namespace, path: str) -> tuple[list[Record], BadRecords | None]:
@@ -123,8 +154,7 @@ def provenance(args: argparse.Namespace, model: Any) -> dict[str, Any]:
 
 def identify_file(path: str, records: list[Record], bad: BadRecords | None) -> dict[str, Any]:
     """What tells a file of records apart, and what was skipped in it."""
-    skipped = {"bad_records": bad.to_dict()} if bad is not None and bad.count else {}
-    return {"file": Path(path).name, "records": len(records), "sha256": fingerprint(path), **skipped}
+    return {"file": Path(path).name, "records": len(records), "sha256": fingerprint(path), **_left_out(bad)}
 
 
 def identify_stream(path: str) -> dict[str, Any]:
