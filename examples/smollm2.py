@@ -38,17 +38,10 @@ def _fetch(folder: Path) -> Path:
 
 
 def _convert(weights: Path, folder: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from stepjepa import load_model
 
     print(f"reading {weights.name}, about a minute", flush=True)
-    tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
-    read = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name, dtype=torch.float32)
-    # A model whose configuration names GGUF can't be saved.
-    del read.config.quantization_config
-    model = AutoModelForCausalLM.from_config(read.config)
-    model.load_state_dict(read.state_dict())
-    model.tie_weights()
+    model, tokenizer = load_model(str(weights.parent), gguf_file=weights.name)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

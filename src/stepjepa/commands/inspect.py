@@ -97,7 +97,10 @@ def _tokenizer(args: argparse.Namespace, records: list[Record]) -> Any:
         from stepjepa.models.loading import load_tokenizer
 
         return load_tokenizer(
-            args.model_name, chat_template=args.chat_template, trust_remote_code=args.trust_remote_code
+            args.model_name,
+            chat_template=args.chat_template,
+            trust_remote_code=args.trust_remote_code,
+            gguf_file=args.gguf_file,
         )
     texts = (message["content"] for record in records for message in record.messages)
     return preset_tokenizer(args.model_name, texts, args.chat_template)

@@ -290,6 +290,8 @@ def _check_model(args: argparse.Namespace) -> None:
             f"--lora adapts a trained model, and {'presets have' if preset else '--pretrain means'} random weights; "
             "leave one out"
         )
+    if args.gguf_file is not None and (preset or args.pretrain or args.load_in_4bit or args.load_in_8bit):
+        raise UserError("--gguf_file names trained weights, which are dequantised; leave it or what contradicts it out")
     if args.load_in_4bit and args.load_in_8bit:
         raise UserError("--load_in_4bit and --load_in_8bit exclude each other; leave one out")
     if args.train_tokenizer is not None and not (preset or args.pretrain):

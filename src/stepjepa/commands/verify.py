@@ -89,6 +89,7 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
         seed=args.finetune_seed,
         chat_template=args.chat_template,
         trust_remote_code=args.trust_remote_code,
+        gguf_file=args.gguf_file,
         plain=config.plain,
     )
     try:

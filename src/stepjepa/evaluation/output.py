@@ -159,7 +159,7 @@ def _json_at(path: Path) -> dict[str, Any]:
 _MODEL_FILES = (
     *("*.safetensors", "pytorch_model*.bin", "adapter_model.bin", "config.json", "generation_config.json", "*.py"),
     *("adapter_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
-    "chat_template.jinja",
+    *("chat_template.jinja", "*.gguf"),
 )
 _CHUNK, _CHUNKS = 2**16, 256
 

@@ -23,6 +23,7 @@ from stepjepa.models.presets import PREFIX, read_template, refuse_missing
 from stepjepa.models.quantization import quantization_options
 from stepjepa.models.token_rows import give_plain_tokens, give_predictors, grow, keep_rows_alone
 from stepjepa.models.weights import load_adapter, load_weights
+from stepjepa.run_folder import run_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,8 +68,12 @@ def new_dtype(config: Any, name: str) -> torch.dtype:
     return dtype
 
 
-def load_tokenizer(name: str, *, chat_template: str | None = None, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(
+    name: str, *, chat_template: str | None = None, trust_remote_code: bool = False, gguf_file: str | None = None
+) -> Any:
     """The tokenizer of a folder or hub id, with the template of a Jinja file instead of its own if one is named.
+
+    ``gguf_file`` names the file there that holds it.
 
     Raises:
         UserError: there is none, or it can't be read.
@@ -77,7 +82,7 @@ def load_tokenizer(name: str, *, chat_template: str | None = None, trust_remote_
 
     refuse_missing(name)
     with reported(f"can't load a tokenizer from '{name}'"):
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, gguf_file=gguf_file)
     if chat_template is not None:
         tokenizer.chat_template = read_template(chat_template)
     return tokenizer
@@ -98,6 +103,7 @@ def load_model(
     plain: bool = False,
     quantization: dict[str, Any] | None = None,
     allow_missing_weights: bool = False,
+    gguf_file: str | None = None,
 ) -> tuple[PreTrainedModel, Any]:
     """A causal language model for training, with its tokenizer.
 
@@ -116,6 +122,7 @@ def load_model(
         plain: add the tokens of the form without a chat, and let generation stop at its end of turn.
         quantization: of ``quantization.quantization_options``, to load trained weights in 4 or 8 bits.
         allow_missing_weights: draw weights at random that ``name`` lacks, instead of refusing it.
+        gguf_file: a file of ``name`` with weights and tokenizer in that format; they are dequantised.
 
     Returns:
         The model, in training mode, and the tokenizer.
@@ -146,11 +153,14 @@ def load_model(
             )
     else:
         refuse_pickled(name)
-        tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
+        tokenizer = load_tokenizer(
+            name, chat_template=chat_template, trust_remote_code=trust_remote_code, gguf_file=gguf_file
+        )
         with reported(f"can't load a model from '{name}'"):
             model = load_weights(
                 name,
                 allow_missing=allow_missing_weights,
+                gguf_file=gguf_file,
                 dtype=dtype,
                 attn_implementation=attn_implementation,
                 trust_remote_code=trust_remote_code,
@@ -163,13 +173,13 @@ def load_model(
     return model, tokenizer
 
 
-def load_config(name: str, *, trust_remote_code: bool) -> Any:
+def load_config(name: str, *, trust_remote_code: bool, gguf_file: str | None = None) -> Any:
     """The configuration of a folder or hub id; UserError if there is none."""
     from transformers import AutoConfig
 
     refuse_missing(name)
     with reported(f"can't load a configuration from '{name}'"):
-        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, gguf_file=gguf_file)
 
 
 def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: int) -> tuple[Any, Any, Any]:
@@ -334,8 +344,9 @@ def load_for_inference(
         )
     refuse_pickled(name)
     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
-    base = name
+    base, file = name, None
     if adapter.is_file():
+        file = ((run_of(name) or {}).get("loaded") or {}).get("gguf_file")
         described = read_json_object(adapter, "file of an adapter", "restore it, or train again")
         base = str(described.get("base_model_name_or_path") or "")
         if not base:
@@ -343,7 +354,7 @@ def load_for_inference(
         refuse_pickled(base)
     options = {} if quantization is None else quantization_options(quantization, device=device)
     with reported(f"can't load a model from '{base}'"):
-        model = load_weights(base, dtype=dtype, trust_remote_code=trust_remote_code, **options)
+        model = load_weights(base, gguf_file=file, dtype=dtype, trust_remote_code=trust_remote_code, **options)
         if adapter.is_file():
             grow(model, len(tokenizer))
             model = load_adapter(model, name).merge_and_unload()

@@ -14,12 +14,13 @@ from torch import nn
 from stepjepa.errors import UserError, shown
 
 
-def load_weights(name: str, *, allow_missing: bool = False, **options: Any) -> Any:
+def load_weights(name: str, *, allow_missing: bool = False, gguf_file: str | None = None, **options: Any) -> Any:
     """A causal language model from safetensors, with all of its weights.
 
     Args:
         name: folder or hub id.
         allow_missing: weights that are not there are drawn at random, as the library does.
+        gguf_file: a file there, to be dequantised, instead of safetensors.
         options: of ``AutoModelForCausalLM.from_pretrained``.
 
     Raises:
@@ -34,7 +35,7 @@ def load_weights(name: str, *, allow_missing: bool = False, **options: Any) -> A
     logging.set_verbosity_error()  # what it would warn of is refused below
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
-            name, use_safetensors=True, output_loading_info=True, **options
+            name, use_safetensors=True, output_loading_info=True, gguf_file=gguf_file, **options
         )
     finally:
         logging.set_verbosity(level)
@@ -51,7 +52,18 @@ def load_weights(name: str, *, allow_missing: bool = False, **options: Any) -> A
             "layers there"
         )
     refuse_nonfinite(model, name)
-    return model
+    return model if gguf_file is None else _saveable(model)
+
+
+def _saveable(model: Any) -> Any:
+    """A model read from GGUF as one that the library saves: it refuses those that it takes for quantized."""
+    from transformers import AutoModelForCausalLM
+
+    del model.config.quantization_config
+    fresh = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
+    fresh.load_state_dict(model.state_dict(), assign=True)
+    fresh.tie_weights()
+    return fresh
 
 
 def load_adapter(model: Any, folder: str) -> Any:

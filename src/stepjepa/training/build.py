@@ -106,6 +106,7 @@ def _load(
         attn_implementation=args.attn_implementation,
         trust_remote_code=args.trust_remote_code,
         allow_missing_weights=args.allow_missing_weights,
+        gguf_file=args.gguf_file,
         quantization=None if kind is None else quantization_options(kind, compute, training.device),
     )
 

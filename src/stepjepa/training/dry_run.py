@@ -289,8 +289,9 @@ def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence
             plain=config.plain,
         )
     else:
-        tokenizer = load_tokenizer(name, chat_template=args.chat_template, trust_remote_code=trust)
-        found = load_config(name, trust_remote_code=trust)
+        file = args.gguf_file
+        tokenizer = load_tokenizer(name, chat_template=args.chat_template, trust_remote_code=trust, gguf_file=file)
+        found = load_config(name, trust_remote_code=trust, gguf_file=file)
         if config.plain:
             add_plain_tokens(tokenizer)
     if config.uses_views and config.predictors:

@@ -198,6 +198,7 @@ def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
             "quantized": quantized(args),
             "chat_template": None if args.chat_template is None else fingerprint(args.chat_template),
             "attn_implementation": args.attn_implementation,
+            **({} if args.gguf_file is None else {"gguf_file": args.gguf_file}),
         },
         "encoding": {"used": trainer.encoding, "because": trainer.encoding_reason},
         "training": trainer.args.to_dict(),
