@@ -10,7 +10,6 @@ import argparse
 import json
 import math
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
-from transformers.trainer_utils import SaveStrategy
 
 from stepjepa.batch.collate import Batch
 from stepjepa.batch.dataset import prepare
@@ -42,6 +40,7 @@ from stepjepa.models.setup import set_up_attention
 from stepjepa.models.token_rows import adapter_ids, grow
 from stepjepa.objectives.objective import Objective
 from stepjepa.run_folder import is_main_process
+from stepjepa.training.checkpoint_space import GIB, checkpoint_bytes, checkpoint_space
 from stepjepa.training.preparation import (
     check_positions,
     make_collator,
@@ -51,8 +50,6 @@ from stepjepa.training.preparation import (
     refuse_sharding,
 )
 from stepjepa.training.settings import lora_settings, training_arguments
-
-GIB = 2**30
 
 # What torchrun tells a process of the others; a dry run needs their number alone.
 _LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -198,7 +195,7 @@ class _Run:
                 "peak": sum(memory.values()),
             },
             "flops": {"step": flops, "regular_step": regular},
-            "checkpoint": self._checkpoints(memory, steps_of_run),
+            "checkpoint": self._checkpoints(steps_of_run),
         }
 
     def _memory(self, largest: Batch) -> dict[str, int]:
@@ -224,17 +221,10 @@ class _Run:
             return round(equal_compute(self.plan, epochs).steps * self.epoch / self.plan.steps_per_epoch)
         return math.ceil(epochs * self.epoch)
 
-    def _checkpoints(self, memory: dict[str, int], steps: int) -> dict[str, int]:
-        """Bytes of a checkpoint (trained weights and optimizer states), how many are kept, and the free disk."""
-        weights = memory["gradients"] if hasattr(self.model, "peft_config") else memory["weights"]
-        size = weights * self.sharding.weights + memory.get("optimizer states", 0) * self.sharding.states
-        made = {SaveStrategy.NO: 0, SaveStrategy.EPOCH: math.ceil(steps / self.epoch)}.get(
-            self.training.save_strategy, steps // int(self.training.save_steps)
-        )
-        folder = Path(self.args.output_dir).absolute()
-        existing = next(each for each in (folder, *folder.parents) if each.is_dir())
-        kept = min(made, self.training.save_total_limit or made)
-        return {"bytes": size, "kept": kept, "free": shutil.disk_usage(existing).free}
+    def _checkpoints(self, steps: int) -> dict[str, int]:
+        optim = str(getattr(self.training.optim, "value", self.training.optim))
+        size = checkpoint_bytes(kept_bytes(self.model, optim), adapter=hasattr(self.model, "peft_config"))
+        return checkpoint_space(self.training, size, steps, self.epoch)
 
 
 def describe(found: dict[str, Any]) -> list[str]:

@@ -36,6 +36,7 @@ from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone, gather_rows
 from stepjepa.training import failures, preparation
 from stepjepa.training.callbacks import BarCallback, CollapseCallback, ConsoleCallback, EpochCallback, MetricsCallback
+from stepjepa.training.checkpoint_space import SpaceCallback
 from stepjepa.training.hub import UploadCallback, create_repository
 from stepjepa.training.meter import Meter, measure
 from stepjepa.training.nonfinite import NonfiniteGuard, OnNonfinite
@@ -169,6 +170,7 @@ class JepaTrainer(Trainer):
         if not args.disable_tqdm:
             self.add_callback(BarCallback())
         self.add_callback(ConsoleCallback())
+        self.add_callback(SpaceCallback())
         self.add_callback(self.guard)
         if self.ema is not None:
             self.add_callback(EmaCallback(self.ema, self.model, lambda: self.guard.step_taken))
