@@ -59,6 +59,7 @@ endif
 
 soak: setup  ## about ten minutes on two cores: kills, dying processes and damage at random moments
 	rm -f soak/*.json
+	$(BIN)/python tests/soak/defects.py
 	SOAK_SEED=$(SOAK_SEED) $(BIN)/python -m pytest tests/soak -m slow -n 2 --dist loadfile
 
 wheel-test: setup  ## build the wheel, install it with all that it needs into an empty environment, use it from there

@@ -148,7 +148,7 @@ BAD_FLAGS = [
     (["--model_name", "preset:huge"], "no preset 'huge'; choose one of preset:tiny"),
     (["--model_name", "preset:tiny", "--lora"], "presets have random weights"),
     (["--do_train", "True"], "--do_train has no effect here"),
-    (["--eval_file", "x", "--data_file", "y"], "either --train_file or --data_file"),
+    (["--eval_file", "x", "--data_file", "y"], "one of --train_file, --data_file and --dataset"),
 ]
 
 

@@ -209,15 +209,16 @@ def read_yaml(path: Path) -> Any:
     class Loader(yaml.SafeLoader):
         """Knows true and false alone as truth values, and refuses a key that stands twice."""
 
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            seen: dict[str, int] = {}
-            for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        # Before references are followed and mappings are merged (<<), which would hide it.
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node, seen = super().compose_mapping_node(anchor), dict[str, int]()
+            for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.value in seen:
                     told = f"the key {shown(key.value)} stands twice, first in line {seen[key.value]}; leave one"
                     raise UserError(told, path=path, line=key.start_mark.line + 1)
                 if isinstance(key, yaml.ScalarNode):
                     seen[key.value] = key.start_mark.line + 1
-            return super().construct_mapping(node, deep)
+            return node
 
     Loader.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in known if tag != "tag:yaml.org,2002:bool"]

@@ -43,12 +43,12 @@ def without_flags(arguments: Sequence[str], flags: Mapping[str, bool]) -> list[s
     return parser.parse_known_args(list(arguments))[1]
 
 
-def arguments_of_file(path: str, flags: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def arguments_of_file(path: str, flags: Mapping[str, bool]) -> tuple[list[str], dict[str, str]]:
     """A YAML file of flags as command line arguments, to be put before those of the command line, which then win.
 
     Args:
         path: a mapping from flag names, with ``_`` or ``-``, to values.
-        flags: all names that exist, without dashes.
+        flags: all names that exist, without dashes, and whether they take several values.
 
     Returns:
         The arguments; and for each flag, with its dashes, the file and line that it stands on.
@@ -69,13 +69,16 @@ def arguments_of_file(path: str, flags: Sequence[str]) -> tuple[list[str], dict[
     for key, value in values.items():
         name = str(key).replace("-", "_")
         line = next((number for number, text in enumerate(lines, start=1) if text.startswith(str(key))), None)
-        if name not in flags or name == "config":
+        if name not in flags:
             near = difflib.get_close_matches(name, flags, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else "; see 'stepjepa train --help_all'"
             raise UserError(f"unknown key {shown(str(key))}{hint}", path=found, line=line)
         if name in flags_of_file:
             raise UserError(f"the key {shown(str(key))} stands twice; leave one", path=found, line=line)
-        if wrong := _not_a_value(value):
+        wrong = _not_a_value(value)
+        if wrong is None and isinstance(value, list) and not flags[name]:
+            wrong = "holds a list; expected one value"
+        if wrong:
             raise UserError(f"{name}: {wrong}", path=found, line=line)
         flags_of_file[name] = value
         origins[f"--{name}"] = f"{found}:{line}" if line else str(found)

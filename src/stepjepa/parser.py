@@ -73,8 +73,9 @@ class Parser(argparse.ArgumentParser):
 
     def _with_remedy(self, message: str) -> str:
         """A message of argparse in which nothing says what to do, with that."""
-        if match := re.search(r"invalid (int|float) value: ('.*')$", message):
-            number = {"int": "a whole number", "float": "a number"}[match[1]]
+        # By the names of the functions that read numbers: Python's own, and those of stepjepa.options.
+        if match := re.search(r"invalid (int|whole|float|number) value: ('.*')$", message):
+            number = "a whole number" if match[1] in ("int", "whole") else "a number"
             return f"{message[: match.start()]}expected {number}, got {match[2]}"
         if match := re.fullmatch(r"argument (.+): expected (one|at least one) argument", message):
             action = self._option_string_actions.get(match[1])

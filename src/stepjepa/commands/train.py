@@ -16,7 +16,7 @@ from stepjepa.arguments import ModelFlags, add_training_data, jepa_config
 from stepjepa.config import Dtype, JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.flag_files import arguments_of_file
-from stepjepa.options import FROM_ONE, FROM_ZERO, SHARE, Range, add_options, option, refuse_without_effect
+from stepjepa.options import FROM_ONE, FROM_ZERO, READERS, SHARE, Range, add_options, option, refuse_without_effect
 from stepjepa.parser import Parser, refuse_unknown
 from stepjepa.published import TrainingFlags, follow_training_flags, preset_arguments
 from stepjepa.run_folder import FinishedError, is_main_process, read_run
@@ -172,8 +172,14 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     given = list(arguments)
     first, _ = parser.parse_known_args(arguments)
     if first.config is not None:
-        flags = [option[2:] for action in parser._actions for option in action.option_strings if option[2:]]
-        of_file, origins = arguments_of_file(first.config, [*flags, *training_fields()])
+        known = [*_training_parser()._actions, *parser._actions]
+        flags = {
+            option.removeprefix("--"): action.nargs in ("+", "*") or action.dest == "report_to"
+            for action in known
+            for option in action.option_strings
+            if action.dest not in (*OURS, "config", "help", "help_all")
+        }
+        of_file, origins = arguments_of_file(first.config, flags)
         if isinstance(parser, Parser):
             parser.origins = origins
         arguments = [*of_file, *arguments]
@@ -213,6 +219,7 @@ def _parse_training(parser: argparse.ArgumentParser, rest: Sequence[str]) -> dic
     # Only what was named is passed on, so that our defaults are not overwritten by those of TrainingArguments.
     for action in inner._actions:
         action.default = argparse.SUPPRESS
+        action.type = READERS.get(action.type, action.type)
         if action.dest == "report_to":
             # transformers' own parser takes one name alone.
             action.nargs = "+"
