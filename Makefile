@@ -57,9 +57,10 @@ ifndef SOAK_SEED
 SOAK_SEED := $(shell date +%s)
 endif
 
-soak: setup  ## about ten minutes on two cores: kills, dying processes and damage at random moments
+soak: setup  ## about twenty minutes on two cores: kills, dying processes and damage at random moments
 	rm -f soak/*.json
 	$(BIN)/python tests/soak/defects.py
+	FUZZ_EXAMPLES=10000 $(BIN)/python -m pytest -n 2 tests/test_fuzzing.py
 	SOAK_SEED=$(SOAK_SEED) $(BIN)/python -m pytest tests/soak -m slow -n 2 --dist loadfile
 
 wheel-test: setup  ## build the wheel, install it with all that it needs into an empty environment, use it from there

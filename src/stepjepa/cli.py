@@ -30,6 +30,8 @@ def normalise(arguments: Sequence[str]) -> list[str]:
         name, equals, value = argument.partition("=")
         # Only what is a flag: a value may begin with dashes too.
         flag = re.fullmatch(r"--[A-Za-z][\w-]*", name)
+        if flag and value == "--":  # of which argparse would make an empty list
+            raise UserError(f"{name} needs a value, and '--' is none; give it one, or leave the flag out")
         result.append(f"--{name[2:].replace('-', '_')}{equals}{value}" if flag else argument)
     return result
 

@@ -88,8 +88,8 @@ def arguments_of_file(path: str, flags: Mapping[str, bool]) -> tuple[list[str], 
 def _not_a_value(value: Any) -> str | None:
     """Why something can't be the value of a flag; None where it can."""
     if isinstance(value, list):
-        odd = next((each for each in value if each is None or isinstance(each, list | dict)), value)
-        return None if odd is value else f"holds a {type(odd).__name__} in a list; expected words or numbers"
+        odd = [type(each).__name__ for each in value if each is None or isinstance(each, list | dict)]
+        return f"holds a {odd[0]} in a list; expected words or numbers" if odd else None
     waiting, count = [value] if isinstance(value, dict) else [], 0
     while waiting:
         each: Any = waiting.pop()

@@ -279,11 +279,11 @@ def try_all() -> list[tuple[str, str, bool, str]]:
 
 
 def table(found: list[tuple[str, str, bool, str]]) -> str:
-    """The cases as Markdown, with the last line that was said."""
-    lines = ["| item | what is tried | refused or right | said |", "|---|---|---|---|"]
+    """The cases as Markdown, with what was said where it is wrong."""
+    lines = ["| item | what is tried | refused or right |", "|---|---|---|"]
     for item, tried, ok, said in found:
         line = said.replace("|", "\\|").replace("\n", " ")
-        lines.append(f"| {item} | {tried} | {'yes' if ok else '**no**'} | `{line[:160]}` |")
+        lines.append(f"| {item} | {tried} | {'yes' if ok else f'**no**: {line}'} |")
     return "\n".join(lines)
 
 
