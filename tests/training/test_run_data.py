@@ -25,6 +25,7 @@ def write(path: Path, *questions: int) -> str:
 def given(**changes: Any) -> Namespace:
     fields = {
         "data_file": None,
+        "dataset": None,
         "train_file": None,
         "eval_file": None,
         "columns": None,
