@@ -37,7 +37,6 @@ def expected(data: Path) -> str:
     "flags",
     [
         "--no_cache",
-        "--no_cache --dataloader_num_workers 1",
         "--no_cache --dataloader_num_workers 3 --dataloader_prefetch_factor 1",
         "--cache_dir {}/cache",
         "--cache_dir {}/cache --dataloader_num_workers 2 --dataloader_persistent_workers",
