@@ -1,6 +1,5 @@
 """Runs become arms, and arms are paired with the baseline by seed."""
 
-import hashlib
 import json
 
 import pytest
@@ -102,8 +101,6 @@ def test_what_is_not_known_is_none(tmp_path):
     assert difference.measures["stopped"] is difference.by_example is difference.known is None
     assert found.arms[0].spread("stopped") is found.arms[0].spread("gold_loss") is None
     assert difference.measures["headline"].mean == pytest.approx(0.5)
-    assert any("no test by example" in note for note in found.notes)
-    assert any("stopped by themselves" in note for note in found.notes)
 
 
 def test_notes_say_on_what_footing_the_arms_stand(runs, tmp_path):
@@ -152,24 +149,6 @@ def test_compute_is_compared_by_seed(tmp_path):
     assert compare([*folders["r"], *folders["b"]]).differences["llm-jepa"].equal == ()
 
 
-def test_runs_that_were_loaded_in_another_way_are_named(runs):
-    """Older runs don't say, and are not warned of."""
-    loaded = {"dtype": "float32", "chat_template": "{% for %}\n" * 20, "attn_implementation": None}
-    for place in (1, 2):
-        change(runs[place] / "run.json", "loaded", to=loaded)
-    assert not any("were trained with different" in note for note in compare(runs).notes)
-    change(
-        runs[3] / "run.json", "loaded", to={"dtype": "bfloat16", "chat_template": "x", "attn_implementation": "sdpa"}
-    )
-    notes = [note for note in compare(runs).notes if "were trained with different" in note]
-    assert [note.partition(" with different ")[2] for note in notes] == [
-        "dtype: bfloat16, float32; arms that differ in it say less",
-        f"chat_template: {hashlib.sha256(loaded['chat_template'].encode()).hexdigest()[:12]}, x; arms that differ in "
-        "it say less",
-        "attn_implementation: null, sdpa; arms that differ in it say less",
-    ]
-
-
 def test_doubtful_runs_are_named(runs):
     change(runs[1] / "run.json", "versions", "stepjepa", to="0.2.0")
     change(runs[2] / "test.summary.json", "settings", "model", to=model_fingerprint(runs[0]))
@@ -181,10 +160,6 @@ def test_doubtful_runs_are_named(runs):
     notes = compare(runs).notes
     assert any("different versions of stepjepa: 0.1.0, 0.2.0" in note for note in notes)
     assert any(f"the very same model was evaluated in {runs[0]} and in {runs[2]}" in note for note in notes)
-    assert not any("different views" in note for note in notes)
-    for place, views in ((0, "llm-jepa"), (4, "step-jepa")):
-        change(runs[place] / "test.summary.json", "settings", "similarity", to=views)
-    assert any("of different views (llm-jepa, step-jepa)" in note for note in compare(runs).notes)
     # Where they ran makes no difference.
     assert not any("platform" in note for note in notes)
 
@@ -325,6 +300,5 @@ def test_a_run_says_what_it_is(runs):
     assert (run.seed, run.steps, run.evaluation, run.mean("headline")) == ("82", 10, "test", 0.5)
     figures = {"gold_loss": 0.5, "matched": 0.75, "shuffled": 0.25, "tokens": 1500.0, "seconds": 2.5}
     assert run.figures == {**figures, "flops": None}
-    assert run.loaded == {}
     assert run.verdicts("headline") == [True] * 4 + [False] * 4
     assert (run.settings["predictors"], run.settings["lbd"]) == (1, 0.5)

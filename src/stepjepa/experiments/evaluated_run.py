@@ -77,8 +77,6 @@ class EvaluatedRun:
         examples: for each of ``MEASURES`` one number per example, in the order of ``indices``; None if unknown.
         figures: for each of ``FIGURES`` a number; None if it is unknown or not finite.
         model: fingerprint of the model that was evaluated, if it is known.
-        views: whose similarity was measured: ``llm-jepa`` or ``step-jepa``; None if it was not.
-        loaded: how the model was loaded for training: dtype, chat template, attention; empty if it is not known.
         trained_on: which share of the test prompts was trained on, in words; None if none was, or it is not known.
     """
 
@@ -93,8 +91,6 @@ class EvaluatedRun:
     examples: dict[str, list[float] | None]
     figures: dict[str, float | None]
     model: str | None
-    views: str | None
-    loaded: dict[str, Any]
     trained_on: str | None = None
 
     @property
@@ -141,9 +137,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
     indices, examples = _examples(file, summary)
     results, similarity = run.inner("results"), summary.inner_or_none("similarity")
     seen = summary.inner_or_none("trained_on")
-    evaluated, loaded, versions = (
-        fields.inner_or_none(name) for fields, name in ((summary, "settings"), (run, "loaded"), (run, "versions"))
-    )
+    evaluated, versions = summary.inner_or_none("settings"), run.inner_or_none("versions")
     return EvaluatedRun(
         path,
         file.name.removesuffix(SUMMARY),
@@ -164,30 +158,26 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
             "flops": results.amount_or_none("flops"),
         },
         None if evaluated is None else evaluated.text_or_none("model"),
-        None if evaluated is None else evaluated.text_or_none("similarity"),
-        {} if loaded is None else dict(loaded.values),
         None if seen is None else describe_trained_on({form: seen.number(form) for form in FORMS}),
     )
 
 
 def _summary_file(folder: Path, evaluation: str | None) -> Path:
     names = sorted(file.name.removesuffix(SUMMARY) for file in folder.glob(f"*{SUMMARY}"))
-    if evaluation is None:
-        if len(names) == 1:
-            return folder / f"{names[0]}{SUMMARY}"
-        if names:
-            raise UserError(
-                f"holds several evaluations ({', '.join(names)}); leave one in it, or name one where the command takes "
-                "--evaluation",
-                path=folder,
-            )
+    if evaluation is None and not names:
         raise UserError(
             "holds no finished evaluation; run 'stepjepa evaluate' with an --output_file in the run folder", path=folder
         )
-    wanted = evaluation.removesuffix(SUMMARY).removesuffix(".jsonl")
+    if evaluation is None and len(names) > 1:
+        raise UserError(
+            f"holds several evaluations ({', '.join(names)}); leave one in it, or name one where the command takes "
+            "--evaluation",
+            path=folder,
+        )
+    wanted = names[0] if evaluation is None else evaluation.removesuffix(SUMMARY).removesuffix(".jsonl")
     if wanted not in names:
-        there = f"there is {', '.join(names)}" if names else "there is none"
-        raise UserError(f"holds no finished evaluation '{wanted}' ({there}); evaluate the run", path=folder)
+        there = ", ".join(names) or "none"
+        raise UserError(f"holds no finished evaluation '{wanted}' (there is {there}); evaluate the run", path=folder)
     return folder / f"{wanted}{SUMMARY}"
 
 
