@@ -5,7 +5,6 @@ import hashlib
 import json
 import random
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,10 +109,6 @@ def test_titles(arms):
     assert default_title(runs[:1]) == "Run regular/seed2"
     assert default_title(runs[:2]) == "2 runs: regular/seed2, regular/seed3"
     assert default_title(runs) == "6 runs"
-    of_a_sweep = [replace(run, arm="ab"[n % 2], is_baseline=n % 2 == 0) for n, run in enumerate(runs)]
-    assert default_title(of_a_sweep) == "b against a: 6 runs"
-    assert default_title(of_a_sweep, baseline="b") == "a against b: 6 runs"
-    assert default_title([replace(run, is_baseline=False) for run in of_a_sweep]) == "6 runs"
 
 
 def test_a_damaged_file_of_answers_is_a_note(arms):
@@ -124,7 +119,7 @@ def test_a_damaged_file_of_answers_is_a_note(arms):
     assert 'id="losses"' in page
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_damaged_runs_make_a_page_or_an_error_of_one_line(seed, arms):
     chance = random.Random(seed)
     damage(chance, chance.choice(arms) / chance.choice([*DAMAGED, "metrics.jsonl"]))

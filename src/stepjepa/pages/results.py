@@ -34,7 +34,7 @@ class Compared(NamedTuple):
 
 
 class Dot(NamedTuple):
-    """A point of a chart, in percent; the ends of its interval are None where it has none."""
+    """A point of a chart, in percent, with the ends of its interval."""
 
     x: float
     row: float
@@ -204,55 +204,40 @@ def _score_chart(name: str, evaluation: str, evaluated: Evaluated) -> Markup:
 
 def error_section(runs: Sequence[Run]) -> Section | None:
     """How often each kind of error occurred; None where nothing was evaluated."""
+    from plotly import graph_objects as go
+
     parts = []
-    for place, (name, evaluated) in enumerate(by_evaluation(runs).items()):
+    for place, (evaluation, evaluated) in enumerate(by_evaluation(runs).items()):
+        names = [run.name for run, _ in evaluated]
         kinds, counted = error_counts(evaluated)
+        totals = [max(sum(counts), 1) for counts in counted]
+        traces: list[Any] = []
+        for kind, counts in zip(kinds, zip(*counted, strict=True), strict=True):
+            shares = [100 * count / total for count, total in zip(counts, totals, strict=True)]
+            colour = _RIGHT_COLOUR if kind == RIGHT else _WRONG_COLOURS[(len(traces) - 1) % len(_WRONG_COLOURS)]
+            hover = "%{fullData.name}: %{x:.1f}%<extra></extra>"
+            bar = go.Bar(orientation="h", name=chart_text(kind), x=shares, y=list(range(len(names))))
+            traces.append(bar.update(marker={"color": colour}, hovertemplate=hover))
+        label = f"Kinds of errors of {evaluation}"
+        drawn = _rows_chart(f"errors-{place}", label, traces, names, barmode="stack", bargap=0.35, showlegend=True)
         rows = [
-            [run.name, number(sum(counts)), *(f"{number(count)} ({count / sum(counts):.1%})" for count in counts)]
-            for (run, _), counts in zip(evaluated, counted, strict=True)
+            [name, number(total), *(f"{number(count)} ({count / total:.1%})" for count in counts)]
+            for name, total, counts in zip(names, totals, counted, strict=True)
         ]
-        drawn = _error_chart(f"errors-{place}", name, [run.name for run, _ in evaluated], kinds, counted)
-        parts.append({"name": name, "columns": ["run", "answers", *kinds], "rows": rows, "chart": drawn})
+        parts.append({"name": evaluation, "columns": ["run", "answers", *kinds], "rows": rows, "chart": drawn})
     return Section("errors", "Errors by kind", render("errors.html", parts=parts)) if parts else None
 
 
 def error_counts(evaluated: Evaluated) -> tuple[list[str], list[list[int]]]:
     """The kinds, :data:`RIGHT` first and then by frequency, and for each run the count of each kind."""
-    counted: list[dict[str, int]] = []
+    counted: list[Counter[str]] = []
     for _, each in evaluated:
         errors = each.summary.get("errors")
         known = errors.items() if isinstance(errors, dict) else ()
-        wrong = {str(kind): count for kind, count in known if isinstance(count, int) and count > 0}
-        counted.append({RIGHT: max(each.summary["n"] - sum(wrong.values()), 0), **wrong})
-    totals: Counter[str] = sum(map(Counter, counted), Counter())
-    kinds = [RIGHT, *(kind for kind, _ in totals.most_common() if kind != RIGHT)]
-    return kinds, [[counts.get(kind, 0) for kind in kinds] for counts in counted]
-
-
-def _error_chart(
-    name: str, evaluation: str, runs: Sequence[str], kinds: Sequence[str], counted: Sequence[Sequence[int]]
-) -> Markup:
-    """A bar of percentages for each run."""
-    from plotly import graph_objects as go
-
-    traces = [
-        go.Bar(
-            orientation="h",
-            name=chart_text(kind),
-            x=[100 * counts[place] / max(sum(counts), 1) for counts in counted],
-            y=list(range(len(runs))),
-            text=[
-                f"{chart_text(run)}<br>{chart_text(kind)}: {counts[place]:,} of {sum(counts):,}"
-                for run, counts in zip(runs, counted, strict=True)
-            ],
-            textposition="none",
-            marker={"color": _RIGHT_COLOUR if kind == RIGHT else _WRONG_COLOURS[(place - 1) % len(_WRONG_COLOURS)]},
-            hovertemplate="%{text}<extra></extra>",
-        )
-        for place, kind in enumerate(kinds)
-    ]
-    label = f"Kinds of errors of {evaluation}"
-    return _rows_chart(name, label, traces, runs, barmode="stack", bargap=0.35, showlegend=True)
+        wrong = Counter({str(kind): count for kind, count in known if isinstance(count, int) and count > 0})
+        counted.append(Counter({RIGHT: max(each.summary["n"] - wrong.total(), 0)}) + wrong)
+    kinds = [RIGHT, *(kind for kind, _ in sum(counted, Counter()).most_common() if kind != RIGHT)]
+    return kinds, [[counts[kind] for kind in kinds] for counts in counted]
 
 
 def _colour(row: int) -> str:

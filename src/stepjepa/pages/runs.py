@@ -206,9 +206,8 @@ def _fault(summary: dict[str, Any]) -> str | None:
         return "it has no scores"
     for name, score in scores.items():
         score |= {end: score.get(end) for end in ("low", "high")}
-        if not is_number(score.get("mean")) or not all(
-            score[end] is None or is_number(score[end]) for end in ("low", "high")
-        ):
+        ends = [score[end] for end in ("low", "high") if score[end] is not None]
+        if not all(map(is_number, [score.get("mean"), *ends])):
             return f"its score {name} is no number"
     for key in ("headline", "lenient"):
         if summary.get(key) not in list(scores):
