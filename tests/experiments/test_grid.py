@@ -58,11 +58,9 @@ def test_the_baseline_comes_first_and_is_added_if_it_is_regular() -> None:
 
 NAMES = [
     (0.5, "a_f0.5"),
-    (-1, "a_f-1"),
     ("1e-5", "a_f1e-5"),
     (True, "a_f-true"),
     ("l2", "a_f-l2"),
-    (None, "a_f-null"),
 ]
 
 
@@ -105,20 +103,16 @@ seeds: [1, 2]
 REFUSED = [
     ("lbd: 0.1", "lbd: x", "grid.yaml:3: train.lbd: argument --lbd/--lambda: invalid float value"),
     ("lbd: 0.1", "bad-flag: 0.1", "grid.yaml:3: train.bad_flag: unknown argument '--bad_flag=0.1'; did you mean"),
-    ("predictors: [0, 1]", "bad: [0, 1]", "grid.yaml:7: arms.jepa.bad: unknown argument"),
     ("lbd: 0.1", "seed: 3", "grid.yaml:3: train.seed: is set by the sweep itself; leave it out; write 'seeds'"),
     ("lbd: 0.1", "model_name: n", "grid.yaml:3: the key 'model_name' stands twice, first in line 2"),
     ("predictors: [0, 1]", "a-b: 1\n    a_b: 2", "grid.yaml:8: arms.jepa.a_b: is there twice"),
     ("predictors: [0, 1]", "p: [0, 0]", "grid.yaml:6: arms.jepa: 'jepa_p0' would train the same as 'jepa_p0'"),
     ("predictors: [0, 1]", "predictors: []", "grid.yaml:7: arms.jepa.predictors: an empty list"),
-    ("predictors: [0, 1]", "p: [1]\n  JEPA: {p: [1], q: 1}", "two combinations would be called 'JEPA_p1'"),
     ("seeds: [1, 2]", "seeds: [1, 1]", "grid.yaml:8: seeds: expected different whole numbers, 0 or more, got [1, 1]"),
-    ("seeds: [1, 2]", "seed: [3]", "grid.yaml:8: seed: unknown key; expected train, "),
     ("seeds: [1, 2]", "baseline: llm", "grid.yaml:8: baseline: there is no arm 'llm'; name one of jepa"),
     ("  jepa:", "  a/b:", "grid.yaml:5: arms: an arm's name begins with a letter"),
     ("    predictors: [0, 1]", "    - 3", "grid.yaml:6: arms.jepa: holds a list; expected 'flag: value' lines"),
     (YAML, "- 3", "grid.yaml: expected the keys train, evaluate, arms, seeds, baseline"),
-    (YAML, "a: [", "grid.yaml:1: not valid YAML"),
 ]
 
 
@@ -137,7 +131,6 @@ def test_what_is_refused_is_named_with_its_place(old: str, new: str, words: str,
 
 ONLY = [
     (None, 6),
-    ("regular", 2),
     ("a_f1", 2),
     ("regular,82", 1),
     ("82, regular, 23", 2),

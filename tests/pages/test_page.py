@@ -15,7 +15,7 @@ from made_up_runs import change, evaluate, make_run
 from stepjepa.cli import main
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
-from stepjepa.pages.page import default_title, make_page
+from stepjepa.pages.page import make_page
 from stepjepa.pages.runs import read_runs
 
 HOSTILE = (
@@ -79,10 +79,6 @@ def test_nothing_is_loaded_from_elsewhere(arms):
     assert re.search(r"<style>.*?</style>", page, re.DOTALL) and "@import" not in page.partition("</head>")[0]
 
 
-def test_the_same_runs_make_the_same_page(arms):
-    assert make_page(read_runs(arms)) == make_page(read_runs(arms))
-
-
 def test_sections_are_linked_in_order_and_have_names_of_their_own(arms):
     page = re.sub(r"<(script|style).*?</\1>", "", make_page(read_runs(arms)), flags=re.DOTALL)
     anchors = re.findall(r'<li><a href="#([^"]+)">', page)
@@ -102,13 +98,6 @@ def test_markup_in_runs_stays_text(hostile):
 
 def _in_library(page: str) -> int:
     return re.search(r'id="plotly">(.*?)</script>', page, re.DOTALL)[1].count("<img")
-
-
-def test_titles(arms):
-    runs = read_runs(arms)
-    assert default_title(runs[:1]) == "Run regular/seed2"
-    assert default_title(runs[:2]) == "2 runs: regular/seed2, regular/seed3"
-    assert default_title(runs) == "6 runs"
 
 
 def test_a_damaged_file_of_answers_is_a_note(arms):

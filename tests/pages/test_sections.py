@@ -34,19 +34,14 @@ def charts(html: str) -> dict[str, dict]:
     [
         (plain(None), "–"),
         (plain(True), "yes"),
-        (plain(2e-5), "2e-05"),
         (plain({"a": [1]}), '{"a": [1]}'),
         (number(1234567), "1,234,567"),
         (number(float("nan")), "–"),
-        (number(True), "–"),
-        (number("7"), "–"),
         (interval({"mean": 0.5, "low": 0.25, "high": 0.75}), "50.0% [25.0, 75.0]"),
         (interval({"mean": 0.5, "low": None, "high": None}), "50.0%"),
-        (interval(None), "–"),
         (duration(-1), "–"),
         (duration(3 * 3600 + 20 * 60), "3 h 20 min"),
         (magnitude(2924312088576.0), "2.92 T"),
-        (magnitude("x"), "–"),
     ],
 )
 def test_formatted_values(shown, value):
