@@ -168,7 +168,7 @@ def test_scores_and_errors(tmp_path):
 def test_arms_are_compared_over_seeds(arms):
     section = comparison_section(compare_runs(read_runs(arms)))
     found = charts(section.html)
-    means, seeds = found["arms-0-headline"]["data"]
+    means, seeds = found["arms-0"]["data"]
     # Of four examples right: 1, 2, 1 and 2, 2, 3.
     assert means["x"] == pytest.approx([100 / 3, 175 / 3])
     assert seeds["x"] == [25, 50, 25, 50, 50, 75]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,10 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         )
     file = _summary_file(path, evaluation)
     summary = read_fields(file, "summary of an evaluation", _EVALUATE_AGAIN)
-    _refuse_another_model(file, summary)
+    if is_of_another_model(path, summary.values):
+        raise UserError(
+            "is of another model than the one that is in the folder now; evaluate that one, with --overwrite", path=file
+        )
     settings, protocol = _settings(run), _protocol(run, summary)
     indices, examples = _examples(file, summary)
     results, similarity = run.inner("results"), summary.inner_or_none("similarity")
@@ -245,17 +248,13 @@ def _identity(data: Fields) -> str:
     return f"{data.text('sha256_of_first_mib')} of the first MiB, {data.whole('bytes', 0)} bytes"
 
 
-def _refuse_another_model(file: Path, summary: Fields) -> None:
-    """Refuse an evaluation of a checkpoint, or of what the folder held before; weights may have been removed since."""
-    folder, settings = file.parent, summary.inner_or_none("settings")
+def is_of_another_model(folder: Path, summary: Mapping[str, Any]) -> bool:
+    """Whether an evaluation is of a checkpoint, or of what the folder held before; weights may have been removed."""
+    settings = summary.get("settings")
     # Answers of another program name no model.
-    evaluated = None if settings is None else settings.text_or_none("model")
-    if evaluated is None or not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
-        return
-    if evaluated != model_fingerprint(folder):
-        raise UserError(
-            "is of another model than the one that is in the folder now; evaluate that one, with --overwrite", path=file
-        )
+    evaluated = settings.get("model") if isinstance(settings, dict) else None
+    has_weights = any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
+    return evaluated is not None and has_weights and evaluated != model_fingerprint(folder)
 
 
 def _examples(file: Path, summary: Fields) -> tuple[list[int], dict[str, list[float] | None]]:

@@ -26,12 +26,11 @@ SEEDS = (82, 23, 37, 84, 4)
 
 BASELINE = "regular"
 
-# Where the sweep puts each trial, and what makes it go on, is not for the grid to say.
-OURS = {
+# What the sweep sets itself: where each trial is put, and how it is resumed.
+SET_BY_SWEEP = {
     "train": ("output_dir", "finetune_seed", "seed", "resume_from_checkpoint", "config", "help_all", "dry_run"),
     "evaluate": ("model_path", "model_name", "output_file", "overwrite"),
 }
-INSTEAD = {"finetune_seed": "; write 'seeds'", "seed": "; write 'seeds'", "dry_run": "; 'sweep --dry_run' is there"}
 
 KEYS = ("train", "evaluate", "arms", "seeds", "baseline")
 
@@ -154,8 +153,9 @@ def _flags(place: Grid, command: str, values: Any, keys: tuple[str, ...]) -> Fla
     flags: Flags = {}
     for key, value in values.items():
         name = str(key).replace("-", "_")
-        if name in OURS[command]:
-            raise place.error(f"is set by the sweep itself; leave it out{INSTEAD.get(name, '')}", *keys, str(key))
+        if name in SET_BY_SWEEP[command]:
+            hint = "; write 'seeds'" if name.endswith("seed") else ""
+            raise place.error(f"is set by the sweep itself; leave it out{hint}", *keys, str(key))
         if name in flags:
             raise place.error("is there twice", *keys, str(key))
         flags[name] = value

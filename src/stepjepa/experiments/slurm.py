@@ -184,11 +184,11 @@ class Slurm:
         job_class = submitit.SlurmJob if self._executor.cluster == "slurm" else submitit.LocalJob
         ids_file = folder.jobs_folder / "jobs.json"
         ids = json.loads(ids_file.read_text(encoding="utf-8")) if ids_file.exists() else {}
-        for trial in trials:
-            if trial.name in ids:
-                job = job_class(folder.jobs_folder, ids[trial.name])
-                if not job.done(force_check=True) and job.state != "UNKNOWN":
-                    self._watched[trial.name] = trial, job
+        known = [(trial, job_class(folder.jobs_folder, ids[trial.name])) for trial in trials if trial.name in ids]
+        for number, (trial, job) in enumerate(known):
+            # The first asks the cluster for all of them.
+            if not job.done(force_check=not number) and job.state != "UNKNOWN":
+                self._watched[trial.name] = trial, job
         if self._watched:
             print(f"slurm: {len(self._watched)} jobs of an earlier start are watched", flush=True)
         left = [trial for trial in trials if trial.name not in self._watched]

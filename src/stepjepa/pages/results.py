@@ -12,7 +12,7 @@ from markupsafe import Markup
 from stepjepa.drawing import PALETTE
 from stepjepa.errors import UserError
 from stepjepa.experiments.comparison import Comparison, compare
-from stepjepa.experiments.comparison_table import measure_names, tables
+from stepjepa.experiments.comparison_table import tables
 from stepjepa.experiments.verdict import verdict
 from stepjepa.pages.render import Section, chart, chart_text, interval, names_axis, number, plain, render
 from stepjepa.pages.runs import Evaluation, Run, sweep_names
@@ -91,34 +91,28 @@ def comparison_section(compared: Sequence[Compared]) -> Section | None:
     for place, (evaluation, comparison, reason) in enumerate(compared):
         part: dict[str, Any] = {"name": evaluation, "reason": reason}
         if comparison is not None:
-            charts = [*_mean_charts(f"arms-{place}", comparison), *_difference_chart(f"difference-{place}", comparison)]
+            charts = [_mean_chart(f"arms-{place}", comparison), *_difference_chart(f"difference-{place}", comparison)]
             part |= {"verdict": verdict(comparison), "tables": tables(comparison), "charts": charts}
             part["notes"] = comparison.notes
         parts.append(part)
     return Section("arms", "Arms over seeds", render("arms.html", parts=parts))
 
 
-def _mean_charts(prefix: str, comparison: Comparison) -> list[tuple[str, Markup]]:
-    """For each measure the mean and standard deviation of each arm, and a ring for each seed."""
-    found = []
-    for measure, name in measure_names(comparison).items():
-        means, rings = [], []
-        for row, arm in enumerate(comparison.arms):
-            for run in arm.runs:
-                if (mean := run.mean(measure)) is not None:
-                    text = f"{chart_text(arm.name)}<br>seed {chart_text(run.seed)}: {mean:.2%}"
-                    rings.append(Dot(100 * mean, row, text, PALETTE[-1]))
-            if (spread := arm.spread(measure)) is not None:
-                mean, std = 100 * spread.mean, 100 * (spread.std or 0.0)
-                text = f"{chart_text(arm.name)}<br>{mean:.2f}% ± {std:.2f} over {spread.n} seeds"
-                means.append(Dot(mean, row, text, _colour(row), mean - std, mean + std))
-        base = comparison.baseline.spread(measure)
-        line = None if base is None else 100 * base.mean
-        title = f"{name}, mean ± standard deviation; rings are seeds"
-        traces = [_dots(means), _dots(rings, symbol="circle-open", size=6)]
-        names = [arm.name for arm in comparison.arms]
-        found.append((title, _rows_chart(f"{prefix}-{measure}", title, traces, names, line)))
-    return found
+def _mean_chart(name: str, comparison: Comparison) -> tuple[str, Markup]:
+    """The mean and standard deviation of the headline of each arm, and a ring for each seed."""
+    means, rings = [], []
+    for row, arm in enumerate(comparison.arms):
+        spread = arm.spread("headline")
+        if spread is not None:
+            mean, std = 100 * spread.mean, 100 * (spread.std or 0.0)
+            text = f"{chart_text(arm.name)}<br>{mean:.2f}% ± {std:.2f} over {spread.n} seeds"
+            means.append(Dot(mean, row, text, _colour(row), mean - std, mean + std))
+        for run in arm.runs:
+            mean = 100 * (run.mean("headline") or 0.0)
+            rings.append(Dot(mean, row, f"{chart_text(arm.name)}<br>seed {run.seed}: {mean:.2f}%", PALETTE[-1]))
+    title = f"{comparison.scores['headline']}, mean ± standard deviation; rings are seeds"
+    traces = [_dots(means), _dots(rings, symbol="circle-open", size=6)]
+    return title, _rows_chart(name, title, traces, [arm.name for arm in comparison.arms], means[0].x)
 
 
 def _difference_chart(name: str, comparison: Comparison) -> list[tuple[str, Markup]]:
@@ -182,24 +176,15 @@ def score_table(evaluated: Evaluated) -> tuple[list[str], list[list[str]]]:
 
 
 def _score_chart(name: str, evaluation: str, evaluated: Evaluated) -> Markup:
-    """The headline, the lenient score and the stop rate of each run."""
-    traces = []
-    for place, (kind, suffix) in enumerate([("headline", ""), ("lenient", " (lenient)"), ("stopped", "")]):
-        dots, title = [], ""
-        for row, (run, each) in enumerate(evaluated):
-            score_name = each.summary.get(kind, "stopped")
-            score = each.summary["scores"].get(score_name)
-            if score is None or (kind == "lenient" and score_name == each.summary["headline"]):
-                continue
-            title = f"{score_name}{suffix}"
-            low, high = (None if score[end] is None else 100 * score[end] for end in ("low", "high"))
-            text = f"{chart_text(run.name)}<br>{chart_text(title)}: {interval(score)}"
-            dots.append(Dot(100 * score["mean"], row + 0.22 * (place - 1), text, PALETTE[place], low, high))
-        if dots:
-            symbol = ("circle", "circle-open", "square-open")[place]
-            traces.append(_dots(dots, symbol=symbol, size=9, name=title))
-    label = f"Scores of {evaluation} with 95 % intervals"
-    return _rows_chart(name, label, traces, [run.name for run, _ in evaluated], each_row=46, showlegend=True)
+    """The headline of each run."""
+    dots = []
+    for row, (run, each) in enumerate(evaluated):
+        score = each.summary["scores"][each.summary["headline"]]
+        low, high = (None if score[end] is None else 100 * score[end] for end in ("low", "high"))
+        text = f"{chart_text(run.name)}<br>{chart_text(each.summary['headline'])}: {interval(score)}"
+        dots.append(Dot(100 * score["mean"], row, text, PALETTE[0], low, high))
+    label = f"Headline score of {evaluation} with 95 % intervals"
+    return _rows_chart(name, label, [_dots(dots)], [run.name for run, _ in evaluated])
 
 
 def error_section(runs: Sequence[Run]) -> Section | None:
@@ -244,7 +229,7 @@ def _colour(row: int) -> str:
     return PALETTE[row % len(PALETTE)]
 
 
-def _dots(dots: Sequence[Dot], *, symbol: str = "diamond", size: int = 10, name: str = "") -> Any:
+def _dots(dots: Sequence[Dot], *, symbol: str = "diamond", size: int = 10) -> Any:
     """A Plotly trace of points with their intervals."""
     from plotly import graph_objects as go
 
@@ -260,7 +245,6 @@ def _dots(dots: Sequence[Dot], *, symbol: str = "diamond", size: int = 10, name:
     }
     return go.Scatter(
         mode="markers",
-        name=chart_text(name),
         x=[dot.x for dot in dots],
         y=[dot.row for dot in dots],
         text=[dot.text for dot in dots],
@@ -278,7 +262,6 @@ def _rows_chart(
     line: float | None = None,
     *,
     unit: str = "% of answers",
-    each_row: int = 34,
     showlegend: bool = False,
     **layout: Any,
 ) -> Markup:
@@ -288,6 +271,6 @@ def _rows_chart(
         layout["shapes"] = [
             {"type": "line", "yref": "paper", "x0": line, "x1": line, "y0": 0, "y1": 1, "line": style},
         ]
-    height = 100 + 30 * showlegend + each_row * len(names)
+    height = 100 + 30 * showlegend + 34 * len(names)
     axes = {"xaxis": {"title": {"text": unit}}, "yaxis": names_axis(names)}
     return chart(name, label, traces, height=height, showlegend=showlegend, **axes, **layout)

@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.errors import UserError
-from stepjepa.evaluation.output import model_fingerprint
-from stepjepa.experiments.evaluated_run import SUMMARY
+from stepjepa.experiments.evaluated_run import SUMMARY, is_of_another_model
 from stepjepa.experiments.sweep_folder import SWEEP_FILE
 from stepjepa.files import read_json_object, read_jsonl
 from stepjepa.run_folder import METRICS_FILE, RUN_FILE, read_run
-
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 
 
 @dataclass(frozen=True)
@@ -176,9 +173,7 @@ def _read_metrics(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
 
 def _read_evaluations(folder: Path, notes: list[str]) -> dict[str, Evaluation]:
     found: dict[str, Evaluation] = {}
-    files = sorted(folder.glob(f"*{SUMMARY}"))
-    model = model_fingerprint(folder) if files and any(any(folder.glob(each)) for each in _WEIGHTS) else None
-    for file in files:
+    for file in sorted(folder.glob(f"*{SUMMARY}")):
         name = file.name.removesuffix(SUMMARY)
         try:
             summary = read_json_object(file, "summary", "evaluate again")
@@ -188,9 +183,7 @@ def _read_evaluations(folder: Path, notes: list[str]) -> dict[str, Evaluation]:
         if fault := _fault(summary):
             notes.append(f"The evaluation {file.name} is skipped: {fault}; evaluate again.")
             continue
-        settings = summary.get("settings")
-        evaluated = settings.get("model") if isinstance(settings, dict) else None
-        if None not in (model, evaluated) and evaluated != model:
+        if is_of_another_model(folder, summary):
             notes.append(f"The evaluation {name} is of another model than the folder holds now; evaluate again.")
         answers = file.with_name(f"{name}.jsonl")
         if not answers.is_file():
