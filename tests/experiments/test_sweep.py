@@ -183,6 +183,7 @@ def test_cores_and_gpus_are_shared_out(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     three = environments(tmp_path / "three", jobs=3, gpus=["4", "GPU-x", "6"])
     assert {found["OMP_NUM_THREADS"] for found in three} == {"2"}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepjepa.errors import UserError
 from stepjepa.experiments.grid import Trial
-from stepjepa.experiments.sweep import Ending, TrialRun, trial_environment
+from stepjepa.experiments.sweep import Ending, Local
 from stepjepa.experiments.sweep_folder import FAILED, FINISHED, INTERRUPTED, SweepFolder
 from stepjepa.files import write_json
 from stepjepa.signals import Interruptions
@@ -106,34 +106,28 @@ class TrialJob:
 
     def __init__(self, folder: SweepFolder, trial: Trial) -> None:
         self._folder, self._trial = folder, trial
-        self._run: TrialRun | None = None
+        self._engine = Local()
 
     def __call__(self) -> str:
-        """Train and evaluate; returns what became of the trial."""
-        if self._folder.state(self._trial) == FINISHED:
-            return FINISHED
-        environment = trial_environment(0, 1, ())
-        if "SLURM_CPUS_PER_TASK" in os.environ:
-            environment["OMP_NUM_THREADS"] = os.environ["SLURM_CPUS_PER_TASK"]
-        ending = None
-        with Interruptions() as asked:
-            self._run = TrialRun(self._folder, self._trial, environment)
-            try:
-                while (ending := self._run.ended()) is None and not asked.count:
-                    time.sleep(0.1)
-            finally:
-                if ending is None:
-                    TrialRun.end([self._run], asked)
-        if ending is None:
-            raise SystemExit(128 + asked.first)
-        return ending.status
+        """Train and evaluate; returns the state of the trial."""
+        if self._folder.state(self._trial) != FINISHED:
+            with Interruptions() as asked:
+                self._engine.begin(self._folder, [self._trial])
+                try:
+                    while self._engine.busy and not asked.count:
+                        self._engine.ended()
+                        time.sleep(0.1)
+                finally:
+                    self._engine.end(asked)
+            if asked.count:
+                raise SystemExit(128 + asked.first)
+        return self._folder.state(self._trial)
 
     def checkpoint(self) -> DelayedSubmission:
         """Called by submitit when the time is nearly up; the training resumes from its last checkpoint."""
         from submitit.helpers import DelayedSubmission
 
-        if self._run is not None:
-            TrialRun.end([self._run])
+        self._engine.end()
         return DelayedSubmission(TrialJob(self._folder, self._trial))
 
 
@@ -218,8 +212,6 @@ class Slurm:
             done, record = job.done(), self._folder.read_record(trial)
             if record.get("status") in (FINISHED, FAILED):
                 found.append((trial, Ending(record["status"], record.get("reason", ""))))
-            elif done and self._folder.is_evaluated(trial):
-                found.append((trial, Ending(FINISHED)))
             elif done:
                 output = self._folder.last_line(trial)
                 reason = f"job {job.job_id} ended ({job.state}) before the trial did: {output}"

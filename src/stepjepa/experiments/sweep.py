@@ -167,6 +167,10 @@ class Child:
         """The exit status, a signal's number negated; None while it runs."""
         return self._process.poll()
 
+    def wait(self) -> None:
+        """Wait for its end."""
+        self._process.wait()
+
     def send(self, number: int) -> None:
         """Send a signal to it and to all that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -179,7 +183,6 @@ class TrialRun:
     def __init__(self, folder: SweepFolder, trial: Trial, environment: Mapping[str, str]) -> None:
         self.trial, self._folder, self._environment = trial, folder, environment
         folder.log_file(trial).parent.mkdir(parents=True, exist_ok=True)
-        self._log = folder.log_file(trial).open("ab")
         step = folder.next_step(trial)
         # Before the run folder is there, so that the folder can be told to be ours.
         folder.record(trial, RUNNING)
@@ -190,13 +193,14 @@ class TrialRun:
 
     def _start(self, stage: str, *more: str) -> None:
         command = [*self._folder.command(self.trial, stage), *more]
-        self._log.write(f"$ {shlex.join(command)}\n".encode())
-        self._log.flush()
-        self._stage, self._child = stage, Child(command, self._log, self._environment)
+        with self._folder.log_file(self.trial).open("ab") as log:
+            log.write(f"$ {shlex.join(command)}\n".encode())
+            log.flush()
+            self._stage, self.child = stage, Child(command, log, self._environment)
 
     def ended(self) -> Ending | None:
         """How it ended; None while it runs."""
-        code = self._child.ended()
+        code = self.child.ended()
         if code is None:
             return None
         if code == 0 and self._stage == "train":
@@ -204,7 +208,6 @@ class TrialRun:
             return None
         ending = self._ending(code)
         self._folder.record(self.trial, ending.status, ending.reason)
-        self._log.close()
         return ending
 
     def _ending(self, code: int) -> Ending:
@@ -218,25 +221,6 @@ class TrialRun:
             how = f"failed with exit code {code}" if code else "left no result"
         reason = f"{self._stage} {how}: {self._folder.last_line(self.trial)}"
         return Ending(INTERRUPTED if number in _FROM_OUTSIDE else FAILED, reason)
-
-    @staticmethod
-    def end(runs: Sequence[TrialRun], asked: Interruptions | None = None) -> None:
-        """End trials by SIGTERM, after a minute or a second request by SIGKILL; their records stay ``running``."""
-        children = [run._child for run in runs]
-        for child in children:
-            child.send(signal.SIGTERM)
-        until = time.monotonic() + _GRACE
-        while any(child.ended() is None for child in children) and time.monotonic() < until:
-            if asked is not None and asked.count > 1:
-                break
-            time.sleep(0.02)
-        for child in children:
-            # What a process started must not outlive it.
-            child.send(signal.SIGKILL)
-        while any(child.ended() is None for child in children):
-            time.sleep(0.02)
-        for run in runs:
-            run._log.close()
 
 
 class Local:
@@ -273,9 +257,20 @@ class Local:
                 found.append((self._running.pop(slot).trial, ending))
         return found
 
-    def end(self, asked: Interruptions) -> None:
-        """See :class:`Engine`: ends what is still running, at once when asked twice."""
-        TrialRun.end(list(self._running.values()), asked)
+    def end(self, asked: Interruptions | None = None) -> None:
+        """See :class:`Engine`: ends what is still running by SIGTERM, after a minute or a second request by SIGKILL."""
+        children = [run.child for run in self._running.values()]
+        for child in children:
+            child.send(signal.SIGTERM)
+        until = time.monotonic() + _GRACE
+        while any(child.ended() is None for child in children) and time.monotonic() < until:
+            if asked is not None and asked.count > 1:
+                break
+            time.sleep(0.02)
+        for child in children:
+            # What a process started must not outlive it.
+            child.send(signal.SIGKILL)
+            child.wait()
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -292,7 +287,8 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 def trial_environment(slot: int, jobs: int, gpus: Sequence[str]) -> dict[str, str]:
     """The environment of the trial in a slot of ``jobs``: its share of the cores, and one GPU where there are any."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = int(os.environ.get("SLURM_CPUS_PER_TASK", available))
     result = {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ}
     if gpus:
         result["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
