@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from stepjepa.drawing import PALETTE
 from stepjepa.errors import UserError
-from stepjepa.experiments.comparison import Comparison, compare
+from stepjepa.experiments.comparison import Comparison
 from stepjepa.experiments.comparison_table import tables
 from stepjepa.experiments.verdict import verdict
 from stepjepa.pages.render import Section, chart, chart_text, interval, names_axis, number, plain, render
-from stepjepa.pages.runs import Evaluation, Run, sweep_names
+from stepjepa.pages.runs import Evaluation, Run, compare_folders
 
 RIGHT = "right"
 """The kind of an answer without an error."""
@@ -65,22 +64,12 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> list[Compa
         if len(finished) < 2:
             continue
         try:
-            found.append(Compared(name, _compare(finished, name, baseline), None))
+            found.append(Compared(name, compare_folders(finished, baseline, evaluation=name), None))
         except UserError as error:
             if baseline is not None:
                 raise
             found.append(Compared(name, None, str(error)))
     return found
-
-
-def _compare(runs: Sequence[Run], evaluation: str, baseline: str | None) -> Comparison:
-    folders = [run.folder for run in runs]
-    if (known := sweep_names(runs)) is not None:
-        names, own = known
-        # Fails where several sweeps use one name for different arms: then arms are named by what differs.
-        with suppress(UserError):
-            return compare(folders, evaluation=evaluation, names=names, baseline=own if baseline is None else baseline)
-    return compare(folders, evaluation=evaluation, baseline=baseline)
 
 
 def comparison_section(compared: Sequence[Compared]) -> Section | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stepjepa.errors import UserError
+from stepjepa.experiments.comparison import Comparison, compare
 from stepjepa.experiments.evaluated_run import SUMMARY, is_of_another_model
 from stepjepa.experiments.sweep_folder import SWEEP_FILE
 from stepjepa.files import read_json_object, read_jsonl
@@ -113,6 +115,25 @@ def sweep_names(runs: Sequence[RunFolder]) -> tuple[list[str], str] | None:
     if None in names or len(baselines) != 1:
         return None
     return [str(name) for name in names], str(baselines.pop())
+
+
+def compare_folders(places: Sequence[RunFolder], baseline: str | None = None, **settings: Any) -> Comparison:
+    """Compare runs under the names of the arms of their sweep, or by what differs between them.
+
+    Args:
+        places: the run folders.
+        baseline: the arm to compare with; by default that of the sweep, or the regular one.
+        settings: ``evaluation`` and ``tails`` of ``comparison.compare``.
+
+    Raises:
+        UserError: see ``comparison.compare``.
+    """
+    folders = [place.folder for place in places]
+    if (known := sweep_names(places)) is not None:
+        # Fails where several sweeps use one name for different arms, or several names for one.
+        with suppress(UserError):
+            return compare(folders, names=known[0], baseline=baseline or known[1], **settings)
+    return compare(folders, baseline=baseline, **settings)
 
 
 def is_number(value: Any) -> bool:
