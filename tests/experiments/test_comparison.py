@@ -1,5 +1,6 @@
 """Runs become arms, and arms are paired with the baseline by seed."""
 
+import hashlib
 import json
 
 import pytest
@@ -128,6 +129,24 @@ def test_compute_is_compared_by_seed(tmp_path):
     assert compare([*folders["r"], *folders["b"]]).differences["llm-jepa"].flops is None
     # Nothing is made of tokens instead.
     assert compare([*folders["r"], *folders["b"]]).differences["llm-jepa"].equal == ()
+
+
+def test_runs_that_were_loaded_in_another_way_are_named(runs):
+    """Older runs don't say, and are not warned of."""
+    loaded = {"dtype": "float32", "chat_template": "{% for %}\n" * 20, "attn_implementation": None}
+    for place in (1, 2):
+        change(runs[place] / "run.json", "loaded", to=loaded)
+    assert not any("were trained with different" in note for note in compare(runs).notes)
+    change(
+        runs[3] / "run.json", "loaded", to={"dtype": "bfloat16", "chat_template": "x", "attn_implementation": "sdpa"}
+    )
+    notes = [note for note in compare(runs).notes if "were trained with different" in note]
+    assert [note.partition(" with different ")[2] for note in notes] == [
+        "dtype: bfloat16, float32; arms that differ in it say less",
+        f"chat_template: {hashlib.sha256(loaded['chat_template'].encode()).hexdigest()[:12]}, x; arms that differ in "
+        "it say less",
+        "attn_implementation: null, sdpa; arms that differ in it say less",
+    ]
 
 
 def test_doubtful_runs_are_named(runs):

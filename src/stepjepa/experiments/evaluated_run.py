@@ -77,6 +77,8 @@ class EvaluatedRun:
         examples: for each of ``MEASURES`` one number per example, in the order of ``indices``; None if unknown.
         figures: for each of ``FIGURES`` a number; None if it is unknown or not finite.
         model: fingerprint of the model that was evaluated, if it is known.
+        views: whose similarity was measured: ``llm-jepa`` or ``step-jepa``; None if it was not.
+        loaded: how the model was loaded for training: dtype, chat template, attention; empty if it is not known.
         trained_on: which share of the test prompts was trained on, in words; None if none was, or it is not known.
     """
 
@@ -91,6 +93,8 @@ class EvaluatedRun:
     examples: dict[str, list[float] | None]
     figures: dict[str, float | None]
     model: str | None
+    views: str | None
+    loaded: dict[str, Any]
     trained_on: str | None = None
 
     @property
@@ -140,7 +144,9 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
     indices, examples = _examples(file, summary)
     results, similarity = run.inner("results"), summary.inner_or_none("similarity")
     seen = summary.inner_or_none("trained_on")
-    evaluated, versions = summary.inner_or_none("settings"), run.inner_or_none("versions")
+    evaluated, loaded, versions = (
+        fields.inner_or_none(name) for fields, name in ((summary, "settings"), (run, "loaded"), (run, "versions"))
+    )
     return EvaluatedRun(
         path,
         file.name.removesuffix(SUMMARY),
@@ -161,6 +167,8 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
             "flops": results.amount_or_none("flops"),
         },
         None if evaluated is None else evaluated.text_or_none("model"),
+        None if evaluated is None else evaluated.text_or_none("similarity"),
+        {} if loaded is None else dict(loaded.values),
         None if seen is None else describe_trained_on({form: seen.number(form) for form in FORMS}),
     )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepjepa.experiments.evaluated_run import EvaluatedRun
 from stepjepa.experiments.statistics import LEVEL, POWER, detectable
@@ -73,6 +75,10 @@ def _doubts(runs: Sequence[EvaluatedRun]) -> Iterator[str]:
         found = sorted({run.versions.get(package, "unknown") for run in runs})
         if len(found) > 1:
             yield f"the runs were made with different versions of {package}: {', '.join(found)}"
+    for what in ("dtype", "chat_template", "attn_implementation"):
+        values = sorted({_shown(run.loaded[what]) for run in runs if what in run.loaded})
+        if len(values) > 1:
+            yield f"the runs were trained with different {what}: {', '.join(values)}; arms that differ in it say less"
     for run in runs:
         if run.trained_on is not None:
             yield f"{run.folder}: {run.trained_on}"
@@ -82,6 +88,15 @@ def _doubts(runs: Sequence[EvaluatedRun]) -> Iterator[str]:
             other = models.setdefault(run.model, run)
             if other is not run:
                 yield f"the very same model was evaluated in {other.folder} and in {run.folder}; is that intended?"
+    views = sorted({run.views for run in runs if run.views is not None})
+    if len(views) > 1:
+        yield f"matched and shuffled are of different views ({', '.join(views)}), so they can't be compared"
+
+
+def _shown(value: Any) -> str:
+    """A setting in a sentence; a template of many lines by its fingerprint."""
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return text if len(text) <= 40 and text.isprintable() else hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def groups(comparison: Comparison) -> dict[str, list[str]]:
