@@ -224,7 +224,7 @@ class Slurm:
 
     def end(self, asked: Interruptions) -> None:
         """See :class:`Engine`: jobs are cancelled, but continue where only the terminal is gone."""
-        if asked.count and asked.first != signal.SIGHUP:
+        if self._watched and asked.count and asked.first != signal.SIGHUP:
             for _, job in self._watched.values():
                 job.cancel(check=False)
             print(f"slurm: {len(self._watched)} jobs cancelled", flush=True)
