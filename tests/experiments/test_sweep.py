@@ -236,6 +236,29 @@ def test_a_signal_ends_all_and_the_next_start_goes_on(tmp_path: Path) -> None:
     assert sweep(folder_of(tmp_path, trials), trials, Local(2)).finished == trials
 
 
+def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
+    stubborn = tmp_path / "stubborn.py"
+    stubborn.write_text(
+        "import pathlib, signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "pathlib.Path(sys.argv[0]).with_name('up').touch()\ntime.sleep(60)\n"
+    )
+    trials = trials_of(seeds=(1,))
+    given = json.dumps([{**vars(trial)} for trial in trials])
+    code = DRIVER.replace(repr(FAKE), repr((sys.executable, "-S", str(stubborn))))
+    assert code != DRIVER
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "sweep"), "1", given], stdout=subprocess.PIPE
+    )
+    wait_for((tmp_path / "up").exists)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    assert process.communicate(timeout=30)[0] == b"stopped 2\n"
+    assert time.monotonic() - began < 3
+
+
 def test_a_killed_child_is_not_at_fault_and_goes_on_at_the_next_start(tmp_path: Path) -> None:
     trials = trials_of(seeds=(1,), slow=0.1)
     process = driver(tmp_path, trials)
