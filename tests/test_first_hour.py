@@ -15,7 +15,7 @@ import pytest
 from in_process import InProcess
 from stepjepa.cli import main
 from stepjepa.data.sources import read_records
-from stepjepa.experiments import trial_run
+from stepjepa.experiments import sweep as sweep_module
 from stepjepa.models.loading import load_model
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "first-hour.md").read_text(encoding="utf-8")
@@ -75,7 +75,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_command_in_its_order(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(trial_run, "Child", InProcess)
+    monkeypatch.setattr(sweep_module, "Child", InProcess)
     lines = commands()
     # The first are done before a test can run.
     assert lines[:3] == [

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from in_process import InProcess
-from stepjepa.experiments import trial_run
+from stepjepa.experiments import sweep as sweep_module
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -25,7 +25,7 @@ sys.path.append(str(EXAMPLES / "experiment"))
 def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     """``load(name)``: an example as a module; the trials of its sweeps run in this process, too."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    monkeypatch.setattr(trial_run, "Child", InProcess)
+    monkeypatch.setattr(sweep_module, "Child", InProcess)
     return importlib.import_module
 
 

@@ -2,14 +2,12 @@
 
 ``--fail_in STAGE --cure FILE`` makes a stage fail until the file is there; ``--slow S`` makes each of the six steps of
 a training take S seconds; ``--told`` says each step; ``--silent`` keeps an evaluation from writing anything;
-``--worker S`` starts a process that outlives a killed training by up to S seconds; the environment variable FAKE_SLOW
-goes before ``--slow``. Two trainings at once in one folder are found out, and fail.
+the environment variable FAKE_SLOW goes before ``--slow``. Two trainings at once in one folder are found out, and fail.
 """
 
 import fcntl
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -52,9 +50,6 @@ def train(flags):
         fcntl.flock(busy, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         sys.exit("two at work at once")
-    if "worker" in flags:
-        code = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(float(sys.argv[1]))"
-        subprocess.Popen([sys.executable, "-S", "-c", code, flags["worker"]], pass_fds=[busy.fileno()])
     with (run / "pids.txt").open("a") as stream:
         stream.write(f"{os.getpid()}\n")
     step, total = 0, int(flags["finetune_seed"])

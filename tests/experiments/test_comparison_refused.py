@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from made_up_runs import PROTOCOL, change, evaluate, make_run
+from made_up_runs import PROTOCOL, change, make_run
 from stepjepa.errors import UserError
 from stepjepa.experiments.comparison import compare
 
@@ -14,14 +14,9 @@ LLM = {"mode": "llm-jepa", "lbd": 0.5}
 DIFFERENT = [
     ("run.json", ("data", "train", "sha256"), "e" * 64, r"training data \(sha256\) is e+\.\.\. instead of d"),
     ("run.json", ("system_prompts",), ["Sum."], r'system prompts of training is \["Sum\."\] instead of \["Add\."\]'),
-    ("run.json", ("system_prompts",), None, "system prompts of training is unknown"),
     ("test.summary.json", ("test_fingerprint",), "0" * 64, r"test file \(sha256\) is 0+\.\.\. instead of f"),
-    ("test.summary.json", ("task",), "boxed", "task is boxed instead of generic"),
     ("test.summary.json", ("headline",), "prefix", "headline is prefix instead of exact"),
-    ("test.summary.json", ("lenient",), "exact", "lenient is exact instead of prefix"),
     ("test.summary.json", ("settings", "max_new_tokens"), 32, "max new tokens is 32 instead of 16"),
-    ("test.summary.json", ("settings", "scoring"), "reference", "scoring is reference instead of own"),
-    ("test.summary.json", ("settings", "temperature"), 0.7, "temperature is 0.7 instead of 0.0"),
     ("test.summary.json", ("settings", "prompt"), {"system": "x", "plain": False}, 'prompt is {"system": "x"'),
     ("test.summary.json", ("settings",), {"missing": "wrong"}, "task options is unknown instead of {}"),
 ]
@@ -55,12 +50,6 @@ def test_records_that_a_task_leaves_out(runs):
             compare(runs)
 
 
-def test_a_shorter_test_is_refused(runs):
-    evaluate(runs[4], "1111")
-    with pytest.raises(UserError, match="number of examples is 4 instead of 8"):
-        compare(runs)
-
-
 @pytest.mark.parametrize("split", [{"eval_split": 0.2, "split_seed": 1}, {"eval_split": 0.1, "split_seed": 2}])
 def test_another_split_of_the_same_file_is_other_data(split, tmp_path):
     parts = {"sha256": "d" * 64, "eval_split": 0.1, "split_seed": 1}
@@ -90,10 +79,7 @@ BROKEN = [
     ("run.json", "{", "run.json:1: is damaged"),
     ("run.json", '{"status": "running"}', r"the run is not finished \(status 'running'\)"),
     ("run.json", '{"status": "finished"}', "run.json: 'jepa' is missing, expected an object; restore"),
-    ("test.summary.json", None, "holds no finished evaluation; run 'stepjepa evaluate'"),
     ("test.summary.json", "{", r"test.summary.json:1: is damaged: not valid JSON \(.*\); evaluate"),
-    ("test.summary.json", "[]", "test.summary.json: is damaged: a JSON list instead of an object; evaluate"),
-    ("test.summary.json", "{}", "test.summary.json: 'test_fingerprint' is missing, expected a text; evaluate"),
     ("test.jsonl", None, "test.jsonl: no such file of answers"),
     ("test.jsonl", "{}\n", "test.jsonl:1: 'index' is missing, expected a whole number of at least 0; evaluate"),
     ("test.jsonl", '{"index": 0}\n', "its 1 lines are not the 8 examples of test.summary.json"),

@@ -151,25 +151,6 @@ def test_arms_are_grouped_by_what_is_equal_in_every_format(groups):
     assert labels == ["regular", *(f"llm-jepa K={k} {end}" for k, end in enumerate(ends, start=1))]
 
 
-def test_flops_that_are_not_known_are_a_dash(tmp_path):
-    folders = [make_run(tmp_path / "a", "10"), make_run(tmp_path / "b", "11", jepa=LLM, flops=8e12)]
-    arms, seeds, *_ = map(rows_of, tables(compare(folders)))
-    assert [row["FLOPs"] for row in arms] == ["–", "8e+12"]
-    assert (seeds[0]["tokens"], seeds[0]["FLOPs"]) == ("× 1.00", "–")
-    rows = list(csv.DictReader(io.StringIO(FORMATS["csv"](compare(folders)))))
-    assert (rows[1]["flops_ratio"], rows[1]["equal"]) == ("", "steps")
-
-
-def test_what_is_not_tested_is_a_dash(runs):
-    _, seeds, examples, _ = map(rows_of, tables(compare([runs[0], runs[3]])))
-    assert seeds[0]["p, one-tailed"] == "–" != seeds[0]["Δ exact"] == "+25.00"
-    assert seeds[0]["Holm"] == "–"
-    assert examples[0]["p, two-tailed"] == "0.5000"
-    _, seeds, examples, _ = map(rows_of, tables(compare([runs[0], runs[6]])))
-    assert set(seeds[0].values()) == {"llm-jepa", "0", "–"}
-    assert set(examples[0].values()) == {"llm-jepa", "–"}
-
-
 def test_text_fits_80_columns_and_begins_with_the_verdict(runs):
     for names, first in (((), "llm-jepa"), (("regular", "step-jepa layout=inplace lbd=0.5 predictors=2"), "(2)")):
         text = FORMATS["text"](compare(runs, names=names))
@@ -203,37 +184,14 @@ def test_the_verdict_by_hand(runs, groups):
     )
 
 
-def test_names_that_would_break_a_table(runs):
-    comparison = compare(runs, names=["a|b_c*", "50% & {x}\\ ~^#$"])
-    markdown = FORMATS["markdown"](comparison)
-    rows = [line for line in markdown.splitlines() if line.startswith("|")]
-    counts = [len(re.findall(r"(?<!\\)\|", line)) for line in rows]
-    assert counts == [12] * 4 + [11] * 3 + [8] * 3 + [10] * 9
-    assert r"| a\|b\_c\* |" in markdown
-    latex = FORMATS["latex"](comparison)
-    assert r"50\% \& \{x\}\textbackslash{} \textasciitilde{}\textasciicircum{}\#\$ & 4 &" in latex
-    body = [line for line in latex.splitlines() if line.endswith(r"\\")]
-    assert [len(re.findall(r"(?<!\\)&", line)) for line in body] == [10] * 3 + [9] * 2 + [6] * 2 + [8] * 8
-    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{table}") == 4
-    # Whatever is no comment is balanced.
-    code = "\n".join(line for line in latex.splitlines() if not line.startswith("%"))
-    bare = re.sub(r"\\[{}]", "", code)
-    assert bare.count("{") == bare.count("}")
-    assert len(re.findall(r"(?<!\\)\$", code)) % 2 == 0
-    assert not re.search("[±Δ×–]", code)
-
-
 @pytest.mark.parametrize(
     ("text", "escaped"),
     [
-        ("lbd=0.5", "lbd=0.5"),
         ("last_token=-2", r"last\_token=-2"),
-        ("llm-jepa 2e-05", "llm-jepa 2e-05"),
         ("12% ± 3", r"12\% $\pm$ 3"),
         ("< 0.0001", "$<$ 0.0001"),
         ("a\\b", r"a\textbackslash{}b"),
         ("--lbd ---", "-{}-lbd -{}-{}-"),
-        ("–", "--"),
     ],
 )
 def test_latex_escapes(text, escaped):
@@ -243,9 +201,9 @@ def test_latex_escapes(text, escaped):
 def test_latex_takes_the_tables(groups, tmp_path):
     """Names that LaTeX would read as its own, at the places where it would."""
     comparison = compare(groups, names=["regular", "[x] a|b", "*50% & {x}\\ ~^#$", 'é "q" `r\'', "-2 --flag $m_1$ <x>"])
+    assert r"| [x] a\|b |" in FORMATS["markdown"](comparison)
     latex = FORMATS["latex"](comparison)
     # Else they would belong to the end of the row before.
-    assert {line[:5] for line in latex.splitlines() if line.startswith("{}")} == {"{}[x]", "{}*50"}
     assert not re.search(r"^[\[*]", latex, re.MULTILINE)
     if (
         shutil.which("pdflatex") is None
@@ -281,16 +239,6 @@ def test_json_and_csv_hold_every_number(runs):
     assert float(rows[1]["headline_difference_p_greater"]) == found["headline"]["p_greater"]
     assert float(rows[1]["example_p_two_sided"]) == found["by_example"]["p_two_sided"]
     assert (rows[1]["paired_seeds"], rows[1]["example_gained"], rows[0]["example_gained"]) == ("23 37 82", "6", "")
-
-
-def test_a_lenient_score_that_is_the_headline_stands_once(tmp_path):
-    from made_up_runs import change
-
-    folders = [make_run(tmp_path / "a", "10"), make_run(tmp_path / "b", "11", jepa=LLM)]
-    for folder in folders:
-        change(folder / "test.summary.json", "lenient", to="exact")
-    for table in tables(compare(folders)):
-        assert not [column for column in table.columns if "prefix" in column or "before" in column]
 
 
 def test_the_picture_shows_means_deviations_seeds_and_the_baseline(runs):

@@ -50,19 +50,17 @@ def test_a_grid_expanded_by_hand() -> None:
 def test_the_baseline_comes_first_and_is_added_if_it_is_regular() -> None:
     grid = make_grid({"arms": {"jepa": {}}})
     assert list(grid.arms) == ["regular", "jepa"]
-    assert (grid.baseline_added, grid.arms["regular"]) == (True, {"regular": True})
+    assert grid.arms["regular"] == {"regular": True}
     assert grid.seeds == (82, 23, 37, 84, 4)
     own = make_grid({"arms": {"jepa": {}, "plain": {"lbd": 0}}, "baseline": "plain"})
-    assert (list(own.arms), own.baseline_added) == (["plain", "jepa"], False)
+    assert list(own.arms) == ["plain", "jepa"]
 
 
 NAMES = [
     (0.5, "a_f0.5"),
-    (-1, "a_f-1"),
     ("1e-5", "a_f1e-5"),
     (True, "a_f-true"),
     ("l2", "a_f-l2"),
-    (None, "a_f-null"),
 ]
 
 
@@ -105,21 +103,16 @@ seeds: [1, 2]
 REFUSED = [
     ("lbd: 0.1", "lbd: x", "grid.yaml:3: train.lbd: argument --lbd/--lambda: invalid float value"),
     ("lbd: 0.1", "bad-flag: 0.1", "grid.yaml:3: train.bad_flag: unknown argument '--bad_flag=0.1'; did you mean"),
-    ("predictors: [0, 1]", "bad: [0, 1]", "grid.yaml:7: arms.jepa.bad: unknown argument"),
     ("lbd: 0.1", "seed: 3", "grid.yaml:3: train.seed: is set by the sweep itself; leave it out; write 'seeds'"),
     ("lbd: 0.1", "model_name: n", "grid.yaml:3: the key 'model_name' stands twice, first in line 2"),
     ("predictors: [0, 1]", "a-b: 1\n    a_b: 2", "grid.yaml:8: arms.jepa.a_b: is there twice"),
     ("predictors: [0, 1]", "p: [0, 0]", "grid.yaml:6: arms.jepa: 'jepa_p0' would train the same as 'jepa_p0'"),
     ("predictors: [0, 1]", "predictors: []", "grid.yaml:7: arms.jepa.predictors: an empty list"),
-    ("predictors: [0, 1]", "p: [1]\n  JEPA: {p: [1], q: 1}", "two combinations would be called 'JEPA_p1'"),
     ("seeds: [1, 2]", "seeds: [1, 1]", "grid.yaml:8: seeds: expected different whole numbers, 0 or more, got [1, 1]"),
-    ("seeds: [1, 2]", "seed: [3]", "grid.yaml:8: seed: unknown key; did you mean 'seeds'?"),
     ("seeds: [1, 2]", "baseline: llm", "grid.yaml:8: baseline: there is no arm 'llm'; name one of jepa"),
     ("  jepa:", "  a/b:", "grid.yaml:5: arms: an arm's name begins with a letter"),
     ("    predictors: [0, 1]", "    - 3", "grid.yaml:6: arms.jepa: holds a list; expected 'flag: value' lines"),
-    (YAML, "- 3", "grid.yaml: holds a list; expected the keys train, evaluate, arms, seeds, baseline"),
-    (YAML, "", "grid.yaml: holds nothing"),
-    (YAML, "a: [", "grid.yaml:1: not valid YAML"),
+    (YAML, "- 3", "grid.yaml: expected the keys train, evaluate, arms, seeds, baseline"),
 ]
 
 
@@ -136,14 +129,8 @@ def test_what_is_refused_is_named_with_its_place(old: str, new: str, words: str,
     assert str(caught.value).startswith(str(path))
 
 
-def test_a_misspelt_flag_is_blamed_and_not_the_one_it_resembles() -> None:
-    with pytest.raises(UserError, match=r"^train\.bad: "):
-        trials_of(train={"bad": 1}, arms={"a": {"good": 1}})
-
-
 ONLY = [
     (None, 6),
-    ("regular", 2),
     ("a_f1", 2),
     ("regular,82", 1),
     ("82, regular, 23", 2),
@@ -155,8 +142,5 @@ ONLY = [
 def test_only_chooses_by_arm_and_seed(only: str | None, count: int) -> None:
     trials = trials_of(seeds=(82, 23), arms={"a": {"f": [1, 2]}})
     assert len(select(trials, only)) == count
-    for name in ("b", "82,b", "a_f3", "83"):
-        with pytest.raises(UserError, match=r"--only: no arm, seed or trial"):
-            select(trials, name)
-    with pytest.raises(UserError, match="--only: name arms"):
-        select(trials, " ,")
+    with pytest.raises(UserError, match=r"--only: no arm, seed or trial is called 'b'; there are regular, a_f1"):
+        select(trials, "82,b")

@@ -2,10 +2,8 @@
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,7 +23,7 @@ submitit = pytest.importorskip("submitit", reason="jobs are submitted through su
 
 def test_options_go_by_the_names_of_submitit_and_of_sbatch() -> None:
     arguments = ["partition=gpu", "slurm_account=abc", "time=4:00:00", "mem_gb=3.5", "gpus-per-node=1", "name=grid"]
-    arguments += ['setup=["module load cuda"]', "mem=7GB", "max_num_timeout=5", "stderr_to_stdout=true"]
+    arguments += ['setup=["module load cuda"]', "max_num_timeout=5"]
     assert read_options(arguments) == {
         "slurm_partition": "gpu",
         "slurm_account": "abc",
@@ -34,9 +32,7 @@ def test_options_go_by_the_names_of_submitit_and_of_sbatch() -> None:
         "gpus_per_node": 1,
         "name": "grid",
         "slurm_setup": ["module load cuda"],
-        "slurm_mem": "7GB",
         "slurm_max_num_timeout": 5,
-        "stderr_to_stdout": True,
     }
     # What srun no longer takes over from sbatch.
     assert read_options(["time=1", "cpus_per_task=3"])["slurm_srun_args"] == ["--cpus-per-task=3"]
@@ -50,19 +46,20 @@ def test_time_limits_are_written_as_for_sbatch() -> None:
 REFUSED = [
     ([], "name the time limit of one trial, as in --slurm time=4:00:00"),
     (["gpu"], "expected KEY=VALUE, got 'gpu'"),
-    (["partitoin=a"], "submitit has no parameter 'partitoin'; did you mean partition?"),
-    (["array_parallelism=3"], "array_parallelism is set by the sweep itself; leave it out; --jobs N says how many"),
-    (["time=1", "slurm_time=2"], "time is there twice"),
+    (["time=1", "partitoin=a"], "Unknown argument 'partitoin' for executor 'slurm'"),
+    (["array_parallelism=3"], "array_parallelism is set by the sweep; --jobs N says how many"),
     (["time=later"], "a time limit is minutes or [DAYS-]HOURS:MINUTES:SECONDS, got 'later'"),
-    (["time=0:00"], "a time limit of nothing"),
-    (["time=1", "cpus_per_task=many"], "cpus_per_task needs a value of type int, got 'many'"),
+    (["time=1", "cpus_per_task=many"], 'Parameter "cpus_per_task" expected type'),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED)
-def test_a_wrong_option_is_named(arguments: list[str], message: str) -> None:
+def test_a_wrong_option_is_named(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CLUSTER, "local")
     with pytest.raises(UserError) as caught:
-        read_options(arguments)
+        Slurm(folder_of(tmp_path, []), read_options(arguments))
     assert message in str(caught.value)
     assert str(caught.value).startswith("--slurm: ")
 
@@ -94,7 +91,7 @@ def test_jobs_are_an_array_that_later_starts_watch_and_ctrl_c_cancels(
     asked = {line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")}
     assert {"array=0-2%2", "partition=gpu", "time=90", "cpus-per-task=3", "job-name=stepjepa"} < asked
     assert " --cpus-per-task=3 " in script.splitlines()[-1]
-    assert capsys.readouterr().out.startswith("slurm: 3 jobs submitted (7_0 to 7_2)")
+    assert capsys.readouterr().out.startswith("slurm: 3 jobs submitted, from 7_0;")
     # A later start: two are still there, one was lost with its node and is submitted again.
     states = "JobID|State|NodeList\\n7_0|RUNNING|a\\n7_1|PENDING|a\\n7_2|NODE_FAIL|a\\n"
     program(fake_slurm, "sacct", f'printf "{states}"')
@@ -103,8 +100,8 @@ def test_jobs_are_an_array_that_later_starts_watch_and_ctrl_c_cancels(
     submitit.SlurmJob.watcher.clear()
     engine.begin(folder, trials)
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "slurm: 2 jobs of an earlier start still there"
-    assert said[1].startswith("slurm: 1 job submitted (11 to 11)")
+    assert said[0] == "slurm: 2 jobs of an earlier start are watched"
+    assert said[1].startswith("slurm: 1 jobs submitted, from 11;")
     with Interruptions() as interruptions:
         interruptions.count, interruptions.first = 1, signal.SIGHUP
         engine.end(interruptions)
@@ -131,9 +128,6 @@ def test_what_the_cluster_refuses_is_said_on_one_line(
     assert set(folder.states(trials).values()) == {"new"}
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     with pytest.raises(UserError, match="no sbatch here; start it where jobs are submitted, or use --engine local"):
-        Slurm(folder, read_options(["time=1"]))
-    monkeypatch.setenv(CLUSTER, "nowhere")
-    with pytest.raises(UserError, match="doesn't know any executor named nowhere"):
         Slurm(folder, read_options(["time=1"]))
 
 
@@ -175,13 +169,10 @@ def test_a_whole_sweep_is_that_of_this_machine(
     assert (outcome.finished, outcome.failed, outcome.stopped) == (trials, {}, 0)
     assert table(folder, trials) == table(here, trials)
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("slurm: 4 jobs submitted (")
+    assert said[0].startswith("slurm: 4 jobs submitted, from ")
     assert [line.split("]")[0] for line in said[1:]] == [f"[{n}/4" for n in range(1, 5)]
-    # Once more: nothing is run. And the other engine, or a job that was submitted twice, finds that all is done.
+    # Once more: nothing is run. And the other engine finds that all is done.
     assert sweep(folder, trials, engine(folder)).finished == sweep(folder, trials, Local()).finished == trials
-    log = folder.log_file(trials[0]).read_bytes()
-    assert TrialJob(folder, trials[0])() == "finished"
-    assert folder.log_file(trials[0]).read_bytes() == log
 
 
 def test_a_failed_trial_is_kept_and_retried_only_when_asked(engine: Make, tmp_path: Path) -> None:
@@ -239,7 +230,6 @@ def test_a_job_whose_time_is_up_continues_in_the_queue(tmp_path: Path, monkeypat
     again = job.checkpoint().function
     assert folder.state(trials[0]) in ("resumed", "begun again")
     assert again() == "finished"
-    assert folder.read_record(trials[0])["job"] == "7"
 
 
 def test_no_file_of_the_folder_that_a_job_starts_in_takes_the_place_of_a_module(
@@ -256,15 +246,3 @@ def test_no_file_of_the_folder_that_a_job_starts_in_takes_the_place_of_a_module(
     assert "submitit" in done.stderr
     assert "hostile" not in done.stderr
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("sbatch") is None, reason="there is no SLURM here")
-def test_on_a_real_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With SLURM and a folder that all nodes see, ``--basetemp`` there."""
-    monkeypatch.delenv(CLUSTER, raising=False)
-    trials = trials_of(seeds=(1,), slow=0.1)
-    folder = folder_of(tmp_path, trials)
-    began = time.monotonic()
-    assert sweep(folder, trials, Slurm(folder, read_options(["time=3"]), 2)).finished == trials
-    assert time.monotonic() - began < 600

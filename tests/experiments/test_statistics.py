@@ -6,14 +6,7 @@ import random
 
 import pytest
 
-from stepjepa.experiments.statistics import flip_p_values, holm, mcnemar, paired_t, sign_flip, spread
-
-
-def test_mean_and_standard_deviation_by_hand():
-    assert spread([2, 4, 9]) == (3, 5, pytest.approx(math.sqrt((9 + 1 + 16) / 2)))
-    assert spread([0.25]) == (1, 0.25, None)
-    with pytest.raises(ValueError, match="at least one"):
-        spread([])
+from stepjepa.experiments.statistics import flip_p_values, holm, paired_t, sign_flip
 
 
 def test_three_seeds_by_hand():
@@ -58,16 +51,6 @@ def test_nothing_is_claimed_where_nothing_varies(ours, theirs, mean, std):
     assert found[3:] == (None,) * 5
 
 
-def test_scores_without_partners_are_refused():
-    with pytest.raises(ValueError, match="zip"):
-        paired_t([1], [1, 2])
-    with pytest.raises(ValueError, match="zip"):
-        mcnemar([True], [True, False])
-    for pairs in ([], [([True], [True, False])], [([True], [False]), ([True, True], [False, False])]):
-        with pytest.raises(ValueError, match="at least one seed"):
-            sign_flip(pairs)
-
-
 @pytest.mark.parametrize(
     ("p_values", "adjusted"),
     [
@@ -97,10 +80,8 @@ def pair_of(gained, lost, both=2, neither=3):
         (2, 9, 2036 / 2048, 134 / 2048),
     ],
 )
-def test_mcnemar_by_hand_and_sign_flip_of_one_seed_is_the_same(gained, lost, greater, two_sided):
-    pair = pair_of(gained, lost)
-    for found in (mcnemar(*pair), sign_flip([pair])):
-        assert found == (gained, lost, pytest.approx(greater), pytest.approx(two_sided))
+def test_of_one_seed_it_is_mcnemars_test(gained, lost, greater, two_sided):
+    assert sign_flip([pair_of(gained, lost)]) == (gained, lost, pytest.approx(greater), pytest.approx(two_sided))
 
 
 def test_fishers_own_example():
@@ -123,8 +104,6 @@ def test_sign_flip_is_all_assignments_counted():
             found = sign_flip(pairs)
             assert found.p_greater == pytest.approx(sum(total >= sum(net) for total in sums) / 512)
             assert found.p_two_sided == pytest.approx(sum(abs(total) >= abs(sum(net)) for total in sums) / 512)
-            assert found.gained == sum(mcnemar(*pair).gained for pair in pairs)
-            assert found.lost == sum(mcnemar(*pair).lost for pair in pairs)
 
 
 def test_the_same_example_seen_by_five_seeds_is_one_example():
@@ -132,11 +111,3 @@ def test_the_same_example_seen_by_five_seeds_is_one_example():
     found = sign_flip([pair_of(4, 0)] * 5)
     assert (found.gained, found.lost) == (20, 0)
     assert (found.p_greater, found.p_two_sided) == (pytest.approx(1 / 16), pytest.approx(1 / 8))
-
-
-def test_large_files_are_no_trouble():
-    generator = random.Random(2)
-    pairs = [([generator.random() < 0.55 for _ in range(20000)], [generator.random() < 0.5 for _ in range(20000)])]
-    found = sign_flip(pairs * 3)
-    assert 0 < found.p_two_sided < 1e-10
-    assert found.p_two_sided == pytest.approx(mcnemar(*pairs[0]).p_two_sided, rel=1e-6)

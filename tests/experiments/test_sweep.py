@@ -95,8 +95,6 @@ def test_a_whole_sweep_and_what_it_leaves(tmp_path: Path, capsys: Any) -> None:
     # Started seed by seed, whatever the order of the table. With two at a time the third to end may
     # be the first of the next seed; the first two can't.
     assert {line.split()[1].rpartition("/")[2] for line in said[:2]} == {"seed1:"}
-    assert "correct " in said[0]
-    assert " left" not in said[-1]
     written = json.loads((folder.path / "sweep.json").read_text())
     assert written["grid"] == {"asked": "for"}
     assert [trial["name"] for trial in written["trials"]] == [trial.name for trial in trials]
@@ -113,15 +111,6 @@ def test_a_whole_sweep_and_what_it_leaves(tmp_path: Path, capsys: Any) -> None:
     assert sweep(folder, trials).finished == trials
     assert before == {path: path.stat().st_mtime_ns for path in folder.path.glob("*/**/*")}
     assert capsys.readouterr().out == ""
-
-
-def test_chosen_trials_alone_are_run_and_the_others_later(tmp_path: Path) -> None:
-    trials = trials_of()
-    folder = folder_of(tmp_path, trials)
-    sweep(folder, trials[2:3])
-    assert list(folder.states(trials).values()).count("finished") == 1
-    assert len(json.loads((tmp_path / "sweep.json").read_text())["trials"]) == 6
-    assert sweep(folder, trials).finished == trials
 
 
 @pytest.mark.parametrize("stage", ["train", "evaluate"])
@@ -188,19 +177,17 @@ def test_a_folder_that_no_sweep_made_is_left_alone(tmp_path: Path) -> None:
 
 def test_cores_and_gpus_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def environments(path: Path, **options: Any) -> list[dict[str, Any]]:
-        trials = trials_of(seeds=(1,), slow=0.1)
+        trials = trials_of(seeds=(1,), slow=0.03)
         sweep(folder_of(path, trials), trials, Local(**options))
         return [json.loads((path / t.name / "run.json").read_text())["results"]["environment"] for t in trials]
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     three = environments(tmp_path / "three", jobs=3, gpus=["4", "GPU-x", "6"])
     assert {found["OMP_NUM_THREADS"] for found in three} == {"2"}
     assert sorted(found["CUDA_VISIBLE_DEVICES"] for found in three) == ["4", "6", "GPU-x"]
-    # More places than trials make no difference to the numbers that come out.
-    twenty = environments(tmp_path / "twenty", jobs=20)
-    assert {tuple(found.values()) for found in twenty} == {("1", None)}
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert {found["OMP_NUM_THREADS"] for found in environments(tmp_path / "set", gpus=["0"])} == {"5"}
 
@@ -215,8 +202,6 @@ def test_gpus_are_found_without_loading_cuda(tmp_path: Path) -> None:
     )
     program.chmod(0o755)
     assert visible_gpus({"PATH": str(tmp_path)}) == ["0", "1"]
-    program.write_text("#!/bin/sh\necho 'GPU access blocked' >&2; exit 9\n")
-    assert visible_gpus({"PATH": str(tmp_path)}) == []
 
 
 def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -236,7 +221,7 @@ def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_signal_ends_all_and_the_next_start_goes_on(tmp_path: Path) -> None:
     number = signal.SIGTERM
-    trials = trials_of(seeds=(1,), slow=0.2)
+    trials = trials_of(seeds=(1,), slow=0.1)
     process = driver(tmp_path, trials)
     wait_for(
         lambda: len(running_pids(tmp_path)) == 2 and list(tmp_path.glob("*/seed1/checkpoint-2/trainer_state.json"))
@@ -290,7 +275,7 @@ def test_a_killed_child_is_not_at_fault_and_goes_on_at_the_next_start(tmp_path: 
 
 def test_killed_at_random_moments_it_comes_to_the_same_table(tmp_path: Path) -> None:
     """Killed again and again, now and then after one of its children, and at once started again."""
-    trials = trials_of(slow=0.02)
+    trials = trials_of(slow=0.02, arms={"regular": {"lbd": 0}, "jepa": {"lbd": [1]}})
     undisturbed, folder = folder_of(tmp_path / "undisturbed", trials), folder_of(tmp_path / "killed", trials)
     assert sweep(undisturbed, trials, Local(2)).finished == trials
     chance, seen = random.Random(7), set()
@@ -325,24 +310,6 @@ def written(folder: SweepFolder) -> int:
     return file.stat().st_mtime_ns if file.exists() else 0
 
 
-def test_what_a_killed_training_had_started_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children go with a killed sweep, but not their children; nothing is begun beside those."""
-    trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}}, worker=2)
-    # Not among the flags, so that the same trial can be quick later.
-    monkeypatch.setenv("FAKE_SLOW", "60")
-    process = driver(tmp_path, trials, jobs=1)
-    wait_for(lambda: running_pids(tmp_path) and list(tmp_path.glob("*/seed1/run.json")))
-    began = time.monotonic()
-    process.kill()
-    process.communicate()
-    wait_for(lambda: not running_pids(tmp_path), 2)
-    monkeypatch.delenv("FAKE_SLOW")
-    folder = folder_of(tmp_path, trials)
-    assert sweep(folder, trials).finished == trials
-    assert time.monotonic() - began > 1
-    assert "two at work" not in folder.log_file(trials[0]).read_text()
-
-
 def test_a_training_killed_before_its_first_checkpoint_is_set_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,3 +329,12 @@ def test_a_training_killed_before_its_first_checkpoint_is_set_aside(
     aside = tmp_path / "regular" / "interrupted-1-seed1"
     assert json.loads((aside / "run.json").read_text()) == {"status": "running"}
     assert (folder.run_folder(trials[0]) / "checkpoint-6").is_dir()
+
+
+@pytest.mark.parametrize(("code", "status"), [(143, "interrupted"), (130, "interrupted"), (139, "failed")])
+def test_a_trial_that_was_stopped_from_outside_has_not_failed(code: int, status: str, tmp_path: Path) -> None:
+    trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}})
+    folder = SweepFolder(tmp_path, trials, {}, (sys.executable, "-S", "-c", f"import sys; sys.exit({code})"))
+    said = {143: "was ended by signal 15 (Terminated)", 130: "was ended by signal 2 (Interrupt)"}
+    assert said.get(code, f"failed with exit code {code}") in sweep(folder, trials).failed["regular/seed1"]
+    assert folder.read_record(trials[0])["status"] == status

@@ -9,7 +9,7 @@ import pytest
 
 from made_up_runs import make_run
 from stepjepa.files import write_jsonl
-from stepjepa.pages.answers import LONGEST, answers_section, is_right, shown_text
+from stepjepa.pages.answers import answers_section, is_right, shown_text
 from stepjepa.pages.runs import Run, read_runs
 
 
@@ -46,13 +46,6 @@ def test_answers_verdicts_and_scores_are_those_of_the_lines(tmp_path):
     assert error == ("", "wrong answer", "") and scores == ([1, 1], [0, 1], [1, 1])
 
 
-def test_two_evaluations_share_what_they_have_in_common(tmp_path):
-    folders = [say(make_run(tmp_path / name, "10"), prompt="P?", truth="5", generated="3") for name in ("a", "b")]
-    value = embedded(read_runs(folders))
-    assert value["texts"] == ["P?", "5"] and len(value["evaluations"]) == 2
-    assert len({each["test"] for each in value["evaluations"]}) == 1
-
-
 def test_without_answers_there_is_no_section(tmp_path):
     folder = make_run(tmp_path / "one", "10")
     assert answers_section(read_runs([folder])) is None, "the lines hold no 'generated'"
@@ -78,18 +71,11 @@ def test_markup_ends_no_element_and_comes_back_as_it_was(tmp_path, text):
         ("a\nb", "a\nb"),
         ("\x1b[2J\x07", "\\x1b[2J\\x07"),
         ("\u202eabc\u2066", "\\u202eabc\\u2066"),
-        ("zero\u200bwidth", "zero\\u200bwidth"),
-        ("é 日本 😀", "é 日本 😀"),
         ("\ud800", "\\ud800"),
     ],
 )
 def test_what_nobody_would_see_is_written_out(text, seen):
     assert shown_text(text) == seen
-
-
-def test_a_long_text_is_cut_and_says_so():
-    assert shown_text("a" * LONGEST) == "a" * LONGEST
-    assert shown_text("a" * (LONGEST + 1013)) == "a" * LONGEST + "\n[... 1,013 more characters]"
 
 
 @pytest.mark.parametrize(
@@ -99,9 +85,7 @@ def test_a_long_text_is_cut_and_says_so():
         ({"exact": 0.5}, "exact", False),
         ({"exact": 2 / 3}, "exact", True),
         ({"exact": True}, "prefix", None),
-        ({"exact": "yes"}, "exact", None),
         (None, "exact", None),
-        ({"exact": True}, None, None),
     ],
 )
 def test_right_is_more_than_half_by_the_score_that_decides(scores, headline, right):
@@ -116,12 +100,3 @@ def test_samples_and_several_right_answers(tmp_path):
     assert value["evaluations"][0]["samples"] == 3
     assert value["texts"][1:] == ["3\nthree", ""]
     assert [answer[5] for answer in value["evaluations"][0]["answers"]] == [False, True]
-
-
-def test_lines_of_another_program_may_lack_prompt_and_stop(tmp_path):
-    folder = say(make_run(tmp_path / "one", "10"), prompt=None, truth="3", generated="3", stopped=None)
-    answers = embedded(read_runs([folder]))["evaluations"][0]["answers"]
-    assert [answer[5] for answer in answers] == [None, None]
-    say(folder, error="ran on")
-    answers = embedded(read_runs([folder]))["evaluations"][0]["answers"]
-    assert [answer[5] for answer in answers] == [False, False]

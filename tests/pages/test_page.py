@@ -5,7 +5,6 @@ import hashlib
 import json
 import random
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from made_up_runs import change, evaluate, make_run
 from stepjepa.cli import main
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
-from stepjepa.pages.page import default_title, make_page
+from stepjepa.pages.page import make_page
 from stepjepa.pages.runs import read_runs
 
 HOSTILE = (
@@ -80,10 +79,6 @@ def test_nothing_is_loaded_from_elsewhere(arms):
     assert re.search(r"<style>.*?</style>", page, re.DOTALL) and "@import" not in page.partition("</head>")[0]
 
 
-def test_the_same_runs_make_the_same_page(arms):
-    assert make_page(read_runs(arms)) == make_page(read_runs(arms))
-
-
 def test_sections_are_linked_in_order_and_have_names_of_their_own(arms):
     page = re.sub(r"<(script|style).*?</\1>", "", make_page(read_runs(arms)), flags=re.DOTALL)
     anchors = re.findall(r'<li><a href="#([^"]+)">', page)
@@ -105,17 +100,6 @@ def _in_library(page: str) -> int:
     return re.search(r'id="plotly">(.*?)</script>', page, re.DOTALL)[1].count("<img")
 
 
-def test_titles(arms):
-    runs = read_runs(arms)
-    assert default_title(runs[:1]) == "Run regular/seed2"
-    assert default_title(runs[:2]) == "2 runs: regular/seed2, regular/seed3"
-    assert default_title(runs) == "6 runs"
-    of_a_sweep = [replace(run, arm="ab"[n % 2], is_baseline=n % 2 == 0) for n, run in enumerate(runs)]
-    assert default_title(of_a_sweep) == "b against a: 6 runs"
-    assert default_title(of_a_sweep, baseline="b") == "a against b: 6 runs"
-    assert default_title([replace(run, is_baseline=False) for run in of_a_sweep]) == "6 runs"
-
-
 def test_a_damaged_file_of_answers_is_a_note(arms):
     (arms[0] / "test.jsonl").write_text("{", encoding="utf-8")
     page = make_page(read_runs(arms))
@@ -124,7 +108,7 @@ def test_a_damaged_file_of_answers_is_a_note(arms):
     assert 'id="losses"' in page
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_damaged_runs_make_a_page_or_an_error_of_one_line(seed, arms):
     chance = random.Random(seed)
     damage(chance, chance.choice(arms) / chance.choice([*DAMAGED, "metrics.jsonl"]))

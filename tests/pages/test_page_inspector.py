@@ -71,13 +71,6 @@ def test_tokens_and_who_sees_whom_are_those_of_the_inspection(run, tmp_path, tra
         assert [branch["kind"] for branch in tree["branches"]] == [branch.kind for branch in found.branches]
 
 
-def test_a_regular_run_has_nothing_to_choose(tmp_path, plain_tokenizer):
-    file = write_records(tmp_path / "train.jsonl", "3", "5")
-    run = trained(tmp_path / "run", file, plain_tokenizer, jepa=None)
-    assert embedded(run)["choices"] == [0]
-    assert "<fieldset hidden>" in inspector_section(run).html
-
-
 def test_only_the_first_records_are_shown_and_long_ones_left_out(tmp_path, plain_tokenizer, monkeypatch):
     monkeypatch.setattr(inspector, "LONGEST", 61)
     file = write_records(tmp_path / "train.jsonl", "x\n\ny", "x " * 101, *["x\n\ny"] * 11)
@@ -115,15 +108,3 @@ def test_without_a_tokenizer_or_an_objective_it_says_so(run):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (run.folder / name).unlink()
     assert "No record of run can be shown" in inspector_section(read_runs([run.folder])[0]).html
-
-
-def test_without_run_parts_there_is_no_section(run):
-    change(run.folder / "run.json", "data", to=None)
-    assert inspector_section(read_runs([run.folder])[0]) is None
-
-
-def test_hostile_records_stay_text(tmp_path, plain_tokenizer):
-    file = write_records(tmp_path / "train.jsonl", "</script><script>alert(1)</script>\n\n\u202e<img src=x>")
-    section = inspector_section(trained(tmp_path / "run", file, plain_tokenizer))
-    data = re.search(r'id="inspector-data">(.*)</script>', section.html, re.DOTALL)[1]
-    assert "<" not in data and "\u202e" not in data

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from stepjepa.options import add_switch
@@ -92,7 +91,7 @@ def _compare(args: argparse.Namespace) -> Comparison:
     from stepjepa.errors import UserError
     from stepjepa.experiments.comparison import compare
     from stepjepa.experiments.evaluated_run import SUMMARY
-    from stepjepa.pages.runs import find_run_folders, sweep_names
+    from stepjepa.pages.runs import compare_folders, find_run_folders
 
     places = find_run_folders(args.runs)
     # A sweep that goes on has runs that wait for their evaluation; those that were named one by one must have it.
@@ -103,13 +102,8 @@ def _compare(args: argparse.Namespace) -> Comparison:
         print(f"note: {visible_lines(str(waiting[0].folder))}{more}: not evaluated yet, left out", file=sys.stderr)
     if not places:
         raise UserError("none of its runs is evaluated yet; go on with the sweep", path=waiting[0].folder.parents[1])
-    folders = [place.folder for place in places]
-    given = [" ".join(name.split()) for name in args.names.split(",")] if args.names is not None else []
     settings = {"evaluation": args.evaluation, "tails": args.tails}
-    known = sweep_names(places) if not given else None
-    if known is not None:
-        names, baseline = known
-        # Arms of several sweeps may have one name, and arms of several names may be one.
-        with suppress(UserError):
-            return compare(folders, names=names, baseline=args.baseline or baseline, **settings)
-    return compare(folders, names=given, baseline=args.baseline, **settings)
+    if args.names is None:
+        return compare_folders(places, args.baseline, **settings)
+    names = [" ".join(name.split()) for name in args.names.split(",")]
+    return compare([place.folder for place in places], names=names, baseline=args.baseline, **settings)

@@ -8,6 +8,7 @@ import io
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,7 +20,7 @@ from stepjepa.options import TRUE
 from stepjepa.parser import Parser, refuse_unknown
 
 if TYPE_CHECKING:
-    from stepjepa.experiments.grid import Flags, Grid, Trial
+    from stepjepa.experiments.grid import Flags, Grid
     from stepjepa.experiments.sweep import Engine, Outcome
     from stepjepa.experiments.sweep_folder import SweepFolder
 
@@ -216,15 +217,19 @@ def run(args: argparse.Namespace) -> int:
     folder = SweepFolder(path, trials, grid.to_dict())
     states = folder.states(chosen)
     engine, where = _engine(args, folder)
-    _announce(grid, trials, states, where, path)
+    there = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
+    narrowed = f", {len(chosen)} of them chosen" if len(chosen) < len(trials) else ""
+    labels = len({trial.label for trial in trials})
+    print(f"sweep: {len(trials)} trials ({labels} combinations, {len(grid.seeds)} seeds){narrowed}: {there}")
+    print(f"at a time: {where}")
+    print(f"logs: {path}/ARM/seedN.log", flush=True)
     if args.dry_run:
         for trial in chosen:
             print(f"\n{trial.name} ({states[trial.name]})")
             for stage in ("train", "evaluate"):
                 print(f"  $ {shlex.join(folder.command(trial, stage))}")
         return 0
-    outcome = sweep(folder, chosen, engine, retry_failed=args.retry_failed)
-    return _conclude(folder, grid, outcome, len(chosen))
+    return _conclude(folder, grid, sweep(folder, chosen, engine, retry_failed=args.retry_failed), len(chosen))
 
 
 def _engine(args: argparse.Namespace, folder: SweepFolder) -> tuple[Engine, str]:
@@ -240,18 +245,6 @@ def _engine(args: argparse.Namespace, folder: SweepFolder) -> tuple[Engine, str]
     gpus = visible_gpus()
     jobs = args.jobs or max(1, len(gpus))
     return Local(jobs, gpus), f"{jobs} ({f'{len(gpus)} GPUs' if gpus else 'no GPU'})"
-
-
-def _announce(grid: Grid, trials: Sequence[Trial], states: dict[str, str], where: str, path: Path) -> None:
-    """What is about to be run."""
-    if grid.baseline_added:
-        print(f"baseline: the arm '{grid.baseline}' (regular: true) was added")
-    labels = len({trial.label for trial in trials})
-    narrowed = f", {len(states)} of them chosen" if len(states) < len(trials) else ""
-    there = ", ".join(f"{list(states.values()).count(state)} {state}" for state in dict.fromkeys(states.values()))
-    print(f"sweep: {len(trials)} trials ({labels} combinations, {len(grid.seeds)} seeds){narrowed}: {there}")
-    print(f"at a time: {where}")
-    print(f"what a trial says: {path}/ARM/seedN.log", flush=True)
 
 
 def _conclude(folder: SweepFolder, grid: Grid, outcome: Outcome, count: int) -> int:

@@ -1,16 +1,17 @@
-"""Runs put together into arms, one for each method, and every arm compared with the baseline."""
+"""Runs put together into arms, one for each method; every arm compared with the baseline."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from stepjepa.errors import UserError
-from stepjepa.experiments.arm_names import arm_names, json_text
 from stepjepa.experiments.evaluated_run import MEASURES, EvaluatedRun, read_evaluated_run, refuse_different
-from stepjepa.experiments.statistics import ExampleTest, PairedT, Spread, holm, mcnemar, paired_t, sign_flip, spread
+from stepjepa.experiments.statistics import ExampleTest, PairedT, Spread, holm, paired_t, sign_flip, spread
 from stepjepa.experiments.verdict import EQUAL, SAME_FLOPS, notes
 
 TAILS = {"one": "p_greater", "two": "p_two_sided"}
@@ -189,48 +190,49 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
     measures: dict[str, PairedT | None] = {}
     for measure in MEASURES:
         means = [(ours.mean(measure), other.mean(measure)) for ours, other in pairs]
-        both = [(one, two) for one, two in means if one is not None and two is not None]
-        complete = both and len(both) == len(pairs)
-        measures[measure] = paired_t([one for one, _ in both], [two for _, two in both]) if complete else None
-    verdicts = [(ours.verdicts("headline"), other.verdicts("headline")) for ours, other in pairs]
-    judged = [(one, two) for one, two in verdicts if one is not None and two is not None]
-    binary = bool(judged) and len(judged) == len(pairs)
-    lenient = [other.verdicts("lenient") for _, other in pairs]
-    spent = [sum(run.figures["tokens"] or 0 for run in side) for side in zip(*pairs, strict=True)]
-    ratios = _flops_ratios(pairs)
-    same = (
-        bool(pairs) and all(ours.steps == other.steps for ours, other in pairs),
-        bool(ratios) and all(abs(ratio - 1) <= SAME_FLOPS for ratio in ratios),
-    )
+        known = [(one, two) for one, two in means if one is not None and two is not None]
+        measures[measure] = paired_t(*zip(*known, strict=True)) if known and len(known) == len(pairs) else None
+    judged = _verdicts(pairs, "headline")
+    forgiving = [other.verdicts("lenient") for _, other in pairs]
+    tokens = [[run.figures["tokens"] or 0 for run in side] for side in zip(*pairs, strict=True)]
+    flops = [(ours.figures["flops"], other.figures["flops"]) for ours, other in pairs]
+    ratios = [one / two for one, two in flops if one and two]
+    ratios = ratios if len(ratios) == len(pairs) else []
+    same = {
+        "steps": bool(pairs) and all(ours.steps == other.steps for ours, other in pairs),
+        "FLOPs": bool(ratios) and all(abs(ratio - 1) <= SAME_FLOPS for ratio in ratios),
+    }
     return Difference(
-        tuple(run.seed for run, _ in pairs),
-        measures,
-        None,
-        {run.seed: mcnemar(*pair) for (run, _), pair in zip(pairs, judged, strict=True)} if binary else {},
-        sign_flip(judged) if binary else None,
-        None,
-        _known(judged, lenient) if binary else None,
-        spent[0] / spent[1] if spent and spent[1] else None,
-        spread(ratios).mean if ratios else None,
-        tuple(what for what, holds in zip(EQUAL, same, strict=True) if holds),
+        seeds=tuple(run.seed for run, _ in pairs),
+        measures=measures,
+        holm=None,
+        by_seed={run.seed: sign_flip([pair]) for (run, _), pair in zip(pairs, judged, strict=bool(judged))},
+        by_example=sign_flip(judged) if judged else None,
+        by_example_holm=None,
+        known=_gained_before(judged, forgiving) if judged else None,
+        tokens=sum(tokens[0]) / sum(tokens[1]) if tokens and sum(tokens[1]) else None,
+        flops=spread(ratios).mean if ratios else None,
+        equal=tuple(what for what in EQUAL if same[what]),
     )
 
 
-def _flops_ratios(pairs: Sequence[tuple[EvaluatedRun, EvaluatedRun]]) -> list[float]:
-    """Compute to that of the baseline, for each pair; nothing if one is unknown."""
-    both = [(ours.figures["flops"], other.figures["flops"]) for ours, other in pairs]
-    found = [one / two for one, two in both if one and two]
-    return found if len(found) == len(both) else []
+def _verdicts(pairs: Sequence[tuple[EvaluatedRun, EvaluatedRun]], score: str) -> list[tuple[list[bool], list[bool]]]:
+    """Right or wrong, for each pair of runs and each example; nothing if a score is neither."""
+    found = [(ours.verdicts(score), other.verdicts(score)) for ours, other in pairs]
+    known = [(one, two) for one, two in found if one is not None and two is not None]
+    return known if len(known) == len(pairs) else []
 
 
-def _known(pairs: Sequence[tuple[list[bool], list[bool]]], lenient: Sequence[list[bool] | None]) -> int | None:
+def _gained_before(judged: Sequence[tuple[list[bool], list[bool]]], lenient: Sequence[list[bool] | None]) -> int | None:
     """How many of the examples gained the baseline had right by the lenient score."""
-    count = 0
-    for (ours, theirs), forgiving in zip(pairs, lenient, strict=True):
-        if forgiving is None:
-            return None
-        count += sum(one and not two and easy for one, two, easy in zip(ours, theirs, forgiving, strict=True))
-    return count
+    known = [each for each in lenient if each is not None]
+    if len(known) < len(lenient):
+        return None
+    return sum(
+        one and not two and easy
+        for (ours, theirs), forgiving in zip(judged, known, strict=True)
+        for one, two, easy in zip(ours, theirs, forgiving, strict=True)
+    )
 
 
 def _corrected(differences: dict[str, Difference], tails: str) -> dict[str, Difference]:
@@ -257,3 +259,48 @@ def _corrected(differences: dict[str, Difference], tails: str) -> dict[str, Diff
         )
         for name, found in differences.items()
     }
+
+
+# What is plain without its name, and what has a shorter one.
+_BARE = ("mode", "layout", "jepa_loss_type")
+_SHORT = {"predictors": "K"}
+_FIRST = ("mode", "layout", "predictors", "lbd", "jepa_loss_type", "lora", "lora_rank")
+
+
+def arm_names(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Short names: the mode, and what differs between arms that have it.
+
+    Args:
+        settings: of arms, no two of them equal.
+
+    Returns:
+        One name each, no two of them equal.
+    """
+    order = dict.fromkeys([*_FIRST, *(key for each in settings for key in each)])
+    values = {key: {json_text(each[key]) for each in settings if key in each} for key in order}
+    differing = [key for key in order if key == "mode" or len(values[key]) > 1]
+    names = [" ".join(filter(None, (_part(key, each[key]) for key in differing if key in each))) for each in settings]
+    for place, name in enumerate(names):
+        if names.count(name) > 1:
+            # Of two such arms one lacks a setting, as those of an older version may.
+            rare = [key for key in order if not all(key in each for each in settings) and key in settings[place]]
+            names[place] = " ".join([name, *(f"{key}={json_text(settings[place][key])}" for key in rare)])
+    return names
+
+
+def _part(key: str, value: Any) -> str:
+    if value is False:
+        return ""
+    if value is True:
+        return key
+    if key == "model":
+        value = Path(value).name
+    shown = f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else json_text(value)
+    if not shown.strip() or shown != " ".join(shown.split()):
+        shown = json_text(shown)
+    return shown if key in _BARE else f"{_SHORT.get(key, key)}={shown}"
+
+
+def json_text(value: Any) -> str:
+    """One text for equal settings, whatever the order of their keys."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)

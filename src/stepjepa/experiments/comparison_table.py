@@ -192,30 +192,20 @@ def latex_escape(text: str) -> str:
     return "-{}".join(each.translate(_LATEX) for each in re.split("-(?=-)", text))
 
 
-def _latex_row(cells: Sequence[str]) -> str:
-    # A bracket or a star there would belong to the end of the row before.
-    guard = "{}" if cells[0][:1] in ("[", "*") else ""
-    return f"{guard}{' & '.join(map(latex_escape, cells))} \\\\"
-
-
 def as_latex(comparison: Comparison) -> str:
     """For a paper; needs the package booktabs."""
-    blocks = [
-        "% needs \\usepackage{booktabs}; with names that are not in Latin script also XeLaTeX or LuaLaTeX, and a font"
-    ]
+    blocks = ["% needs \\usepackage{booktabs}; with names that are not in Latin script also XeLaTeX or LuaLaTeX"]
     for table in tables(comparison):
-        lines = list(map(_latex_row, (table.columns, *table.rows)))
-        blocks.append(
-            "\n".join(
-                [
-                    r"\begin{table}",
-                    r"\centering",
-                    rf"\caption{{{latex_escape(table.title)}}}",
-                    rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}",
-                    *[r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}", r"\end{table}"],
-                ]
-            )
-        )
+        # Behind {}, a bracket or a star does not belong to the end of the row before.
+        head, *rows = ["{}" + " & ".join(map(latex_escape, cells)) + r" \\" for cells in (table.columns, *table.rows)]
+        lines = [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{latex_escape(table.title)}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}",
+            *[r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}", r"\end{table}"],
+        ]
+        blocks.append("\n".join(lines))
     # A line break would end a comment, and names are the user's.
     blocks.append("\n".join(f"% {' '.join(note.split())}" for note in comparison.notes))
     return "\n\n".join(blocks) + "\n"

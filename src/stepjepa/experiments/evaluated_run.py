@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,10 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         )
     file = _summary_file(path, evaluation)
     summary = read_fields(file, "summary of an evaluation", _EVALUATE_AGAIN)
-    _refuse_another_model(file, summary)
+    if is_of_another_model(path, summary.values):
+        raise UserError(
+            "is of another model than the one that is in the folder now; evaluate that one, with --overwrite", path=file
+        )
     settings, protocol = _settings(run), _protocol(run, summary)
     indices, examples = _examples(file, summary)
     results, similarity = run.inner("results"), summary.inner_or_none("similarity")
@@ -172,22 +175,20 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
 
 def _summary_file(folder: Path, evaluation: str | None) -> Path:
     names = sorted(file.name.removesuffix(SUMMARY) for file in folder.glob(f"*{SUMMARY}"))
-    if evaluation is None:
-        if len(names) == 1:
-            return folder / f"{names[0]}{SUMMARY}"
-        if names:
-            raise UserError(
-                f"holds several evaluations ({', '.join(names)}); leave one in it, or name one where the command takes "
-                "--evaluation",
-                path=folder,
-            )
+    if evaluation is None and not names:
         raise UserError(
             "holds no finished evaluation; run 'stepjepa evaluate' with an --output_file in the run folder", path=folder
         )
-    wanted = evaluation.removesuffix(SUMMARY).removesuffix(".jsonl")
+    if evaluation is None and len(names) > 1:
+        raise UserError(
+            f"holds several evaluations ({', '.join(names)}); leave one in it, or name one where the command takes "
+            "--evaluation",
+            path=folder,
+        )
+    wanted = names[0] if evaluation is None else evaluation.removesuffix(SUMMARY).removesuffix(".jsonl")
     if wanted not in names:
-        there = f"there is {', '.join(names)}" if names else "there is none"
-        raise UserError(f"holds no finished evaluation '{wanted}' ({there}); evaluate the run", path=folder)
+        there = ", ".join(names) or "none"
+        raise UserError(f"holds no finished evaluation '{wanted}' (there is {there}); evaluate the run", path=folder)
     return folder / f"{wanted}{SUMMARY}"
 
 
@@ -255,17 +256,13 @@ def _identity(data: Fields) -> str:
     return f"{data.text('sha256_of_first_mib')} of the first MiB, {data.whole('bytes', 0)} bytes"
 
 
-def _refuse_another_model(file: Path, summary: Fields) -> None:
-    """Refuse an evaluation of a checkpoint, or of what the folder held before; weights may have been removed since."""
-    folder, settings = file.parent, summary.inner_or_none("settings")
+def is_of_another_model(folder: Path, summary: Mapping[str, Any]) -> bool:
+    """Whether an evaluation is of a checkpoint, or of what the folder held before; weights may have been removed."""
+    settings = summary.get("settings")
     # Answers of another program name no model.
-    evaluated = None if settings is None else settings.text_or_none("model")
-    if evaluated is None or not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
-        return
-    if evaluated != model_fingerprint(folder):
-        raise UserError(
-            "is of another model than the one that is in the folder now; evaluate that one, with --overwrite", path=file
-        )
+    evaluated = settings.get("model") if isinstance(settings, dict) else None
+    has_weights = any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
+    return evaluated is not None and has_weights and evaluated != model_fingerprint(folder)
 
 
 def _examples(file: Path, summary: Fields) -> tuple[list[int], dict[str, list[float] | None]]:

@@ -6,7 +6,6 @@ to it: ``<arm>_lbd0.5_predictors1/seed82``.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import itertools
 import json
@@ -27,12 +26,11 @@ SEEDS = (82, 23, 37, 84, 4)
 
 BASELINE = "regular"
 
-# Where the sweep puts each trial, and what makes it go on, is not for the grid to say.
-OURS = {
+# What the sweep sets itself: where each trial is put, and how it is resumed.
+SET_BY_SWEEP = {
     "train": ("output_dir", "finetune_seed", "seed", "resume_from_checkpoint", "config", "help_all", "dry_run"),
     "evaluate": ("model_path", "model_name", "output_file", "overwrite"),
 }
-INSTEAD = {"finetune_seed": "; write 'seeds'", "seed": "; write 'seeds'", "dry_run": "; 'sweep --dry_run' is there"}
 
 KEYS = ("train", "evaluate", "arms", "seeds", "baseline")
 
@@ -54,7 +52,6 @@ class Grid:
     arms: dict[str, Flags]
     seeds: tuple[int, ...]
     baseline: str = BASELINE
-    baseline_added: bool = False
     source: Path | None = None
     lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
 
@@ -96,29 +93,22 @@ def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) 
     found = existing_file(path, "grid")
     values = read_yaml(found)
     lines: dict[tuple[str, ...], int] = {}
-    _note_lines(yaml.compose(read_text(found), Loader=yaml.SafeLoader), (), lines, found)
+    _note_lines(yaml.compose(read_text(found), Loader=yaml.SafeLoader), (), lines)
     if not isinstance(values, dict):
-        what = "nothing" if values is None else f"a {type(values).__name__}"
-        raise UserError(f"holds {what}; expected the keys {', '.join(KEYS)}", path=found)
+        raise UserError(f"expected the keys {', '.join(KEYS)}", path=found)
     return make_grid(values, seeds, source=found, lines=lines)
 
 
-def _note_lines(node: Any, keys: tuple[str, ...], lines: dict[tuple[str, ...], int], path: Path) -> None:
-    """Collect the line of every key; of two equal keys YAML itself would silently take the later."""
+def _note_lines(node: Any, keys: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> None:
+    """Collect the line of every key, flags by their names with underscores."""
     import yaml
 
-    if not isinstance(node, yaml.MappingNode) or len(keys) > 2:
-        return
-    for key, value in node.value:
-        place, line = (*keys, str(key.value)), key.start_mark.line + 1
-        if place in lines:
-            raise UserError(
-                f"{'.'.join(place)}: is there twice, first in line {lines[place]}; leave one out", path=path, line=line
-            )
-        lines[place] = line
-        if keys != ("arms",):
-            lines[(*keys, place[-1].replace("-", "_"))] = line
-        _note_lines(value, place, lines, path)
+    if isinstance(node, yaml.MappingNode) and len(keys) <= 2:
+        for key, value in node.value:
+            name = str(key.value)
+            place = (*keys, name if keys == ("arms",) else name.replace("-", "_"))
+            lines[place] = key.start_mark.line + 1
+            _note_lines(value, place, lines)
 
 
 def make_grid(
@@ -132,9 +122,7 @@ def make_grid(
     place = Grid({}, {}, {}, (), source=source, lines=lines or {})
     for key in values:
         if key not in KEYS:
-            near = difflib.get_close_matches(str(key), KEYS, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"expected {', '.join(KEYS)}"
-            raise place.error(f"unknown key; {hint}", str(key))
+            raise place.error(f"unknown key; expected {', '.join(KEYS)}", str(key))
     train = _flags(place, "train", values.get("train"), ("train",))
     evaluate = _flags(place, "evaluate", values.get("evaluate"), ("evaluate",))
     arms = values.get("arms")
@@ -147,14 +135,13 @@ def make_grid(
             )
     own = {name: _flags(place, "train", flags, ("arms", name)) for name, flags in arms.items()}
     baseline = values.get("baseline", BASELINE)
-    added = baseline == BASELINE and BASELINE not in own
-    if added:
+    if baseline == BASELINE and BASELINE not in own:
         own[BASELINE] = {"regular": True}
     if not isinstance(baseline, str) or baseline not in own:
         raise place.error(f"there is no arm '{baseline}'; name one of {', '.join(own)}", "baseline")
     own = {baseline: own[baseline], **own}
     numbers = _seeds(place, values.get("seeds", SEEDS) if seeds is None else seeds)
-    return Grid(train, evaluate, own, numbers, baseline, added, source, lines or {})
+    return Grid(train, evaluate, own, numbers, baseline, source, lines or {})
 
 
 def _flags(place: Grid, command: str, values: Any, keys: tuple[str, ...]) -> Flags:
@@ -166,8 +153,9 @@ def _flags(place: Grid, command: str, values: Any, keys: tuple[str, ...]) -> Fla
     flags: Flags = {}
     for key, value in values.items():
         name = str(key).replace("-", "_")
-        if name in OURS[command]:
-            raise place.error(f"is set by the sweep itself; leave it out{INSTEAD.get(name, '')}", *keys, str(key))
+        if name in SET_BY_SWEEP[command]:
+            hint = "; write 'seeds'" if name.endswith("seed") else ""
+            raise place.error(f"is set by the sweep itself; leave it out{hint}", *keys, str(key))
         if name in flags:
             raise place.error("is there twice", *keys, str(key))
         flags[name] = value
@@ -233,30 +221,23 @@ def _choices(grid: Grid, arm: str, own: Flags) -> Iterator[tuple[str, Flags]]:
             raise grid.error("an empty list leaves nothing to train", "arms", arm, name)
     for combination in itertools.product(*axes.values()):
         chosen = dict(zip(axes, combination, strict=True))
-        label = "_".join([arm, *(_part(name, value) for name, value in chosen.items())])
-        yield label if len(label) <= _LONGEST_LABEL else f"{label[:_LONGEST_LABEL]}-{_digest(label)}", {**own, **chosen}
+        label = "_".join([arm, *(_name_of_value(name, value) for name, value in chosen.items())])
+        yield _file_name(label, 150), {**own, **chosen}
 
 
-# Beyond this a name says no more to a reader; a file name has at most 255 bytes.
-_LONGEST_PART, _LONGEST_LABEL = 40, 150
-
-
-def _part(name: str, value: Any) -> str:
-    """What a name says of one chosen value: ``lbd0.5``, ``labels-all``."""
+def _name_of_value(flag: str, value: Any) -> str:
+    """``lbd0.5``, ``labels-all``."""
     text = json.dumps(value) if isinstance(value, dict | list | bool | None) else str(value)
-    clean = re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-.") if not _is_number(text) else text
-    if clean != text or len(clean) > _LONGEST_PART:
-        # What was left out still tells two values apart.
-        clean = f"{clean[:_LONGEST_PART]}-{_digest(text)}"
-    return f"{name}{clean}" if _is_number(text) else f"{name}-{clean}"
+    is_number = re.fullmatch(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?", text)
+    return f"{flag}{text}" if is_number else f"{flag}-{_file_name(text, 40)}"
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:6]
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?", text) is not None
+def _file_name(text: str, longest: int) -> str:
+    """A text as part of a file name; what is changed or cut is replaced by a digest, so that names differ."""
+    clean = re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-.")
+    if clean == text and len(text) <= longest:
+        return text
+    return f"{clean[:longest]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 def select(trials: Sequence[Trial], only: str | None) -> list[Trial]:
@@ -269,23 +250,20 @@ def select(trials: Sequence[Trial], only: str | None) -> list[Trial]:
     """
     if only is None:
         return list(trials)
-    names = [name.strip() for name in only.split(",") if name.strip()]
-    seeds = {str(trial.seed) for trial in trials}
-    kinds = [seeds, {t.arm for t in trials} | {t.label for t in trials}, {t.name for t in trials}]
-    known = set().union(*kinds)
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=1)
-            there = ", ".join([*sorted(kinds[1]), *sorted(seeds)])
-            hint = f"did you mean {near[0]}?" if near else f"there are {there}"
-            raise UserError(f"--only: no arm, seed or trial is called '{name}'; {hint}")
-    if not names:
-        raise UserError("--only: name arms, seeds or trials, divided by commas")
-    of_seed, of_arm = ([name for name in names if name in kind] for kind in kinds[:2])
-
-    def chosen(trial: Trial) -> bool:
-        by_seed = not of_seed or str(trial.seed) in of_seed
-        by_arm = not of_arm or trial.arm in of_arm or trial.label in of_arm
-        return trial.name in names or (bool(of_seed or of_arm) and by_seed and by_arm)
-
-    return [trial for trial in trials if chosen(trial)]
+    names = {name.strip() for name in only.split(",")}
+    seeds = {str(trial.seed) for trial in trials} & names
+    arms = {name for trial in trials for name in (trial.arm, trial.label)} & names
+    whole = {trial.name for trial in trials} & names
+    if unknown := names - seeds - arms - whole:
+        there = ", ".join(dict.fromkeys([*(t.label for t in trials), *(str(t.seed) for t in trials)]))
+        raise UserError(f"--only: no arm, seed or trial is called '{min(unknown)}'; there are {there}")
+    return [
+        trial
+        for trial in trials
+        if trial.name in whole
+        or (
+            (seeds or arms)
+            and (not seeds or str(trial.seed) in seeds)
+            and (not arms or {trial.arm, trial.label} & arms)
+        )
+    ]

@@ -1,11 +1,11 @@
-"""The folder of a sweep: what there is of each trial, and how it continues.
+"""The folder of a sweep: what has been done of each trial, and how it continues.
 
 sweep.json                     the grid, all its trials, versions
 _slurm/                        files of submitit, where trials are jobs
 <label>/seed82/                run folder, with the evaluation in test.jsonl
 <label>/seed82.trial.json      the flags, and how the trial ended
-<label>/seed82.log             output of its processes; locked while one of them is running
-<label>/interrupted-1-seed82/  what a training left that was stopped before its first checkpoint
+<label>/seed82.log             output of its processes
+<label>/interrupted-1-seed82/  a training that was stopped before its first checkpoint
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any
 from stepjepa.errors import UserError, visible
 from stepjepa.experiments.evaluated_run import SUMMARY
 from stepjepa.experiments.grid import Trial
-from stepjepa.fields import Fields
 from stepjepa.files import write_json
 from stepjepa.run_folder import RUN_FILE, last_checkpoint, versions
 
@@ -30,12 +29,8 @@ SWEEP_FILE = "sweep.json"
 # -P: as for the installed command, no file in the current folder takes the place of a module.
 LAUNCHER = (sys.executable, "-P", "-m", "stepjepa")
 
-# States of a trial, see SweepFolder.state.
-NEW, FINISHED, FAILED, RESUMED, RESTARTED, EVALUATED = (
-    *("new", "finished", "failed"),
-    *("resumed", "begun again", "evaluated"),
-)
-RUNNING, INTERRUPTED = "running", "interrupted"
+NEW, RESUMED, RESTARTED, EVALUATED = "new", "resumed", "begun again", "evaluated"
+RUNNING, INTERRUPTED, FAILED, FINISHED = "running", "interrupted", "failed", "finished"
 
 
 class SweepFolder:
@@ -63,35 +58,29 @@ class SweepFolder:
 
     @property
     def jobs_folder(self) -> Path:
-        """Files of submitit; the name of no arm begins like that."""
+        """Files of submitit; no arm has a name that begins like that."""
         return self.path / "_slurm"
 
     def _record_file(self, trial: Trial) -> Path:
         return self.path / f"{trial.name}.trial.json"
 
-    def _output(self, trial: Trial) -> Path:
-        return self.run_folder(trial) / "test.jsonl"
-
-    def command(self, trial: Trial, stage: str, *more: str) -> list[str]:
-        """The command line of ``train`` or ``evaluate``, with further arguments."""
-        run = str(self.run_folder(trial))
+    def command(self, trial: Trial, stage: str) -> list[str]:
+        """The command line of ``train`` or ``evaluate``."""
+        run = self.run_folder(trial)
         if stage == "train":
-            return [*self.launcher, stage, *trial.train, "--output_dir", run, *more]
-        output = ["--model_path", run, "--output_file", str(self._output(trial))]
-        return [*self.launcher, stage, *trial.evaluate, *output, *more]
+            return [*self.launcher, stage, *trial.train, "--output_dir", str(run)]
+        output = ["--model_path", str(run), "--output_file", str(run / "test.jsonl")]
+        return [*self.launcher, stage, *trial.evaluate, *output]
 
     def states(self, trials: Sequence[Trial]) -> dict[str, str]:
         """The state of each trial, by its name; see :meth:`state`."""
         return {trial.name: self.state(trial) for trial in trials}
 
     def state(self, trial: Trial) -> str:
-        """What there is of a trial.
-
-        Returns:
-            ``finished``; ``failed``, and kept as it is; or what :meth:`next_step` returns.
+        """``finished``, ``failed``, or how the trial continues: see :meth:`next_step`.
 
         Raises:
-            UserError: what is there was made with other flags, or not by a sweep.
+            UserError: the run folder was made with other flags, or not by a sweep.
         """
         run, record = self.run_folder(trial), self.read_record(trial)
         if not record:
@@ -100,10 +89,10 @@ class SweepFolder:
                     "is there already, and no sweep made it; move it or name another --output_dir", path=run
                 )
             return NEW
-        for stage in ("train", "evaluate"):
-            before, now = _by_flag(record.get(stage, [])), _by_flag(getattr(trial, stage))
+        for stage, arguments in (("train", trial.train), ("evaluate", trial.evaluate)):
+            before, now = _by_flag(record.get(stage)), _by_flag(arguments)
             if before != now:
-                old, new = (" ".join(itertools.chain(*sorted(f))) or "nothing" for f in (before - now, now - before))
+                old, new = (" ".join(sorted(flags)).strip() or "nothing" for flags in (before - now, now - before))
                 raise UserError(
                     f"was begun with other flags of 'stepjepa {stage}' ({old} became {new}); change the grid back, "
                     "rename the arm, or name another --output_dir",
@@ -112,10 +101,6 @@ class SweepFolder:
         if record.get("status") == FAILED:
             return FAILED
         return FINISHED if self.is_evaluated(trial) else self.next_step(trial)
-
-    def is_evaluated(self, trial: Trial) -> bool:
-        """Whether a trial is trained and evaluated."""
-        return self.next_step(trial) == EVALUATED and bool(_read(self._output(trial).with_suffix(SUMMARY)))
 
     def next_step(self, trial: Trial) -> str:
         """How an unfinished trial continues: ``new``, ``resumed``, ``begun again`` (no checkpoint) or ``evaluated``."""
@@ -126,59 +111,41 @@ class SweepFolder:
             return RESUMED
         return RESTARTED if run.is_dir() and any(run.iterdir()) else NEW
 
+    def is_evaluated(self, trial: Trial) -> bool:
+        """Whether a trial is trained and evaluated."""
+        return self.next_step(trial) == EVALUATED and bool(_read(self.run_folder(trial) / f"test{SUMMARY}"))
+
     def write_grid(self) -> None:
         """Write ``sweep.json``."""
         trials = [asdict(trial) for trial in self.trials]
         write_json(self.path / SWEEP_FILE, {"grid": self.grid, "trials": trials, "versions": versions()})
 
     def read_record(self, trial: Trial) -> dict[str, Any]:
-        """The record of a trial: its flags and how it ended; empty where there is none.
+        """The record of a trial: its flags and how it ended; empty where there is none."""
+        return _read(self._record_file(trial))
 
-        Raises:
-            UserError: it is damaged.
-        """
-        path = self._record_file(trial)
-        record = Fields(_read(path), path, f"restore it, or move it and {self.run_folder(trial)} elsewhere")
-        for stage in ("train", "evaluate"):
-            flags = record.values.get(stage, [])
-            if not isinstance(flags, list) or not all(isinstance(flag, str) for flag in flags):
-                raise record.wrong(stage, "a list of texts")
-        for name in ("status", "reason"):
-            record.text_or_none(name)
-        return dict(record.values)
-
-    def record(self, trial: Trial, status: str, **more: Any) -> None:
-        """Write the record: ``running``, ``interrupted``, ``failed`` or ``finished``, and further fields."""
+    def record(self, trial: Trial, status: str, reason: str = "") -> None:
+        """Write the record: ``running``, ``interrupted``, ``failed`` or ``finished``, and the reason."""
         known = {"name": trial.name, "status": status, "train": trial.train, "evaluate": trial.evaluate}
-        write_json(self._record_file(trial), {**known, **more})
+        write_json(self._record_file(trial), known | ({"reason": reason} if reason else {}))
 
     def reason(self, trial: Trial) -> str:
         """Why a trial failed."""
-        return visible(self.read_record(trial).get("reason") or "unknown")
-
-    def score(self, trial: Trial) -> str:
-        """The headline of a finished trial; the table of all trials reports what is wrong with a summary."""
-        path = self._output(trial).with_suffix(SUMMARY)
-        summary = Fields(_read(path), path, "evaluate again")
-        try:
-            name = summary.text("headline")
-            return f"{visible(name)} {summary.inner('scores').inner(name).number('mean'):.1%}"
-        except UserError:
-            return "no score"
+        return visible(str(self.read_record(trial).get("reason", "unknown")))
 
     def set_aside(self, trial: Trial) -> None:
-        """Move away what an unfinished training left; nothing is ever deleted."""
+        """Rename what an unfinished training left; nothing is ever deleted."""
         run = self.run_folder(trial)
         # Not 'seed82...', so that 'seed*/' names the runs and nothing else.
         places = (run.with_name(f"interrupted-{number}-{run.name}") for number in itertools.count(1))
         run.rename(next(place for place in places if not place.exists()))
 
     def last_line(self, trial: Trial) -> str:
-        """The last line of output of a trial's last command."""
-        lines = self.log_file(trial).read_bytes()[-65536:].decode(errors="replace").split("\n")
-        start = max((number for number, line in enumerate(lines) if line.startswith("$ ")), default=0)
-        output = [" ".join(line.split()) for line in lines[start:] if line.strip() and not line.startswith("$ ")]
-        return visible(output[-1][:300]) if output else "no output"
+        """The last line that a trial has written."""
+        log = self.log_file(trial)
+        text = log.read_bytes()[-65536:].decode(errors="replace") if log.exists() else ""
+        lines = [" ".join(line.split()) for line in text.split("\n") if line.strip()]
+        return visible(lines[-1][:300]) if lines and not lines[-1].startswith("$ ") else "no output"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -190,11 +157,7 @@ def _read(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _by_flag(arguments: Sequence[str]) -> set[tuple[str, ...]]:
+def _by_flag(arguments: Any) -> set[str]:
     """Each flag with its values; the order of the flags has no meaning."""
-    flags: list[list[str]] = []
-    for argument in arguments:
-        if argument.startswith("--") or not flags:
-            flags.append([])
-        flags[-1].append(argument)
-    return set(map(tuple, flags))
+    words = map(str, arguments) if isinstance(arguments, list | tuple) else ()
+    return {f"--{flag}" for flag in f" {' '.join(words)}".split(" --")[1:]}

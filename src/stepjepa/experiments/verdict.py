@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.experiments.arm_names import json_text
 from stepjepa.experiments.evaluated_run import EvaluatedRun
 from stepjepa.experiments.statistics import LEVEL, POWER, detectable
 
@@ -21,6 +21,82 @@ SAME_FLOPS = 0.02
 
 NOTHING_LEARNT = 0.01
 """Runs that are all right on less than this share of the examples have learnt too little to be compared."""
+
+
+def notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[str]:
+    """What a reader must know of the runs, one sentence each."""
+    yield from _footing(arms, differences)
+    means = [mean for arm in arms for run in arm.runs if (mean := run.mean("headline")) is not None]
+    if means and max(means) < NOTHING_LEARNT:
+        yield (
+            f"no run is right on {NOTHING_LEARNT:.0%} of the examples, so their differences say nothing yet; train "
+            "longer, or on more records"
+        )
+    baseline = arms[0]
+    for arm in arms[1:]:
+        found = differences[arm.name]
+        for one, other in ((arm, baseline), (baseline, arm)):
+            alone = [run.seed for run in one.runs if run.seed not in found.seeds]
+            if alone:
+                yield f"{one.name}: seed {', '.join(alone)} without a run of {other.name}, left out of the differences"
+        test = found.measures["headline"]
+        if test is None:
+            yield f"{arm.name}: no seed in common with {baseline.name}, so nothing is tested"
+        elif test.n == 1:
+            yield f"{arm.name}: one seed in common with {baseline.name}, so there is no t-test, only that by example"
+        elif test.t is None:
+            yield (
+                f"{arm.name}: its differences from {baseline.name} are equal for all seeds, so there is no t-test; "
+                "with scores this coarse, equal differences are no evidence"
+            )
+    yield from _doubts([run for arm in arms for run in arm.runs])
+
+
+def _footing(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[str]:
+    """What is equal between the arms, and how it could be."""
+    steps = {arm.name: sorted({run.steps for run in arm.runs}) for arm in arms}
+    counts = sorted({count for found in steps.values() for count in found})
+    if len(counts) == 1:
+        yield f"compared at equal steps ({counts[0]:,}); tokens and FLOPs of training differ as the tables say"
+    else:
+        said = "; ".join(f"{name} {' or '.join(f'{count:,}' for count in found)}" for name, found in steps.items())
+        yield f"not all arms are compared at equal steps: {said}"
+    if any(run.figures["flops"] is None for arm in arms for run in arm.runs):
+        yield "FLOPs are not in all run folders (older versions did not count them), so less is said at equal FLOPs"
+    if not any("FLOPs" in found.equal for found in differences.values()):
+        yield (
+            f"nothing here is comparable at equal FLOPs (within {SAME_FLOPS:.0%} of {arms[0].name}); add runs trained "
+            "with --same_flop, for as many steps as spend the compute of regular"
+        )
+
+
+def _doubts(runs: Sequence[EvaluatedRun]) -> Iterator[str]:
+    for package in dict.fromkeys(name for run in runs for name in run.versions if name != "platform"):
+        found = sorted({run.versions.get(package, "unknown") for run in runs})
+        if len(found) > 1:
+            yield f"the runs were made with different versions of {package}: {', '.join(found)}"
+    for what in ("dtype", "chat_template", "attn_implementation"):
+        values = sorted({_shown(run.loaded[what]) for run in runs if what in run.loaded})
+        if len(values) > 1:
+            yield f"the runs were trained with different {what}: {', '.join(values)}; arms that differ in it say less"
+    for run in runs:
+        if run.trained_on is not None:
+            yield f"{run.folder}: {run.trained_on}"
+    models: dict[str, EvaluatedRun] = {}
+    for run in runs:
+        if run.model is not None:
+            other = models.setdefault(run.model, run)
+            if other is not run:
+                yield f"the very same model was evaluated in {other.folder} and in {run.folder}; is that intended?"
+    views = sorted({run.views for run in runs if run.views is not None})
+    if len(views) > 1:
+        yield f"matched and shuffled are of different views ({', '.join(views)}), so they can't be compared"
+
+
+def _shown(value: Any) -> str:
+    """A setting in a sentence; a template of many lines by its fingerprint."""
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return text if len(text) <= 40 and text.isprintable() else hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def groups(comparison: Comparison) -> dict[str, list[str]]:
@@ -81,90 +157,3 @@ def _points(comparison: Comparison, name: str) -> str:
     return (
         f"{100 * test.mean:+.2f} points {ends} over {test.n} seeds ({comparison.tails}-tailed Holm p {found.holm:.4f})"
     )
-
-
-def notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[str]:
-    """What a reader must know of the runs, one sentence each."""
-    yield from _footing(arms, differences)
-    means = [mean for arm in arms for run in arm.runs if (mean := run.mean("headline")) is not None]
-    if means and max(means) < NOTHING_LEARNT:
-        yield (
-            f"no run is right on {NOTHING_LEARNT:.0%} of the examples, so their differences say nothing yet; train "
-            "longer, or on more records"
-        )
-    baseline = arms[0]
-    for arm in arms[1:]:
-        found = differences[arm.name]
-        for one, other in ((arm, baseline), (baseline, arm)):
-            alone = [run.seed for run in one.runs if run.seed not in found.seeds]
-            if alone:
-                yield (
-                    f"{one.name}: {_seeds(alone)} without a run of {other.name}, left out of the differences between "
-                    "them and of the tests"
-                )
-        test = found.measures["headline"]
-        if test is None:
-            yield f"{arm.name}: no seed in common with {baseline.name}, so nothing is tested"
-        elif test.n == 1:
-            yield f"{arm.name}: one seed in common with {baseline.name}, so there is no t-test, only that by example"
-        elif test.t is None:
-            yield (
-                f"{arm.name}: its differences from {baseline.name} are equal for all seeds, so there is no t-test; "
-                "with scores this coarse, equal differences are no evidence"
-            )
-    yield from _doubts([run for arm in arms for run in arm.runs])
-
-
-def _seeds(seeds: Sequence[str]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
-
-
-def _footing(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[str]:
-    """What is equal between the arms, and how it could be."""
-    steps = {arm.name: sorted({run.steps for run in arm.runs}) for arm in arms}
-    counts = sorted({count for found in steps.values() for count in found})
-    if len(counts) == 1:
-        yield f"compared at equal steps ({counts[0]:,}); tokens and FLOPs of training differ as the tables say"
-    else:
-        said = "; ".join(f"{name} {' or '.join(f'{count:,}' for count in found)}" for name, found in steps.items())
-        yield f"not all arms are compared at equal steps: {said}"
-    if any(run.figures["flops"] is None for arm in arms for run in arm.runs):
-        yield "FLOPs are not in all run folders (older versions did not count them), so less is said at equal FLOPs"
-    if not any("FLOPs" in found.equal for found in differences.values()):
-        yield (
-            f"nothing here is comparable at equal FLOPs (within {SAME_FLOPS:.0%} of {arms[0].name}); add runs trained "
-            "with --same_flop, for as many steps as spend the compute of regular"
-        )
-
-
-def _doubts(runs: Sequence[EvaluatedRun]) -> Iterator[str]:
-    for package in dict.fromkeys(name for run in runs for name in run.versions if name != "platform"):
-        found = sorted({run.versions.get(package, "unknown") for run in runs})
-        if len(found) > 1:
-            yield f"the runs were made with different versions of {package}: {', '.join(found)}"
-    for what in ("dtype", "chat_template", "attn_implementation"):
-        values = sorted({_shown(run.loaded[what]) for run in runs if what in run.loaded})
-        if len(values) > 1:
-            yield f"the runs were trained with different {what}: {', '.join(values)}; arms that differ in it say less"
-    for run in runs:
-        if run.trained_on is not None:
-            yield f"{run.folder}: {run.trained_on}"
-    models: dict[str, EvaluatedRun] = {}
-    for run in runs:
-        if run.model is not None:
-            other = models.setdefault(run.model, run)
-            if other is not run:
-                yield f"the very same model was evaluated in {other.folder} and in {run.folder}; is that intended?"
-    views = sorted({run.views for run in runs if run.views is not None})
-    if len(views) > 1:
-        yield f"matched and shuffled are of different views ({', '.join(views)}), so they can't be compared"
-    if any(run.verdicts("headline") is None for run in runs):
-        yield "the headline is not right or wrong for every example, so there is no test by example"
-    if any(run.examples["stopped"] is None for run in runs):
-        yield "whether answers stopped by themselves is not known of all runs"
-
-
-def _shown(value: Any) -> str:
-    """A setting in a sentence; a template of many lines by its fingerprint."""
-    text = value if isinstance(value, str) else json_text(value)
-    return text if len(text) <= 40 and text.isprintable() else hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from stepjepa.drawing import PALETTE
-from stepjepa.pages.render import DASHES, Section, chart, chart_text, number, render
+from stepjepa.pages.render import DASHES, Section, chart, chart_text, render
 from stepjepa.pages.results import Compared
 from stepjepa.pages.runs import Run, is_number
 
@@ -84,20 +84,6 @@ def representation_section(runs: Sequence[Run], look: Look) -> Section | None:
     return _section("representations", title, runs, look, panels=REPRESENTATIONS, collapsed=collapsed)
 
 
-def last_values(runs: Sequence[Run], panels: Sequence[Panel]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of a table of the values that were logged last."""
-    heads, cells = ["run"], [[run.name] for run in runs]
-    for panel in panels:
-        for column, label in panel.columns.items():
-            for name, head in ((column, label), (HELD_OUT + column, f"{label}, held-out")):
-                values = [[line[name] for line in run.metrics if is_number(line.get(name))] for run in runs]
-                if any(values):
-                    heads.append(head)
-                    for row, found in zip(cells, values, strict=True):
-                        row.append(number(found[-1] if found else None, "{:.1%}" if panel.percent else "{:,.4g}"))
-    return heads, cells
-
-
 def _section(
     anchor: str,
     title: str,
@@ -119,7 +105,6 @@ def _section(
         charts=charts,
         rest=more,
         collapsed=collapsed,
-        last=last_values(runs, [*panels, *rest]),
     )
     return Section(anchor, title, html)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from stepjepa.arguments import NEEDS_VIEWS, PUBLISHED_WITH_REGULAR
 from stepjepa.config import JepaConfig
-from stepjepa.pages.render import UNKNOWN, Section, duration, interval, magnitude, number, plain, render
+from stepjepa.pages.render import UNKNOWN, Section, duration, magnitude, number, plain, render
 from stepjepa.pages.runs import Run
 
 # Settings that a regular run has no use for.
@@ -23,13 +23,19 @@ _METHOD = frozenset(("mode", "layout", "predictors", "jepa_loss_type", "lbd"))
 _IGNORED = frozenset(("output_dir", "run_name", "logging_dir"))
 
 
+# Facts that several runs are shown by in one table.
+_SIDE_BY_SIDE = (
+    *("Mode", "Encoding", "Steps", "Tokens of training"),
+    *("Cost over regular", "FLOPs of training", "Time of training"),
+)
+
+
 def overview_section(runs: Sequence[Run]) -> Section:
     """What was trained, in at least one run."""
-    described = [
+    described: list[dict[str, Any]] = [
         {
             "name": run.name,
             "facts": facts(run),
-            "scores": main_scores(run),
             "command": _command(run),
             "versions": run.get("versions") or {},
             "json": json.dumps(run.run, indent=2, ensure_ascii=False),
@@ -37,7 +43,11 @@ def overview_section(runs: Sequence[Run]) -> Section:
         }
         for run in runs
     ]
-    html = render("overview.html", runs=described, side_by_side=_side_by_side(runs), differing=differing(runs))
+    rows = [
+        [run.name, *(each["facts"][name] for name in _SIDE_BY_SIDE)] for run, each in zip(runs, described, strict=True)
+    ]
+    side_by_side = ["run", *_SIDE_BY_SIDE], rows
+    html = render("overview.html", runs=described, side_by_side=side_by_side, differing=differing(runs))
     return Section("overview", "What was trained", html)
 
 
@@ -104,43 +114,6 @@ def _command(run: Run) -> str | None:
     """The command line that started a run, quoted for a shell."""
     arguments = run.get("command")
     return shlex.join(["stepjepa", *map(str, arguments)]) if isinstance(arguments, list) and arguments else None
-
-
-def main_scores(run: Run) -> list[tuple[str, str, str]]:
-    """The results of a run in a few numbers: name, value, and interval with the name of the evaluation."""
-    found = []
-    for evaluation in run.evaluations.values():
-        summary = evaluation.summary
-        for name in dict.fromkeys((summary["headline"], summary["lenient"], "stopped")):
-            if name in summary["scores"]:
-                value, _, ends = interval(summary["scores"][name]).partition(" ")
-                about = f"{evaluation.name}, {number(summary['n'])} examples"
-                found.append((name, value, f"{ends} · {about}" if ends else about))
-        found.append(("LM loss on right answers", number(summary.get("gold_loss"), "{:.3f}"), evaluation.name))
-    found.append(("tokens over regular", number(run.get("tokens", "ratio"), "× {:.2f}"), ""))
-    return [each for each in found if each[1] != UNKNOWN]
-
-
-def _side_by_side(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of a table with a row for each run."""
-    columns = ["run", "mode", "K", "layout", "encoding", "steps", "pairs", "tokens", "over regular", "FLOPs", "time"]
-    rows = [
-        [
-            run.name,
-            plain(run.get("jepa", "mode")),
-            plain(run.get("jepa", "predictors")) if run.uses_views else UNKNOWN,
-            plain(run.get("jepa", "layout")) if run.uses_views else UNKNOWN,
-            plain(run.get("encoding", "used")),
-            number(run.get("results", "steps")),
-            number(run.get("counts", "pairs")),
-            number(run.get("results", "tokens")),
-            number(run.get("tokens", "ratio"), "× {:.2f}"),
-            magnitude(run.get("results", "flops")),
-            duration(run.get("results", "train_seconds")),
-        ]
-        for run in runs
-    ]
-    return columns, rows
 
 
 def differing(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:

@@ -15,9 +15,7 @@ from stepjepa.pages.curves import looks, loss_section, representation_section
 from stepjepa.pages.overview import overview_section
 from stepjepa.pages.render import Section, read_template, render
 from stepjepa.pages.results import accuracy_section, compare_runs, comparison_section, error_section
-from stepjepa.pages.runs import Run, sweep_names
-
-Say = Callable[[str], None]
+from stepjepa.pages.runs import Run
 
 
 def write_page(
@@ -27,7 +25,6 @@ def write_page(
     title: str | None = None,
     baseline: str | None = None,
     analysis: Path | None = None,
-    say: Say = lambda line: None,
 ) -> int:
     """Write the page of some runs atomically.
 
@@ -37,7 +34,6 @@ def write_page(
         title: of the page; by default made of the names of the runs.
         baseline: the arm that the others are compared with; by default the regular one.
         analysis: output folder of ``stepjepa analyze``; by default the first one in the folder of a run.
-        say: is told which section is being made.
 
     Returns:
         Bytes written.
@@ -46,7 +42,7 @@ def write_page(
         UserError: ``baseline`` is none of the arms, or the runs can't be compared with it.
     """
     # Files of other programs may hold half of a surrogate pair, which UTF-8 can't encode.
-    page = make_page(runs, title=title, baseline=baseline, analysis=analysis, say=say).encode("utf-8", errors="replace")
+    page = make_page(runs, title=title, baseline=baseline, analysis=analysis).encode("utf-8", errors="replace")
     with atomic_write(path, "wb") as stream:
         stream.write(page)
     return len(page)
@@ -58,11 +54,10 @@ def make_page(
     title: str | None = None,
     baseline: str | None = None,
     analysis: Path | None = None,
-    say: Say = lambda line: None,
 ) -> str:
     """The page of some runs as text, the same for the same runs; see :func:`write_page`."""
     notes: list[str] = []
-    sections = list(_sections(runs, baseline, analysis, notes, say))
+    sections = list(_sections(runs, baseline, analysis, notes))
     names = ["charts.js", *dict.fromkeys(section.script for section in sections if section.script)]
     scripts, first, plotly = [read_template(name) for name in names], read_template("theme.js"), None
     if any('class="chart"' in section.html for section in sections):
@@ -72,7 +67,7 @@ def make_page(
         plotly = get_plotlyjs().replace("\r\n", "\n")
     return render(
         "page.html",
-        title=title or default_title(runs, baseline),
+        title=title or default_title(runs),
         policy=content_policy([first, *scripts, *filter(None, [plotly])]),
         version=__version__,
         style=read_template("page.css"),
@@ -84,14 +79,10 @@ def make_page(
     )
 
 
-def default_title(runs: Sequence[Run], baseline: str | None = None) -> str:
-    """A title from the names of the runs, or of the few arms of a sweep."""
+def default_title(runs: Sequence[Run]) -> str:
+    """A title from the names of the runs."""
     if len(runs) == 1:
         return f"Run {runs[0].name}"
-    known = sweep_names(runs)
-    if known is not None and 1 < len(known[0]) <= 4:
-        base = baseline or known[1]
-        return f"{', '.join(name for name in known[0] if name != base)} against {base}: {len(runs)} runs"
     return f"{len(runs)} runs" + (f": {', '.join(run.name for run in runs)}" if len(runs) <= 3 else "")
 
 
@@ -104,14 +95,11 @@ def content_policy(scripts: Sequence[str]) -> str:
     return "; ".join([*parts, "font-src data:", "base-uri 'none'", "form-action 'none'"])
 
 
-def _sections(
-    runs: Sequence[Run], baseline: str | None, analysis: Path | None, notes: list[str], say: Say
-) -> Iterator[Section]:
+def _sections(runs: Sequence[Run], baseline: str | None, analysis: Path | None, notes: list[str]) -> Iterator[Section]:
     from stepjepa.pages.answers import answers_section
     from stepjepa.pages.embeddings import embedding_section
     from stepjepa.pages.inspector import inspector_section
 
-    say("comparing")
     compared = compare_runs(runs, baseline)
     look = looks(runs, compared)
     makers: dict[str, Callable[[], Section | None]] = {
@@ -126,7 +114,6 @@ def _sections(
         "records": lambda: _first(runs, inspector_section),
     }
     for name, make in makers.items():
-        say(name)
         try:
             section = make()
         except UserError as error:

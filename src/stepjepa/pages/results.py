@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from stepjepa.drawing import PALETTE
 from stepjepa.errors import UserError
-from stepjepa.experiments.comparison import Comparison, compare
-from stepjepa.experiments.comparison_table import measure_names, tables
+from stepjepa.experiments.comparison import Comparison
+from stepjepa.experiments.comparison_table import tables
 from stepjepa.experiments.verdict import verdict
 from stepjepa.pages.render import Section, chart, chart_text, interval, names_axis, number, plain, render
-from stepjepa.pages.runs import Evaluation, Run, sweep_names
+from stepjepa.pages.runs import Evaluation, Run, compare_folders
 
 RIGHT = "right"
 """The kind of an answer without an error."""
@@ -34,7 +33,7 @@ class Compared(NamedTuple):
 
 
 class Dot(NamedTuple):
-    """A point of a chart, in percent; the ends of its interval are None where it has none."""
+    """A point of a chart, in percent, with the ends of its interval."""
 
     x: float
     row: float
@@ -65,22 +64,12 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> list[Compa
         if len(finished) < 2:
             continue
         try:
-            found.append(Compared(name, _compare(finished, name, baseline), None))
+            found.append(Compared(name, compare_folders(finished, baseline, evaluation=name), None))
         except UserError as error:
             if baseline is not None:
                 raise
             found.append(Compared(name, None, str(error)))
     return found
-
-
-def _compare(runs: Sequence[Run], evaluation: str, baseline: str | None) -> Comparison:
-    folders = [run.folder for run in runs]
-    if (known := sweep_names(runs)) is not None:
-        names, own = known
-        # Fails where several sweeps use one name for different arms: then arms are named by what differs.
-        with suppress(UserError):
-            return compare(folders, evaluation=evaluation, names=names, baseline=own if baseline is None else baseline)
-    return compare(folders, evaluation=evaluation, baseline=baseline)
 
 
 def comparison_section(compared: Sequence[Compared]) -> Section | None:
@@ -91,34 +80,28 @@ def comparison_section(compared: Sequence[Compared]) -> Section | None:
     for place, (evaluation, comparison, reason) in enumerate(compared):
         part: dict[str, Any] = {"name": evaluation, "reason": reason}
         if comparison is not None:
-            charts = [*_mean_charts(f"arms-{place}", comparison), *_difference_chart(f"difference-{place}", comparison)]
+            charts = [_mean_chart(f"arms-{place}", comparison), *_difference_chart(f"difference-{place}", comparison)]
             part |= {"verdict": verdict(comparison), "tables": tables(comparison), "charts": charts}
             part["notes"] = comparison.notes
         parts.append(part)
     return Section("arms", "Arms over seeds", render("arms.html", parts=parts))
 
 
-def _mean_charts(prefix: str, comparison: Comparison) -> list[tuple[str, Markup]]:
-    """For each measure the mean and standard deviation of each arm, and a ring for each seed."""
-    found = []
-    for measure, name in measure_names(comparison).items():
-        means, rings = [], []
-        for row, arm in enumerate(comparison.arms):
-            for run in arm.runs:
-                if (mean := run.mean(measure)) is not None:
-                    text = f"{chart_text(arm.name)}<br>seed {chart_text(run.seed)}: {mean:.2%}"
-                    rings.append(Dot(100 * mean, row, text, PALETTE[-1]))
-            if (spread := arm.spread(measure)) is not None:
-                mean, std = 100 * spread.mean, 100 * (spread.std or 0.0)
-                text = f"{chart_text(arm.name)}<br>{mean:.2f}% ± {std:.2f} over {spread.n} seeds"
-                means.append(Dot(mean, row, text, _colour(row), mean - std, mean + std))
-        base = comparison.baseline.spread(measure)
-        line = None if base is None else 100 * base.mean
-        title = f"{name}, mean ± standard deviation; rings are seeds"
-        traces = [_dots(means), _dots(rings, symbol="circle-open", size=6)]
-        names = [arm.name for arm in comparison.arms]
-        found.append((title, _rows_chart(f"{prefix}-{measure}", title, traces, names, line)))
-    return found
+def _mean_chart(name: str, comparison: Comparison) -> tuple[str, Markup]:
+    """The mean and standard deviation of the headline of each arm, and a ring for each seed."""
+    means, rings = [], []
+    for row, arm in enumerate(comparison.arms):
+        spread = arm.spread("headline")
+        if spread is not None:
+            mean, std = 100 * spread.mean, 100 * (spread.std or 0.0)
+            text = f"{chart_text(arm.name)}<br>{mean:.2f}% ± {std:.2f} over {spread.n} seeds"
+            means.append(Dot(mean, row, text, _colour(row), mean - std, mean + std))
+        for run in arm.runs:
+            mean = 100 * (run.mean("headline") or 0.0)
+            rings.append(Dot(mean, row, f"{chart_text(arm.name)}<br>seed {run.seed}: {mean:.2f}%", PALETTE[-1]))
+    title = f"{comparison.scores['headline']}, mean ± standard deviation; rings are seeds"
+    traces = [_dots(means), _dots(rings, symbol="circle-open", size=6)]
+    return title, _rows_chart(name, title, traces, [arm.name for arm in comparison.arms], means[0].x)
 
 
 def _difference_chart(name: str, comparison: Comparison) -> list[tuple[str, Markup]]:
@@ -182,84 +165,60 @@ def score_table(evaluated: Evaluated) -> tuple[list[str], list[list[str]]]:
 
 
 def _score_chart(name: str, evaluation: str, evaluated: Evaluated) -> Markup:
-    """The headline, the lenient score and the stop rate of each run."""
-    traces = []
-    for place, (kind, suffix) in enumerate([("headline", ""), ("lenient", " (lenient)"), ("stopped", "")]):
-        dots, title = [], ""
-        for row, (run, each) in enumerate(evaluated):
-            score_name = each.summary.get(kind, "stopped")
-            score = each.summary["scores"].get(score_name)
-            if score is None or (kind == "lenient" and score_name == each.summary["headline"]):
-                continue
-            title = f"{score_name}{suffix}"
-            low, high = (None if score[end] is None else 100 * score[end] for end in ("low", "high"))
-            text = f"{chart_text(run.name)}<br>{chart_text(title)}: {interval(score)}"
-            dots.append(Dot(100 * score["mean"], row + 0.22 * (place - 1), text, PALETTE[place], low, high))
-        if dots:
-            symbol = ("circle", "circle-open", "square-open")[place]
-            traces.append(_dots(dots, symbol=symbol, size=9, name=title))
-    label = f"Scores of {evaluation} with 95 % intervals"
-    return _rows_chart(name, label, traces, [run.name for run, _ in evaluated], each_row=46, showlegend=True)
+    """The headline of each run."""
+    dots = []
+    for row, (run, each) in enumerate(evaluated):
+        score = each.summary["scores"][each.summary["headline"]]
+        low, high = (None if score[end] is None else 100 * score[end] for end in ("low", "high"))
+        text = f"{chart_text(run.name)}<br>{chart_text(each.summary['headline'])}: {interval(score)}"
+        dots.append(Dot(100 * score["mean"], row, text, PALETTE[0], low, high))
+    label = f"Headline score of {evaluation} with 95 % intervals"
+    return _rows_chart(name, label, [_dots(dots)], [run.name for run, _ in evaluated])
 
 
 def error_section(runs: Sequence[Run]) -> Section | None:
     """How often each kind of error occurred; None where nothing was evaluated."""
+    from plotly import graph_objects as go
+
     parts = []
-    for place, (name, evaluated) in enumerate(by_evaluation(runs).items()):
+    for place, (evaluation, evaluated) in enumerate(by_evaluation(runs).items()):
+        names = [run.name for run, _ in evaluated]
         kinds, counted = error_counts(evaluated)
+        totals = [max(sum(counts), 1) for counts in counted]
+        traces: list[Any] = []
+        for kind, counts in zip(kinds, zip(*counted, strict=True), strict=True):
+            shares = [100 * count / total for count, total in zip(counts, totals, strict=True)]
+            colour = _RIGHT_COLOUR if kind == RIGHT else _WRONG_COLOURS[(len(traces) - 1) % len(_WRONG_COLOURS)]
+            hover = "%{fullData.name}: %{x:.1f}%<extra></extra>"
+            bar = go.Bar(orientation="h", name=chart_text(kind), x=shares, y=list(range(len(names))))
+            traces.append(bar.update(marker={"color": colour}, hovertemplate=hover))
+        label = f"Kinds of errors of {evaluation}"
+        drawn = _rows_chart(f"errors-{place}", label, traces, names, barmode="stack", bargap=0.35, showlegend=True)
         rows = [
-            [run.name, number(sum(counts)), *(f"{number(count)} ({count / sum(counts):.1%})" for count in counts)]
-            for (run, _), counts in zip(evaluated, counted, strict=True)
+            [name, number(total), *(f"{number(count)} ({count / total:.1%})" for count in counts)]
+            for name, total, counts in zip(names, totals, counted, strict=True)
         ]
-        drawn = _error_chart(f"errors-{place}", name, [run.name for run, _ in evaluated], kinds, counted)
-        parts.append({"name": name, "columns": ["run", "answers", *kinds], "rows": rows, "chart": drawn})
+        parts.append({"name": evaluation, "columns": ["run", "answers", *kinds], "rows": rows, "chart": drawn})
     return Section("errors", "Errors by kind", render("errors.html", parts=parts)) if parts else None
 
 
 def error_counts(evaluated: Evaluated) -> tuple[list[str], list[list[int]]]:
     """The kinds, :data:`RIGHT` first and then by frequency, and for each run the count of each kind."""
-    counted: list[dict[str, int]] = []
+    counted: list[Counter[str]] = []
     for _, each in evaluated:
         errors = each.summary.get("errors")
         known = errors.items() if isinstance(errors, dict) else ()
-        wrong = {str(kind): count for kind, count in known if isinstance(count, int) and count > 0}
-        counted.append({RIGHT: max(each.summary["n"] - sum(wrong.values()), 0), **wrong})
-    totals: Counter[str] = sum(map(Counter, counted), Counter())
-    kinds = [RIGHT, *(kind for kind, _ in totals.most_common() if kind != RIGHT)]
-    return kinds, [[counts.get(kind, 0) for kind in kinds] for counts in counted]
-
-
-def _error_chart(
-    name: str, evaluation: str, runs: Sequence[str], kinds: Sequence[str], counted: Sequence[Sequence[int]]
-) -> Markup:
-    """A bar of percentages for each run."""
-    from plotly import graph_objects as go
-
-    traces = [
-        go.Bar(
-            orientation="h",
-            name=chart_text(kind),
-            x=[100 * counts[place] / max(sum(counts), 1) for counts in counted],
-            y=list(range(len(runs))),
-            text=[
-                f"{chart_text(run)}<br>{chart_text(kind)}: {counts[place]:,} of {sum(counts):,}"
-                for run, counts in zip(runs, counted, strict=True)
-            ],
-            textposition="none",
-            marker={"color": _RIGHT_COLOUR if kind == RIGHT else _WRONG_COLOURS[(place - 1) % len(_WRONG_COLOURS)]},
-            hovertemplate="%{text}<extra></extra>",
-        )
-        for place, kind in enumerate(kinds)
-    ]
-    label = f"Kinds of errors of {evaluation}"
-    return _rows_chart(name, label, traces, runs, barmode="stack", bargap=0.35, showlegend=True)
+        wrong = Counter({str(kind): count for kind, count in known if isinstance(count, int) and count > 0})
+        counted.append(Counter({RIGHT: max(each.summary["n"] - wrong.total(), 0)}) + wrong)
+    kinds = [RIGHT, *(kind for kind, _ in sum(counted, Counter()).most_common() if kind != RIGHT)]
+    return kinds, [[counts[kind] for kind in kinds] for counts in counted]
 
 
 def _colour(row: int) -> str:
     return PALETTE[row % len(PALETTE)]
 
 
-def _dots(dots: Sequence[Dot], *, symbol: str = "diamond", size: int = 10, name: str = "") -> Any:
+def _dots(dots: Sequence[Dot], *, symbol: str = "diamond", size: int = 10) -> Any:
     """A Plotly trace of points with their intervals."""
     from plotly import graph_objects as go
 
@@ -275,7 +234,6 @@ def _dots(dots: Sequence[Dot], *, symbol: str = "diamond", size: int = 10, name:
     }
     return go.Scatter(
         mode="markers",
-        name=chart_text(name),
         x=[dot.x for dot in dots],
         y=[dot.row for dot in dots],
         text=[dot.text for dot in dots],
@@ -293,7 +251,6 @@ def _rows_chart(
     line: float | None = None,
     *,
     unit: str = "% of answers",
-    each_row: int = 34,
     showlegend: bool = False,
     **layout: Any,
 ) -> Markup:
@@ -303,6 +260,6 @@ def _rows_chart(
         layout["shapes"] = [
             {"type": "line", "yref": "paper", "x0": line, "x1": line, "y0": 0, "y1": 1, "line": style},
         ]
-    height = 100 + 30 * showlegend + each_row * len(names)
+    height = 100 + 30 * showlegend + 34 * len(names)
     axes = {"xaxis": {"title": {"text": unit}}, "yaxis": names_axis(names)}
     return chart(name, label, traces, height=height, showlegend=showlegend, **axes, **layout)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stepjepa.errors import UserError
-from stepjepa.evaluation.output import model_fingerprint
-from stepjepa.experiments.evaluated_run import SUMMARY
+from stepjepa.experiments.comparison import Comparison, compare
+from stepjepa.experiments.evaluated_run import SUMMARY, is_of_another_model
 from stepjepa.experiments.sweep_folder import SWEEP_FILE
 from stepjepa.files import read_json_object, read_jsonl
 from stepjepa.run_folder import METRICS_FILE, RUN_FILE, read_run
-
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 
 
 @dataclass(frozen=True)
@@ -118,6 +117,25 @@ def sweep_names(runs: Sequence[RunFolder]) -> tuple[list[str], str] | None:
     return [str(name) for name in names], str(baselines.pop())
 
 
+def compare_folders(places: Sequence[RunFolder], baseline: str | None = None, **settings: Any) -> Comparison:
+    """Compare runs under the names of the arms of their sweep, or by what differs between them.
+
+    Args:
+        places: the run folders.
+        baseline: the arm to compare with; by default that of the sweep, or the regular one.
+        settings: ``evaluation`` and ``tails`` of ``comparison.compare``.
+
+    Raises:
+        UserError: see ``comparison.compare``.
+    """
+    folders = [place.folder for place in places]
+    if (known := sweep_names(places)) is not None:
+        # Fails where several sweeps use one name for different arms, or several names for one.
+        with suppress(UserError):
+            return compare(folders, names=known[0], baseline=baseline or known[1], **settings)
+    return compare(folders, baseline=baseline, **settings)
+
+
 def is_number(value: Any) -> bool:
     """Whether a value is a finite number: not a bool, and no integer too large for a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -176,9 +194,7 @@ def _read_metrics(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
 
 def _read_evaluations(folder: Path, notes: list[str]) -> dict[str, Evaluation]:
     found: dict[str, Evaluation] = {}
-    files = sorted(folder.glob(f"*{SUMMARY}"))
-    model = model_fingerprint(folder) if files and any(any(folder.glob(each)) for each in _WEIGHTS) else None
-    for file in files:
+    for file in sorted(folder.glob(f"*{SUMMARY}")):
         name = file.name.removesuffix(SUMMARY)
         try:
             summary = read_json_object(file, "summary", "evaluate again")
@@ -188,9 +204,7 @@ def _read_evaluations(folder: Path, notes: list[str]) -> dict[str, Evaluation]:
         if fault := _fault(summary):
             notes.append(f"The evaluation {file.name} is skipped: {fault}; evaluate again.")
             continue
-        settings = summary.get("settings")
-        evaluated = settings.get("model") if isinstance(settings, dict) else None
-        if None not in (model, evaluated) and evaluated != model:
+        if is_of_another_model(folder, summary):
             notes.append(f"The evaluation {name} is of another model than the folder holds now; evaluate again.")
         answers = file.with_name(f"{name}.jsonl")
         if not answers.is_file():
@@ -206,9 +220,8 @@ def _fault(summary: dict[str, Any]) -> str | None:
         return "it has no scores"
     for name, score in scores.items():
         score |= {end: score.get(end) for end in ("low", "high")}
-        if not is_number(score.get("mean")) or not all(
-            score[end] is None or is_number(score[end]) for end in ("low", "high")
-        ):
+        ends = [score[end] for end in ("low", "high") if score[end] is not None]
+        if not all(map(is_number, [score.get("mean"), *ends])):
             return f"its score {name} is no number"
     for key in ("headline", "lenient"):
         if summary.get(key) not in list(scores):
