@@ -6,6 +6,7 @@ import argparse
 import difflib
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from stepjepa.errors import UserError, shown
@@ -20,11 +21,17 @@ def as_arguments(flags: Mapping[str, Any]) -> list[str]:
     result: list[str] = []
     for name, value in flags.items():
         if isinstance(value, list):
-            result.extend([f"--{name}", *map(str, value)])
+            result.extend([f"--{name}", *map(_word, value)])
         elif value is not None:
             # One word, so that a value that begins with a dash is not taken for a flag.
-            result.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+            result.append(f"--{name}={_word(value)}")
     return result
+
+
+def _word(value: Any) -> str:
+    """A value as a shell would give it: ``~/`` is the home folder."""
+    text = json.dumps(value) if isinstance(value, dict) else str(value)
+    return str(Path(text).expanduser()) if text.startswith("~/") else text
 
 
 def without_flags(arguments: Sequence[str], flags: Mapping[str, bool]) -> list[str]:

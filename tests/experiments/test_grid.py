@@ -87,6 +87,8 @@ def test_a_nested_list_is_a_flag_of_several_values() -> None:
     trials = trials_of(arms={"a": {"f": [["x", "y"], ["z"]]}}, train={"g": [1, 2]})
     assert [trial.train[3:-1] for trial in trials[1:]] == [("--f", "x", "y"), ("--f", "z")]
     assert as_arguments({"a": {"b": 1}, "c": None, "d": "--e"}) == ['--a={"b": 1}', "--d=--e"]
+    home = str(Path.home())
+    assert as_arguments({"a": "~/b", "c": ["~/d", "~"]}) == [f"--a={home}/b", "--c", f"{home}/d", "~"]
 
 
 YAML = """\
