@@ -57,6 +57,21 @@ def texts(lines: Iterable[str], held_out: Iterable[str]) -> list[str]:
     return [json.dumps({"messages": messages}) for messages in records]
 
 
+def wrong_partners(lines: Iterable[str]) -> list[str]:
+    """Records whose views are the sentence and the expression of another record: a control of what the pairs say.
+
+    What is trained as an answer stays right, and as many tokens are computed.
+    """
+    records = [json.loads(line) for line in lines]
+    ring = sorted(range(len(records)), key=lambda number: draw(json.dumps(records[number])))
+    partner = dict(zip(ring, [*ring[1:], ring[0]], strict=True))
+    made = []
+    for number, record in enumerate(records):
+        text, code = record["messages"][-2]["content"], records[partner[number]]["messages"][-1]["content"]
+        made.append(json.dumps(record | {"text": text, "code": code}))
+    return made
+
+
 def cut(lines: list[str], *sizes: int) -> list[list[str]]:
     """Cut sets off some records, answers kept together.
 
@@ -102,6 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     synth_validation, synth_rest = cut(synth, VALIDATION)
     write(args.output_dir / "synth-validation.jsonl", synth_validation)
     write(args.output_dir / "synth-rest.jsonl", synth_rest)
+    write(args.output_dir / "synth-wrong-partners.jsonl", wrong_partners(synth))
     for share in SHARES:
         write(args.output_dir / f"synth-1-{share}.jsonl", sorted(synth, key=draw)[: len(synth) // share])
     test, validation, rest = cut(turk, VALIDATION, VALIDATION)

@@ -1,249 +1,181 @@
-"""From the figures of the experiment to the tables and pictures of ``docs/results.md``.
+"""From the figures of the experiment to the pages ``results.md`` and ``evidence.md``, and a table of all runs.
 
-    python examples/experiment/results.py            # rewrites what stands between the markers of the page
-    python examples/experiment/results.py --check    # exit code 1 where the page is not what the figures give
+    python examples/experiment/results.py            # writes them
+    python examples/experiment/results.py --check    # exit code 1 where a number is not what the figures give
 
-A marker names a file of figures: ``<!-- synth: begin -->`` to ``<!-- synth: end -->``. What stands between those called
-``overview``, ``arms``, ``unseen`` and ``shares`` has a script of that name.
+Every result on them is computed here: their texts, ``results.md.jinja`` and ``evidence.md.jinja``, have none.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Callable, Iterable, Sequence
+import difflib
+import math
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import arms as flags_of_arms
-import overview
-import shares
-import unseen
+import pandas as pd  # type: ignore[import-untyped]  # comes with datasets
+import pictures
 from collect import FIGURES
-from overview import REFERENCE
-from run_figures import Figures, read_figures
+from frame import BASELINE, REFERENCE, TESTS, copies, objectives, read, runs, same_flops, test
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from stepjepa.experiments.comparison import compare_runs
-from stepjepa.experiments.comparison_plot import write_picture
-from stepjepa.experiments.comparison_table import tables
-from stepjepa.experiments.statistics import spread
-from stepjepa.experiments.text_table import Table
-from stepjepa.experiments.verdict import SAME_FLOPS
+from stepjepa.experiments.statistics import PairedT, detectable, holm, spread
 from stepjepa.files import atomic_write, read_text
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "results.md"
-PLOTS = ROOT / "docs" / "plots"
-MARKERS = re.compile(r"(<!-- (\S+): begin -->\n).*?(<!-- \2: end -->)", re.DOTALL)
+HERE = Path(__file__).resolve().parent
+DOCS, RUNS = HERE.parents[1] / "docs", HERE / "runs.csv"
+PAGES = ("results", "evidence")
 NOTHING = "–"
-NOT_RUN = "Not run yet."
-
-STOPPED = "stopped"
-# Head of a column, where its number is, how it is written.
-SIMILARITY = (
-    ("matched", "matched_similarity", "{:.3f}"),
-    ("shuffled", "shuffled_similarity", "{:.3f}"),
-    ("rank of source", "source_rank", "{:.1f}"),
-    ("rank of target", "target_rank", "{:.1f}"),
-    ("partner found", "retrieval_top1", "{:.1%}"),
+HEADS = (
+    *("data", "arm", "seeds", "right, %", "number", "rest", "rest, new", "copy", "FLOPs"),
+    *("at equal steps, points [95 %]", "Holm", "at equal FLOPs, points [95 %]", "Holm", "could show"),
 )
 
 
-def cell(values: Iterable[float | None], form: str) -> str:
-    """Mean, and standard deviation where there are several values; a dash where one is unknown."""
-    known = list(values)
-    if not known or None in known:
+def mean(values: pd.Series, form: str = "{:.1f}") -> str:
+    """Mean, and standard deviation over seeds where there are several."""
+    if values.isna().any():
         return NOTHING
-    found = spread([value for value in known if value is not None])
-    text = form.format(found.mean)
-    return text if found.std is None else f"{text} ± {form.format(found.std).removesuffix('%')}"
+    found = spread(list(values))
+    return form.format(found.mean) + ("" if found.std is None else f" ± {form.format(found.std)}")
 
 
-def arms_of(figures: Sequence[Figures]) -> dict[str, list[Figures]]:
-    """The runs of every arm, the baseline's first."""
-    arms: dict[str, list[Figures]] = {}
-    for each in sorted(figures, key=lambda one: (not one.label.startswith("regular"), one.label)):
-        arms.setdefault(each.label, []).append(each)
-    return arms
-
-
-def arms_tables(figures: Sequence[Figures], baseline: str | None) -> list[str]:
-    """Scores of every arm and its cost over the baseline's, and what its embeddings are, where that was measured.
-
-    With one seed each, the best arm comes first.
-    """
-    arms = arms_of(figures)
-    headline, lenient = (str(figures[0].run.protocol[name]) for name in ("headline", "lenient"))
-    # Each once, in this order; some tasks have no exact match of their own.
-    wanted = dict.fromkeys((headline, "exact", lenient, STOPPED))
-    scores = [name for name in wanted if all(name in each.scores for each in figures)]
-    if all(len(runs) == 1 for runs in arms.values()):
-        arms = dict(sorted(arms.items(), key=lambda item: -item[1][0].scores[headline]))
-    heads = ["arm", "seeds", *("stop rate" if name == STOPPED else name.replace("_", " ") for name in scores)]
-    heads.append("LM loss, gold")
-    rows, alive = [], []
-    for label, runs in arms.items():
-        line = [label, str(len(runs))]
-        line += [cell([each.scores[name] for each in runs], "{:.1%}") for name in scores]
-        line.append(cell([each.run.figures["gold_loss"] for each in runs], "{:.3f}"))
-        if baseline is not None:
-            line += [ratio(runs, arms[baseline], name) for name in ("tokens", "flops")]
-        rows.append(line)
-        alive.append(
-            [label, *(cell([each.similarity.get(name) for each in runs], form) for _, name, form in SIMILARITY)]
-        )
-    if baseline is not None:
-        heads += [f"{what}, {baseline} = 1" for what in ("tokens", "FLOPs")]
-    made = [markdown(heads, rows)]
-    if any(each.similarity for each in figures):
-        made.append(f"Their embeddings:\n\n{markdown(['arm', *(head for head, *_ in SIMILARITY)], alive)}")
-    return made
-
-
-def ratio(runs: Sequence[Figures], baseline: Sequence[Figures], name: str) -> str:
-    """Tokens or FLOPs of training over those of the baseline."""
-    sums = [[each.run.figures[name] for each in side] for side in (runs, baseline)]
-    if any(value is None for side in sums for value in side):
+def interval(found: PairedT | None) -> str:
+    """The mean difference and its interval; a single pair has none."""
+    if found is None:
         return NOTHING
-    ours, theirs = (spread([value for value in side if value is not None]).mean for side in sums)
-    return f"{ours / theirs:.2f}"
+    ends = "" if found.low is None else f" [{found.low:+.1f}, {found.high:+.1f}]"
+    return f"{found.mean:+.1f}{ends}"
 
 
-def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table, numbers to the right."""
-    rule = "|---|" + "---:|" * (len(heads) - 1)
-    return "\n".join(["| " + " | ".join(heads) + " |", rule, *("| " + " | ".join(row) + " |" for row in rows)])
+class Questions:
+    """What the text of the page asks of the table of runs.
 
-
-def differences(figures: Sequence[Figures], baseline: str, picture: Path | None) -> list[str]:
-    """The tests of every arm against a baseline, as ``stepjepa compare`` makes them; draws the picture."""
-    arms = arms_of(figures)
-    ordered = [each for runs in arms.values() for each in runs]
-    comparison = compare_runs([each.run for each in ordered], names=list(arms), baseline=baseline, tails="two")
-    if picture is not None:
-        write_picture(comparison, picture)
-    # The first table is told by arms_tables, the last names every run. Tests over examples ask whether these very
-    # models differ on other examples; what training again would give is the question here.
-    middle = tables(comparison)[1:-1]
-    return [block(each) for each in middle if "paired by seed" in each.title]
-
-
-def block(table: Table) -> str:
-    """A table of a comparison with its title."""
-    return f"{table.title}:\n\n{markdown(table.columns, table.rows)}"
-
-
-def equal_flops(figures: Sequence[Figures], baseline: str) -> list[Figures]:
-    """The baseline, and the arms that train for as many FLOPs."""
-    arms = arms_of(figures)
-    of_arm = {label: spread([each.run.figures["flops"] or 0.0 for each in runs]).mean for label, runs in arms.items()}
-    near = {label for label, flops in of_arm.items() if abs(flops / of_arm[baseline] - 1) <= SAME_FLOPS}
-    # Plain training for other FLOPs, and what has other labels, is no arm of this question.
-    near -= {
-        label for label in near if label != baseline and (label.startswith("regular") or label.endswith(REFERENCE))
-    }
-    return [each for each in figures if each.label in near]
-
-
-def with_reference_labels(figures: Sequence[Figures]) -> list[Figures]:
-    """The arms with the labels of the published code, plain training among them."""
-    return [each for each in figures if each.label.endswith(REFERENCE)]
-
-
-def part(name: str, figures: Sequence[Figures], plots: Path) -> str:
-    """What a file of figures gives: arms, tests, picture, and tests against every other plain training.
-
-    Those that are longer are compared with what spends as many FLOPs, the one with the published labels with those that
-    have them, too.
+    Args:
+        table: of :func:`frame.read`.
     """
-    arms = arms_of(figures)
-    baseline = "regular" if "regular" in arms else None
-    common = figures[0].run
-    head = f"{len(figures)} runs, each evaluated on {len(common.indices):,} examples (`figures/{name}.json`)."
-    parts = [head, *arms_tables(figures, baseline)]
-    if baseline is not None and any(len(runs) > 1 for runs in arms.values()):
-        picture = plots / f"results-{name}.png"
-        parts += differences(figures, baseline, picture)
-        parts.append(f"![every arm of {name} with its seeds](plots/{picture.name})")
-        for label in arms:
-            if label.startswith("regular-"):
-                reference = label.endswith(REFERENCE)
-                like = with_reference_labels(figures) if reference else equal_flops(figures, label)
-                if len(like) > len(arms[label]):
-                    parts += differences(like, label, None)
-    return "\n\n".join(parts)
+
+    def __init__(self, table: pd.DataFrame) -> None:
+        self.table = table
+
+    def score(self, file: str, arm: str, column: str = "right") -> str:
+        """Mean and standard deviation over seeds, in per cent."""
+        return mean(runs(self.table, file, arm)[column])
+
+    def has(self, file: str, arm: str) -> bool:
+        """Whether there is a run of an arm."""
+        return bool(((self.table.file == file) & (self.table.arm == arm)).any())
+
+    def similarity(self, file: str, arm: str, column: str) -> str:
+        """Mean over seeds of a similarity."""
+        return f"{runs(self.table, file, arm)[column].mean():.3f}"
+
+    def seeds(self, file: str, arm: str) -> int:
+        """How many runs an arm has."""
+        return len(runs(self.table, file, arm))
+
+    def against(self, file: str, arm: str, baseline: str = BASELINE, column: str = "right") -> str:
+        """The difference of two arms, in points."""
+        return interval(test(self.table, file, arm, baseline, column))
+
+    def copying(self, file: str, arm: str) -> str:
+        """How many runs of an arm copy the number."""
+        found = runs(self.table, file, arm).apply(copies, axis=1)
+        return f"{found.sum()} of {len(found)}"
+
+    def between(self, file: str, low: float, high: float, column: str = "number") -> int:
+        """How many runs with right labels have a score from ``low`` to below ``high``."""
+        found = self.table[(self.table.file == file) & ~self.table.arm.str.endswith(REFERENCE)]
+        return int(found[column].between(low, high, inclusive="left").sum())
+
+    def margin(self, file: str, arm: str) -> str:
+        """Half of the 95 % interval that the number of test records alone leaves."""
+        found = runs(self.table, file, arm).iloc[0]
+        share = found["right"] / 100
+        return f"{196 * math.sqrt(share * (1 - share) / found['records']):.1f}"
+
+    def shown(self, file: str, arm: str, baseline: str = BASELINE) -> str:
+        """The smallest difference that the seeds of two arms could have shown, asked alone."""
+        return _shown(test(self.table, file, arm, baseline))
+
+    def rows(self, file: str) -> Iterator[list[str]]:
+        """Rows of one test: plain training, then every arm with its tests, corrected over the arms of this test."""
+        arms = objectives(self.table, file)
+        every = set(self.table.arm[self.table.file == file])
+        plain = sorted(arm for arm in every - set(arms) if not arm.endswith(REFERENCE))
+        steps = {arm: test(self.table, file, arm, BASELINE) for arm in arms}
+        partners = {arm: same_flops(self.table, file, arm) for arm in arms}
+        flops = {arm: test(self.table, file, arm, other) if other else None for arm, other in partners.items()}
+        corrected = [_corrected(found) for found in (steps, flops)]
+        for arm in [*plain, *arms]:
+            known = runs(self.table, file, arm)
+            counted = "number" in known and not known["number"].isna().any()
+            cost = known.flops.mean() / runs(self.table, file, BASELINE).flops.mean()
+            row = [TESTS[file], arm, str(len(known)), mean(known["right"])]
+            row += [mean(known[each]) if counted else NOTHING for each in ("number", "rest", "rest, language new")]
+            row.append(self.copying(file, arm) if counted else NOTHING)
+            row.append(f"{cost:.2f}")
+            for found, p_values in zip((steps, flops), corrected, strict=True):
+                row += [interval(found.get(arm)), f"{p_values[arm]:.3f}" if arm in p_values else NOTHING]
+            yield [*row, _shown(flops.get(arm) or steps.get(arm), len(corrected[0]))]
+
+    def main_table(self) -> str:
+        """All tests."""
+        lines = [row for file in TESTS if (self.table.file == file).any() for row in self.rows(file)]
+        rule = "|---|---|" + "---:|" * (len(HEADS) - 2)
+        return "\n".join(["| " + " | ".join(HEADS) + " |", rule, *("| " + " | ".join(row) + " |" for row in lines)])
 
 
-def shares_part(directory: Path, plots: Path) -> str:
-    """Table and picture over shares of the data."""
-    files = {records: directory / f"{name}.json" for name, records in shares.SHARES.items()}
-    found = shares.curves({records: read_figures(file) for records, file in files.items() if file.exists()})
-    if not found:
-        return NOT_RUN
-    picture = plots / "results-shares.png"
-    shares.draw(found, picture)
-    heads, *lines = shares.rows(found)
-    return f"{markdown(heads, lines)}\n\n![scores against the number of records](plots/{picture.name})"
+def _shown(found: PairedT | None, arms: int = 1) -> str:
+    size = None if found is None else detectable(found, "two", arms)
+    return NOTHING if size is None else f"{size:.1f}" if size < 100 else "> 100"
 
 
-def overview_part(directory: Path) -> str:
-    """All arms of all tests."""
-    files = {file: directory / f"{file}.json" for _, file, _ in overview.TESTS}
-    heads, *lines = overview.table({name: read_figures(file) for name, file in files.items() if file.exists()})
-    return markdown(heads, lines) if lines else NOT_RUN
+def _corrected(tests: dict[str, PairedT | None]) -> dict[str, float]:
+    known = {arm: found.p_two_sided for arm, found in tests.items() if found and found.p_two_sided is not None}
+    return dict(zip(known, holm(list(known.values())), strict=True))
 
 
-def unseen_part(directory: Path) -> str:
-    """The arms of synth on what they can't have learnt by heart."""
-    file = directory / "synth.json"
-    if not file.exists():
-        return NOT_RUN
-    ordered = [each for runs in arms_of(read_figures(file)).values() for each in runs]
-    heads, *lines = unseen.rows(ordered, unseen.read_seen())
-    return markdown(heads, lines)
+def page(table: pd.DataFrame, name: str) -> str:
+    """The text of a page, ``results`` or ``evidence``."""
+    environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, keep_trailing_newline=True)
+    questions: Any = Questions(table)
+    return environment.get_template(f"{name}.md.jinja").render(q=questions)
 
 
-def arms_part() -> str:
-    """What the arms of synth are."""
-    heads, *lines = flags_of_arms.rows(Path(__file__).with_name("synth.yaml"))
-    return markdown(heads, lines).replace("---:", "---")
-
-
-def rewrite(page: str, directory: Path, plots: Path) -> str:
-    """The page with all that stands between markers made anew."""
-    special: dict[str, Callable[[], str]] = {
-        "overview": lambda: overview_part(directory),
-        "arms": arms_part,
-        "unseen": lambda: unseen_part(directory),
-        "shares": lambda: shares_part(directory, plots),
-    }
-
-    def made(match: re.Match[str]) -> str:
-        name, file = match[2], directory / f"{match[2]}.json"
-        if name in special:
-            text = special[name]()
-        else:
-            text = part(name, read_figures(file), plots) if file.exists() else NOT_RUN
-        return f"{match[1]}\n{text}\n\n{match[3]}"
-
-    return MARKERS.sub(made, page)
+def csv(table: pd.DataFrame) -> str:
+    """All runs as a table for other programs."""
+    return str(table.drop(columns="data").to_csv(index=False, float_format="%.6g", lineterminator="\n"))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Rewrite or check the page; returns the exit code."""
+    """Write or check; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--figures", type=Path, default=FIGURES, metavar="DIR", help="files of figures")
-    parser.add_argument("--page", type=Path, default=PAGE, help="(docs/results.md)")
-    parser.add_argument("--plots", type=Path, default=PLOTS, help="folder of pictures (docs/plots)")
-    parser.add_argument("--check", action="store_true", help="write no page; exit code 1 where it is out of date")
+    parser.add_argument("--docs", type=Path, default=DOCS, metavar="DIR", help="folder of the pages (docs)")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="(runs.csv)")
+    parser.add_argument("--check", action="store_true", help="write nothing; print what is not as the figures give it")
     args = parser.parse_args(argv)
-    before = read_text(args.page)
-    after = rewrite(before, args.figures, args.plots)
+    table = read(args.figures)
+    made = {args.docs / f"{name}.md": page(table, name) for name in PAGES} | {args.runs: csv(table)}
     if args.check:
-        return int(before != after)
-    with atomic_write(args.page) as file:
-        file.write(after)
-    print(f"rewritten: {args.page}")
+        wrong = [line for file, text in made.items() for line in _changes(file, text)]
+        sys.stdout.writelines(wrong)
+        return int(bool(wrong))
+    for file, text in made.items():
+        with atomic_write(file) as stream:
+            stream.write(text)
+        print(f"written: {file}")
+    pictures.draw(table, args.docs / "plots")
     return 0
+
+
+def _changes(file: Path, text: str) -> Iterator[str]:
+    there = read_text(file).splitlines(keepends=True) if file.exists() else []
+    return difflib.unified_diff(there, text.splitlines(keepends=True), str(file), "figures", n=0)
 
 
 if __name__ == "__main__":

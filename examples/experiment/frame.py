@@ -1,0 +1,111 @@
+"""Every run of the experiment as a row of one table: its scores, what they are made of, its costs and embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd  # type: ignore[import-untyped]  # comes with datasets
+from run_figures import Figures, read_figures
+from splits import read_splits
+
+from stepjepa.experiments.statistics import PairedT, paired_t
+from stepjepa.experiments.verdict import SAME_FLOPS
+
+BASELINE = "regular"
+# Arms with the labels of the published code, which are compared with each other only.
+REFERENCE = "-reference"
+
+# The data of a row, by the file of figures; those of validation sets chose the settings.
+TESTS = {
+    "synth": "synth",
+    "synth-small": "synth, preset:small",
+    "synth-long": "synth, 12 epochs",
+    "synth-1-2": "synth, 4,000 records, 12 epochs",
+    "synth-1-4": "synth, 2,000 records, 12 epochs",
+    "synth-1-8": "synth, 1,000 records, 12 epochs",
+    "synth-1-16": "synth, 500 records, 12 epochs",
+    "synth-finetune": "synth, pretrained on texts",
+    "smollm2": "synth, SmolLM2-135M",
+    "turk": "TURK",
+    "steps-test": "problems of two steps",
+    "steps-3-test": "problems of two and three steps",
+    "gsm8k": "GSM8K",
+}
+# Below this share, in per cent, of a few records nothing is said of copying.
+_LEARNT = 10
+SIMILARITY = ("matched_similarity", "shuffled_similarity", "source_rank", "target_rank", "retrieval_top1")
+
+
+def read(directory: Path) -> pd.DataFrame:
+    """All runs of all files of figures; shares in per cent.
+
+    Columns: ``file``, ``data``, ``arm``, ``seed``, ``records``; ``right``, the headline score, and of the tests of
+    regular expressions ``number``, ``rest``, ``language seen``, ``language new``, ``rest, language new``, ``shape new``
+    (see ``splits.py``); ``exact``, ``prefix``, ``stopped``; ``gold_loss``, ``tokens``, ``flops``, ``steps``;
+    similarities and effective ranks.
+    """
+    splits = read_splits()
+    files = sorted(directory.glob("*.json"))
+    return pd.DataFrame([_row(file.stem, each, splits) for file in files for each in read_figures(file)])
+
+
+def _row(file: str, each: Figures, splits: dict[str, dict[str, list[bool]]]) -> dict[str, object]:
+    right = each.run.examples["headline"] or []
+    row: dict[str, object] = {"file": file, "data": TESTS.get(file), "arm": each.label, "seed": each.run.seed}
+    row["records"], row["right"] = len(right), share(right)
+    split = splits.get(file.partition("-")[0] if file != "smollm2" else "synth", {})
+    if file in TESTS and split:
+        # An evaluation of the first records of a file asks about these alone.
+        asked = {what: [bits[index] for index in each.run.indices] for what, bits in split.items()}
+        number = asked["number"]
+        row["number"] = share(right, number)
+        row["rest"] = share(right, [not bit for bit in number])
+        row["language seen"] = share(right, asked["language"])
+        row["language new"] = share(right, [not bit for bit in asked["language"]])
+        both = zip(number, asked["language"], strict=True)
+        row["rest, language new"] = share(right, [not has_number and not seen for has_number, seen in both])
+        row["shape new"] = share(right, [not bit for bit in asked["shape"]])
+    row |= {name: 100 * each.scores[name] for name in ("exact", "prefix", "stopped") if name in each.scores}
+    row |= {name: each.run.figures[name] for name in ("gold_loss", "tokens", "flops")}
+    return row | {"steps": each.run.steps} | {name: each.similarity.get(name) for name in SIMILARITY}
+
+
+def share(right: Sequence[float], wanted: Sequence[bool] | None = None) -> float | None:
+    """Per cent of right answers, among those records that are wanted; None where there are none."""
+    kept = [value for value, want in zip(right, wanted or [True] * len(right), strict=True) if want]
+    return 100 * sum(kept) / len(kept) if kept else None
+
+
+def runs(table: pd.DataFrame, file: str, arm: str) -> pd.DataFrame:
+    """The runs of an arm, by seed."""
+    found = table[(table.file == file) & (table.arm == arm)]
+    if found.empty:
+        raise ValueError(f"expected runs of {arm} in {file}, got none")
+    return found.set_index("seed").sort_index()
+
+
+def test(table: pd.DataFrame, file: str, arm: str, baseline: str, column: str = "right") -> PairedT | None:
+    """The paired t-test of two arms over the seeds that both have, in percentage points; None without such a seed."""
+    ours, theirs = runs(table, file, arm)[column], runs(table, file, baseline)[column]
+    seeds = [seed for seed in ours.index if seed in theirs.index]
+    return paired_t(list(ours[seeds]), list(theirs[seeds])) if seeds else None
+
+
+def same_flops(table: pd.DataFrame, file: str, arm: str) -> str | None:
+    """The plain training that costs as many FLOPs as an arm; of several the best, None where there is none."""
+    means = table[table.file == file].groupby("arm")[["flops", "right"]].mean()
+    plain = means[means.index.str.startswith(BASELINE) & ~means.index.str.endswith(REFERENCE)]
+    near = plain[(means.flops[arm] / plain.flops - 1).abs() <= SAME_FLOPS]
+    return None if near.empty else str(near.right.idxmax())
+
+
+def objectives(table: pd.DataFrame, file: str) -> list[str]:
+    """The arms of a file that are not plain training, with right labels."""
+    arms = sorted(set(table.arm[table.file == file]))
+    return [arm for arm in arms if not arm.startswith(BASELINE) and not arm.endswith(REFERENCE)]
+
+
+def copies(row: pd.Series) -> bool:
+    """Whether a run has learnt to copy the number: its share there is at least half of that on the rest."""
+    return bool(row["number"] >= max(row["rest"] / 2, _LEARNT))

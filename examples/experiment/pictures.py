@@ -1,0 +1,121 @@
+"""The pictures of ``docs/results.md``, one for each question; every seed is a point."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd  # type: ignore[import-untyped]  # comes with datasets
+from frame import BASELINE, REFERENCE, runs
+from matplotlib.figure import Figure
+
+from stepjepa.drawing import PALETTE
+from stepjepa.files import atomic_write
+
+PLAIN, COSINE, INFONCE, OTHER = PALETTE[6], PALETTE[1], PALETTE[0], PALETTE[2]
+SHARES = {"synth-1-16": 500, "synth-1-8": 1000, "synth-1-4": 2000, "synth-1-2": 4000, "synth-long": 8000}
+
+
+def colour(arm: str) -> str:
+    """Of an arm, by its loss."""
+    if arm.startswith(BASELINE):
+        return PLAIN
+    return INFONCE if "infonce" in arm else COSINE if "cosine" in arm else OTHER
+
+
+def draw(table: pd.DataFrame, folder: Path) -> None:
+    """Write all pictures.
+
+    Args:
+        table: of :func:`frame.read`.
+        folder: for the files.
+    """
+    made = {"copying": copying(table), "flops": flops(table), "stopping": stopping(table), "shares": shares(table)}
+    for name, figure in made.items():
+        with atomic_write(folder / f"results-{name}.png", "wb") as stream:
+            figure.savefig(stream, format="png", dpi=120)
+        print(f"written: {folder / f'results-{name}.png'}")
+
+
+def copying(table: pd.DataFrame) -> Figure:
+    """What is a gain made of? Right answers on records with a number, and on the rest."""
+    figure = Figure(figsize=(9, 9), layout="constrained")
+    grids: Any = figure.subplots(2, 2, sharex="col", sharey="row", height_ratios=(19, 15))
+    for axes, (file, title) in zip(grids, (("synth", "synth"), ("turk", "TURK")), strict=True):
+        every = {arm for arm in table.arm[table.file == file] if not arm.endswith(REFERENCE)}
+        arms = sorted(every, key=lambda arm: (not arm.startswith(BASELINE), arm))
+        for axis, column in zip(axes, ("number", "rest"), strict=True):
+            for place, arm in enumerate(reversed(arms)):
+                values = runs(table, file, arm)[column]
+                axis.plot(values, [place] * len(values), "o", color=colour(arm), alpha=0.7)
+            axis.set_yticks(range(len(arms)), list(reversed(arms)))
+            axis.set_title(f"{title}: {'records with a number' if column == 'number' else 'all other records'}")
+            axis.set_xlim(0, 100)
+            axis.grid(axis="x", alpha=0.3)
+    for axis in grids[-1]:
+        axis.set_xlabel("right, %; every point is a seed")
+    return figure
+
+
+def flops(table: pd.DataFrame) -> Figure:
+    """Does an objective help for the same FLOPs? Plain training is the line."""
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes: Any = figure.subplots(1, 2)
+    for axis, (file, title) in zip(axes, (("synth", "synth"), ("turk", "TURK")), strict=True):
+        found = table[(table.file == file) & ~table.arm.str.endswith(REFERENCE)]
+        means = found.groupby("arm")[["flops", "right"]].mean()
+        cost = means.flops / means.flops[BASELINE]
+        plain = means.index.str.startswith(BASELINE)
+        # A single seed is a point, and no mean.
+        several = found.groupby("arm").seed.nunique() > 1
+        line = means[plain & several].assign(cost=cost).sort_values("cost")
+        axis.plot(line.cost, line.right, "-", color=PLAIN)
+        seen = set()
+        for arm in means.index:
+            kind = {PLAIN: "plain", INFONCE: "InfoNCE", COSINE: "cosine", OTHER: "others"}[colour(arm)]
+            values = runs(table, file, arm)["right"]
+            label = None if kind in seen else kind
+            seen.add(kind)
+            axis.plot([cost[arm]] * len(values), values, "o", color=colour(arm), alpha=0.6, label=label)
+        axis.set_title(title)
+        axis.set_xlabel("FLOPs of training, plain = 1")
+        axis.set_ylabel("right, %")
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    return figure
+
+
+STOPPING_LABELS = ("plain", "cosine", "plain,\npublished\nlabels", "cosine,\npublished\nlabels")
+
+
+def stopping(table: pd.DataFrame) -> Figure:
+    """Which part of a gain is learning to stop? The published labels beside the right ones."""
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    axes: Any = figure.subplots(1, 3, sharey=True)
+    names = (BASELINE, "branched-cosine", BASELINE + REFERENCE, "branched-cosine" + REFERENCE)
+    for axis, column in zip(axes, ("exact", "prefix", "stopped"), strict=True):
+        for place, arm in enumerate(names):
+            values = runs(table, "synth", arm)[column]
+            axis.bar(place, values.mean(), color=colour(arm), alpha=0.4)
+            axis.plot([place] * len(values), values, "o", color=colour(arm))
+        axis.set_xticks(range(len(names)), STOPPING_LABELS, fontsize=8)
+        axis.set_title({"exact": "exact match", "prefix": "prefix match", "stopped": "ends its turn"}[column])
+    axes[0].set_ylabel("% of answers")
+    return figure
+
+
+def shares(table: pd.DataFrame) -> Figure:
+    """Does an objective help with fewer records?"""
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    axis: Any = figure.subplots()
+    for arm, mark in ((BASELINE, "o-"), ("branched-infonce", "s-")):
+        found = {records: runs(table, file, arm)["right"] for file, records in SHARES.items()}
+        axis.plot(list(found), [values.mean() for values in found.values()], mark, color=colour(arm), label=arm)
+        for records, values in found.items():
+            axis.plot([records] * len(values), values, mark[0], color=colour(arm), alpha=0.4)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(list(SHARES.values()), [f"{records:,}" for records in SHARES.values()])
+    axis.set_xlabel("records trained on, each twelve times")
+    axis.set_ylabel("right, %")
+    axis.legend()
+    return figure

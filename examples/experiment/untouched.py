@@ -1,0 +1,103 @@
+"""A test set of regular expressions that nobody has looked at: for claims, once the settings are chosen elsewhere.
+
+    python examples/experiment/untouched.py            # writes runs/experiment/untouched.jsonl
+    python examples/experiment/untouched.py --check    # exit code 1 where it is not the file of untouched.json
+
+New records of the grammar that NL-RX was made from. None has an answer that describes the same lines as an answer of
+synth's training or test file; nearly three of four generated ones have, the short ones above all. So the records are
+drawn to have the shares of numbers and of lengths of the published test file, as far as there are enough of them;
+``untouched.json`` holds the hash of the file and both distributions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import quantiles
+
+from languages import Languages
+from splits import SETS, answers
+
+from data import answer, draw, write
+from stepjepa.cli import main as stepjepa
+from stepjepa.files import fingerprint, read_json_object, write_json
+
+RECORD = Path(__file__).resolve().with_suffix(".json")
+GENERATED, SEED, WANTED = 40_000, 20261123, 4_000
+OPERATORS = ("&", "|", "~", "+", "*", "\\b", "{")
+
+
+def new_records(lines: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Records whose answer describes other lines than every known one does, and than that of every record before."""
+    languages = Languages()
+    taken = {languages.of(text) for text in known}
+    kept = []
+    for line in lines:
+        language = languages.of(answer(line))
+        if language not in taken:
+            taken.add(language)
+            kept.append(line)
+    return kept
+
+
+def drawn(lines: Sequence[str], like: Sequence[str], wanted: int) -> list[str]:
+    """Records with the shares of numbers and lengths that other answers have; fewer where there are not enough.
+
+    Args:
+        lines: records to draw from.
+        like: answers whose shares are taken.
+        wanted: how many.
+    """
+    cuts = quantiles(map(len, like), n=5)
+
+    def kind(text: str) -> tuple[bool, int]:
+        return "{" in text, sum(len(text) > cut for cut in cuts)
+
+    shares = Counter(map(kind, like))
+    waiting = {each: round(wanted * count / len(like)) for each, count in shares.items()}
+    kept = []
+    for line in sorted(lines, key=draw):
+        each = kind(answer(line))
+        if waiting.get(each, 0) > 0:
+            waiting[each] -= 1
+            kept.append(line)
+    return kept
+
+
+def described(texts: Sequence[str]) -> dict[str, object]:
+    """How long answers are, and how many have each operator."""
+    lengths = [round(cut, 1) for cut in quantiles(map(len, texts), n=10)]
+    return {
+        "records": len(texts),
+        "deciles of length": lengths,
+        "share with": {sign: round(sum(sign in text for text in texts) / len(texts), 3) for sign in OPERATORS},
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write or check the file; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/experiment"), help="(%(default)s)")
+    parser.add_argument("--check", action="store_true", help="only compare the file with its hash")
+    args = parser.parse_args(argv)
+    file = args.output_dir / "untouched.jsonl"
+    if args.check:
+        return int(fingerprint(file) != read_json_object(RECORD, "record", "run untouched.py")["sha256"])
+    pool = args.output_dir / "untouched-pool.jsonl"
+    flags = ["--size", str(GENERATED), "--seed", str(SEED), "--output_file", str(pool)]
+    if not pool.exists() and (code := stepjepa(["prepare", "nl-rx", *flags])):
+        return code
+    train, test = map(answers, SETS["synth"])
+    found = new_records(pool.read_text(encoding="utf-8").splitlines(), [*train, *test])
+    write(file, drawn(found, test, WANTED))
+    untouched = answers(file)
+    write_json(RECORD, {"sha256": fingerprint(file), "untouched": described(untouched), "published": described(test)})
+    print(json.dumps({"generated": GENERATED, "of other languages": len(found), **described(untouched)}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
