@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,11 +44,15 @@ def read(directory: Path) -> pd.DataFrame:
     Columns: ``file``, ``data``, ``arm``, ``seed``, ``records``; ``right``, the headline score, and of the tests of
     regular expressions ``number``, ``rest``, ``language seen``, ``language new``, ``rest, language new``, ``shape new``
     (see ``splits.py``); ``exact``, ``prefix``, ``stopped``; ``gold_loss``, ``tokens``, ``flops``, ``steps``;
-    similarities and effective ranks.
+    similarities and effective ranks; ``version`` of stepjepa; ``cost``, FLOPs over those of plain training.
     """
     splits = read_splits()
     files = sorted(directory.glob("*.json"))
-    return pd.DataFrame([_row(file.stem, each, splits) for file in files for each in read_figures(file)])
+    table = pd.DataFrame([_row(file.stem, each, splits) for file in files for each in read_figures(file)])
+    plain = table[table.arm == BASELINE].groupby(["file", "version"]).flops.mean()
+    keys = list(zip(table.file, table.version, strict=True))
+    # Another version shares other prefixes, so runs are compared with the plain training of their own.
+    return table.assign(cost=[flops / plain.get(key, math.nan) for flops, key in zip(table.flops, keys, strict=True)])
 
 
 def _row(file: str, each: Figures, splits: dict[str, dict[str, list[bool]]]) -> dict[str, object]:
@@ -68,7 +73,11 @@ def _row(file: str, each: Figures, splits: dict[str, dict[str, list[bool]]]) -> 
         row["shape new"] = share(right, [not bit for bit in asked["shape"]])
     row |= {name: 100 * each.scores[name] for name in ("exact", "prefix", "stopped") if name in each.scores}
     row |= {name: each.run.figures[name] for name in ("gold_loss", "tokens", "flops")}
-    return row | {"steps": each.run.steps} | {name: each.similarity.get(name) for name in SIMILARITY}
+    return (
+        row
+        | {"steps": each.run.steps, "version": each.run.versions["stepjepa"]}
+        | {name: each.similarity.get(name) for name in SIMILARITY}
+    )
 
 
 def share(right: Sequence[float], wanted: Sequence[bool] | None = None) -> float | None:
@@ -94,9 +103,9 @@ def test(table: pd.DataFrame, file: str, arm: str, baseline: str, column: str = 
 
 def same_flops(table: pd.DataFrame, file: str, arm: str) -> str | None:
     """The plain training that costs as many FLOPs as an arm; of several the best, None where there is none."""
-    means = table[table.file == file].groupby("arm")[["flops", "right"]].mean()
+    means = table[table.file == file].groupby("arm")[["cost", "right"]].mean()
     plain = means[means.index.str.startswith(BASELINE) & ~means.index.str.endswith(REFERENCE)]
-    near = plain[(means.flops[arm] / plain.flops - 1).abs() <= SAME_FLOPS]
+    near = plain[(means.cost[arm] / plain.cost - 1).abs() <= SAME_FLOPS]
     return None if near.empty else str(near.right.idxmax())
 
 

@@ -63,12 +63,11 @@ def flops(table: pd.DataFrame) -> Figure:
     axes: Any = figure.subplots(1, 2)
     for axis, (file, title) in zip(axes, (("synth", "synth"), ("turk", "TURK")), strict=True):
         found = table[(table.file == file) & ~table.arm.str.endswith(REFERENCE)]
-        means = found.groupby("arm")[["flops", "right"]].mean()
-        cost = means.flops / means.flops[BASELINE]
+        means = found.groupby("arm")[["cost", "right"]].mean()
         plain = means.index.str.startswith(BASELINE)
         # A single seed is a point, and no mean.
         several = found.groupby("arm").seed.nunique() > 1
-        line = means[plain & several].assign(cost=cost).sort_values("cost")
+        line = means[plain & several].sort_values("cost")
         axis.plot(line.cost, line.right, "-", color=PLAIN)
         seen = set()
         for arm in means.index:
@@ -76,7 +75,7 @@ def flops(table: pd.DataFrame) -> Figure:
             values = runs(table, file, arm)["right"]
             label = None if kind in seen else kind
             seen.add(kind)
-            axis.plot([cost[arm]] * len(values), values, "o", color=colour(arm), alpha=0.6, label=label)
+            axis.plot([means.cost[arm]] * len(values), values, "o", color=colour(arm), alpha=0.6, label=label)
         axis.set_title(title)
         axis.set_xlabel("FLOPs of training, plain = 1")
         axis.set_ylabel("right, %")

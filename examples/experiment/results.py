@@ -101,6 +101,11 @@ class Questions:
         """The smallest difference that the seeds of two arms could have shown, asked alone."""
         return _shown(test(self.table, file, arm, baseline))
 
+    def cost(self, file: str, arm: str) -> str:
+        """FLOPs of training over those of plain training."""
+        found = float(runs(self.table, file, arm).cost.mean())
+        return NOTHING if math.isnan(found) else f"{found:.2f}"
+
     def rows(self, file: str) -> Iterator[list[str]]:
         """Rows of one test: plain training, then every arm with its tests, corrected over the arms of this test."""
         arms = objectives(self.table, file)
@@ -113,11 +118,10 @@ class Questions:
         for arm in [*plain, *arms]:
             known = runs(self.table, file, arm)
             counted = "number" in known and not known["number"].isna().any()
-            cost = known.flops.mean() / runs(self.table, file, BASELINE).flops.mean()
             row = [TESTS[file], arm, str(len(known)), mean(known["right"])]
             row += [mean(known[each]) if counted else NOTHING for each in ("number", "rest", "rest, language new")]
             row.append(self.copying(file, arm) if counted else NOTHING)
-            row.append(f"{cost:.2f}")
+            row.append(self.cost(file, arm))
             for found, p_values in zip((steps, flops), corrected, strict=True):
                 row += [interval(found.get(arm)), f"{p_values[arm]:.3f}" if arm in p_values else NOTHING]
             yield [*row, _shown(flops.get(arm) or steps.get(arm), len(corrected[0]))]

@@ -62,6 +62,7 @@ def test_every_grid_expands(grid: Path, tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("synth_train", "synth_test", "gsm8k_train", "gsm8k_test"):
         (shared / f"{name}.jsonl").write_text(record("answer", 1) + "\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "terms"))
     assert main(["sweep", "--config", str(grid), "--output_dir", str(data / grid.stem), "--dry_run"]) == 0
     assert "baseline" not in capsys.readouterr().err
     assert not (data / grid.stem).exists()
