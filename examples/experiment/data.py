@@ -21,6 +21,7 @@ from stepjepa.files import atomic_write, existing_file
 
 VALIDATION = 1000
 STEP_VALIDATION = 200
+LIMITED = 500
 SHARES = (2, 4, 8, 16)
 # Two steps and small numbers: what a million parameters learn in one pass, and some get wrong. A third of the chains of
 # equations that there are is held out; with more of them too few are left to learn from.
@@ -117,6 +118,7 @@ def main(argv: list[str] | None = None) -> int:
     synth_validation, synth_rest = cut(synth, VALIDATION)
     write(args.output_dir / "synth-validation.jsonl", synth_validation)
     write(args.output_dir / "synth-rest.jsonl", synth_rest)
+    write(args.output_dir / "limited-500.jsonl", sorted(synth_rest, key=draw)[:LIMITED])
     write(args.output_dir / "synth-wrong-partners.jsonl", wrong_partners(synth))
     for share in SHARES:
         write(args.output_dir / f"synth-1-{share}.jsonl", sorted(synth, key=draw)[: len(synth) // share])

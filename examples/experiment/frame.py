@@ -73,11 +73,8 @@ def _row(file: str, each: Figures, splits: dict[str, dict[str, list[bool]]]) -> 
         row["shape new"] = share(right, [not bit for bit in asked["shape"]])
     row |= {name: 100 * each.scores[name] for name in ("exact", "prefix", "stopped") if name in each.scores}
     row |= {name: each.run.figures[name] for name in ("gold_loss", "tokens", "flops")}
-    return (
-        row
-        | {"steps": each.run.steps, "version": each.run.versions["stepjepa"]}
-        | {name: each.similarity.get(name) for name in SIMILARITY}
-    )
+    row |= {"steps": each.run.steps, "version": each.run.versions["stepjepa"]}
+    return row | {name: each.similarity.get(name) for name in SIMILARITY}
 
 
 def share(right: Sequence[float], wanted: Sequence[bool] | None = None) -> float | None:
