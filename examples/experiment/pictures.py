@@ -84,22 +84,25 @@ def flops(table: pd.DataFrame) -> Figure:
     return figure
 
 
-STOPPING_LABELS = ("plain", "cosine", "plain,\npublished\nlabels", "cosine,\npublished\nlabels")
-
-
 def stopping(table: pd.DataFrame) -> Figure:
     """Which part of a gain is learning to stop? The published labels beside the right ones."""
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    figure = Figure(figsize=(9, 4), layout="constrained")
     axes: Any = figure.subplots(1, 3, sharey=True)
-    names = (BASELINE, "branched-cosine", BASELINE + REFERENCE, "branched-cosine" + REFERENCE)
+    bars = [
+        (f"{'cosine' if 'cosine' in arm else 'plain'}, {labels} labels, {model}", file, arm + end)
+        for model, file in (("preset", "synth"), ("SmolLM2", "smollm2"))
+        for labels, end in (("right", ""), ("published", REFERENCE))
+        for arm in (BASELINE, "branched-cosine")
+        if ((table.file == file) & (table.arm == arm + end)).any()
+    ]
     for axis, column in zip(axes, ("exact", "prefix", "stopped"), strict=True):
-        for place, arm in enumerate(names):
-            values = runs(table, "synth", arm)[column]
-            axis.bar(place, values.mean(), color=colour(arm), alpha=0.4)
-            axis.plot([place] * len(values), values, "o", color=colour(arm))
-        axis.set_xticks(range(len(names)), STOPPING_LABELS, fontsize=8)
-        axis.set_title({"exact": "exact match", "prefix": "prefix match", "stopped": "ends its turn"}[column])
-    axes[0].set_ylabel("% of answers")
+        for place, (_, file, arm) in enumerate(reversed(bars)):
+            values = runs(table, file, arm)[column]
+            axis.barh(place, values.mean(), color=colour(arm), alpha=0.4)
+            axis.plot(values, [place] * len(values), "o", color=colour(arm))
+        axis.set_yticks(range(len(bars)), [name for name, *_ in reversed(bars)])
+        axis.set_xlim(0, 105)
+        axis.set_title({"exact": "exact match, %", "prefix": "prefix match, %", "stopped": "ends its turn, %"}[column])
     return figure
 
 
