@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -101,7 +102,7 @@ def test(table: pd.DataFrame, file: str, arm: str, baseline: str, column: str = 
 def same_flops(table: pd.DataFrame, file: str, arm: str) -> str | None:
     """The plain training that costs as many FLOPs as an arm; of several the best, None where there is none."""
     means = table[table.file == file].groupby("arm")[["cost", "right"]].mean()
-    plain = means[means.index.str.startswith(BASELINE) & ~means.index.str.endswith(REFERENCE)]
+    plain = means[[is_plain(str(each)) for each in means.index]]
     near = plain[(means.cost[arm] / plain.cost - 1).abs() <= SAME_FLOPS]
     return None if near.empty else str(near.right.idxmax())
 
@@ -109,7 +110,12 @@ def same_flops(table: pd.DataFrame, file: str, arm: str) -> str | None:
 def objectives(table: pd.DataFrame, file: str) -> list[str]:
     """The arms of a file that are not plain training, with right labels."""
     arms = sorted(set(table.arm[table.file == file]))
-    return [arm for arm in arms if not arm.startswith(BASELINE) and not arm.endswith(REFERENCE)]
+    return [arm for arm in arms if not is_plain(arm) and not arm.endswith(REFERENCE)]
+
+
+def is_plain(arm: str) -> bool:
+    """Whether an arm is plain training with right labels, as long as the others or for the FLOPs of one."""
+    return re.fullmatch(rf"{BASELINE}(-[\d.]+x(-low)?)?", arm) is not None
 
 
 def copies(row: pd.Series) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]  # comes with datasets
-from frame import BASELINE, REFERENCE, runs
+from frame import BASELINE, REFERENCE, is_plain, runs
 from matplotlib.figure import Figure
 
 from stepjepa.drawing import PALETTE
@@ -18,7 +18,7 @@ SHARES = {"synth-1-16": 500, "synth-1-8": 1000, "synth-1-4": 2000, "synth-1-2": 
 
 def colour(arm: str) -> str:
     """Of an arm, by its loss."""
-    if arm.startswith(BASELINE):
+    if is_plain(arm.removesuffix(REFERENCE)):
         return PLAIN
     return INFONCE if "infonce" in arm else COSINE if "cosine" in arm else OTHER
 
@@ -43,7 +43,7 @@ def copying(table: pd.DataFrame) -> Figure:
     grids: Any = figure.subplots(2, 2, sharex="col", sharey="row", height_ratios=(19, 15))
     for axes, (file, title) in zip(grids, (("synth", "synth"), ("turk", "TURK")), strict=True):
         every = {arm for arm in table.arm[table.file == file] if not arm.endswith(REFERENCE)}
-        arms = sorted(every, key=lambda arm: (not arm.startswith(BASELINE), arm))
+        arms = sorted(every, key=lambda arm: (not is_plain(arm), arm))
         for axis, column in zip(axes, ("number", "rest"), strict=True):
             for place, arm in enumerate(reversed(arms)):
                 values = runs(table, file, arm)[column]
@@ -64,7 +64,7 @@ def flops(table: pd.DataFrame) -> Figure:
     for axis, (file, title) in zip(axes, (("synth", "synth"), ("turk", "TURK")), strict=True):
         found = table[(table.file == file) & ~table.arm.str.endswith(REFERENCE)]
         means = found.groupby("arm")[["cost", "right"]].mean()
-        plain = means.index.str.startswith(BASELINE)
+        plain = means.index.map(is_plain)
         # A single seed is a point, and no mean.
         several = found.groupby("arm").seed.nunique() > 1
         line = means[plain & several].sort_values("cost")

@@ -81,6 +81,11 @@ class Questions:
         """The difference of two arms, in points."""
         return interval(test(self.table, file, arm, baseline, column))
 
+    def at_equal_flops(self, file: str, arm: str, column: str = "right") -> str:
+        """The difference from plain training for the same FLOPs, in points."""
+        partner = same_flops(self.table, file, arm)
+        return self.against(file, arm, partner, column) if partner else NOTHING
+
     def copying(self, file: str, arm: str) -> str:
         """How many runs of an arm copy the number."""
         found = runs(self.table, file, arm).apply(copies, axis=1)

@@ -90,7 +90,7 @@ def sweep_of(folder: Path, trials: list[tuple[str, int, str, str]]) -> Path:
         name = f"{label}/seed{seed}"
         jepa = {"mode": "regular"} if label.startswith("regular") else {"mode": "llm-jepa", "lbd": 0.5}
         jepa["labels"] = "reference" if label.endswith("-reference") else "assistant"
-        longer = label == "regular-long"
+        longer = label == "regular-1.3x"
         if status == "finished":
             make_run(
                 folder / name,
@@ -133,11 +133,11 @@ def test_figures_of_two_machines_are_put_together(scripts: dict[str, ModuleType]
 
 
 def test_rows_at_equal_steps_and_at_equal_flops(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
-    rights = {"regular": ("11000", "10000"), "regular-long": ("11100", "10000"), "arm": ("11110", "11000")}
+    rights = {"regular": ("11000", "10000"), "regular-1.3x": ("11100", "10000"), "arm": ("11110", "11000")}
     sweep = sweep_of(tmp_path / "steps-test", of_two_seeds(rights))
     scripts["collect"].main([str(sweep), "--figures", str(tmp_path)])
     table = scripts["frame"].read(tmp_path)
-    assert scripts["frame"].same_flops(table, "steps-test", "arm") == "regular-long"
+    assert scripts["frame"].same_flops(table, "steps-test", "arm") == "regular-1.3x"
     heads = scripts["results"].HEADS
     row = dict(zip(heads, list(scripts["results"].Questions(table).rows("steps-test"))[-1], strict=True))
     # By hand: 80 and 40 %, plain 40 and 20, for its FLOPs 60 and 20; differences 40 and 20, 20 and 20.
