@@ -35,12 +35,12 @@ HEADS = (
 )
 
 
-def mean(values: pd.Series, form: str = "{:.1f}") -> str:
+def mean(values: pd.Series) -> str:
     """Mean, and standard deviation over seeds where there are several."""
     if values.isna().any():
         return NOTHING
     found = spread(list(values))
-    return form.format(found.mean) + ("" if found.std is None else f" ± {form.format(found.std)}")
+    return f"{found.mean:.1f}" + ("" if found.std is None else f" ± {found.std:.1f}")
 
 
 def interval(found: PairedT | None) -> str:
