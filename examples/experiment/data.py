@@ -73,6 +73,16 @@ def wrong_partners(lines: Iterable[str]) -> list[str]:
     return made
 
 
+def views_alone(lines: Iterable[str]) -> list[str]:
+    """Every record, then its sentence and its expression as answers to one word: the views for the LM loss."""
+    made = []
+    for line in lines:
+        texts = [turn["content"] for turn in json.loads(line)["messages"][-2:]]
+        asked = [[{"role": "user", "content": "any"}, {"role": "assistant", "content": text}] for text in texts]
+        made += [line, *(json.dumps({"messages": messages}) for messages in asked)]
+    return made
+
+
 def cut(lines: list[str], *sizes: int) -> list[list[str]]:
     """Cut sets off some records, answers kept together.
 
@@ -119,6 +129,7 @@ def main(argv: list[str] | None = None) -> int:
     write(args.output_dir / "synth-validation.jsonl", synth_validation)
     write(args.output_dir / "synth-rest.jsonl", synth_rest)
     write(args.output_dir / "limited-500.jsonl", sorted(synth_rest, key=draw)[:LIMITED])
+    write(args.output_dir / "synth-views-alone.jsonl", views_alone(synth))
     write(args.output_dir / "synth-wrong-partners.jsonl", wrong_partners(synth))
     for share in SHARES:
         write(args.output_dir / f"synth-1-{share}.jsonl", sorted(synth, key=draw)[: len(synth) // share])
