@@ -23,7 +23,7 @@ from frame import BASELINE, REFERENCE, TESTS, copies, objectives, read, runs, sa
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from stepjepa.experiments.statistics import PairedT, detectable, holm, spread
-from stepjepa.files import atomic_write, read_text
+from stepjepa.files import atomic_write, read_json_object, read_text
 
 HERE = Path(__file__).resolve().parent
 DOCS, RUNS = HERE.parents[1] / "docs", HERE / "runs.csv"
@@ -60,6 +60,7 @@ class Questions:
 
     def __init__(self, table: pd.DataFrame) -> None:
         self.table = table
+        self.untouched = read_json_object(HERE / "untouched.json", "record", "run untouched.py")["untouched"]
 
     def score(self, file: str, arm: str, column: str = "right") -> str:
         """Mean and standard deviation over seeds, in per cent."""
@@ -132,8 +133,9 @@ class Questions:
             yield [*row, _shown(flops.get(arm) or steps.get(arm), len(corrected[0]))]
 
     def main_table(self) -> str:
-        """All tests."""
-        lines = [row for file in TESTS if (self.table.file == file).any() for row in self.rows(file)]
+        """All tests; arms of one seed show nothing and are left to the table of runs."""
+        files = [file for file in TESTS if (self.table.file == file).any()]
+        lines = [row for file in files for row in self.rows(file) if self.seeds(file, row[1]) > 1]
         rule = "|---|---|" + "---:|" * (len(HEADS) - 2)
         return "\n".join(["| " + " | ".join(HEADS) + " |", rule, *("| " + " | ".join(row) + " |" for row in lines)])
 
