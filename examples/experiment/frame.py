@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd  # type: ignore[import-untyped]  # comes with datasets
 from run_figures import Figures, read_figures
@@ -18,21 +19,34 @@ BASELINE = "regular"
 # Arms with the labels of the published code, which are compared with each other only.
 REFERENCE = "-reference"
 
-# The data of a row, by the file of figures; those of validation sets chose the settings.
+
+class Test(NamedTuple):
+    """What the runs of a file of figures are of.
+
+    ``split`` is the test set in ``splits.json``; ``whole``: they trained on all of its training file, so that the file
+    says which answers are new to them.
+    """
+
+    title: str
+    split: str | None = None
+    whole: bool = False
+
+
+# By the file of figures; the other files are of validation sets, on which settings were chosen.
 TESTS = {
-    "synth": "synth",
-    "synth-small": "synth, preset:small",
-    "synth-long": "synth, 12 epochs",
-    "synth-1-2": "synth, 4,000 records, 12 epochs",
-    "synth-1-4": "synth, 2,000 records, 12 epochs",
-    "synth-1-8": "synth, 1,000 records, 12 epochs",
-    "synth-1-16": "synth, 500 records, 12 epochs",
-    "synth-finetune": "synth, pretrained on texts",
-    "smollm2": "synth, SmolLM2-135M",
-    "turk": "TURK",
-    "steps-test": "problems of two steps",
-    "steps-3-test": "problems of two and three steps",
-    "gsm8k": "GSM8K",
+    "synth": Test("synth", "synth", whole=True),
+    "synth-small": Test("synth, preset:small", "synth", whole=True),
+    "synth-long": Test("synth, 12 epochs", "synth", whole=True),
+    "synth-1-2": Test("synth, 4,000 records, 12 epochs", "synth"),
+    "synth-1-4": Test("synth, 2,000 records, 12 epochs", "synth"),
+    "synth-1-8": Test("synth, 1,000 records, 12 epochs", "synth"),
+    "synth-1-16": Test("synth, 500 records, 12 epochs", "synth"),
+    "synth-finetune": Test("synth, pretrained on texts", "synth", whole=True),
+    "smollm2": Test("synth, SmolLM2-135M", "synth"),
+    "turk": Test("TURK", "turk", whole=True),
+    "steps-test": Test("problems of two steps"),
+    "steps-3-test": Test("problems of two and three steps"),
+    "gsm8k": Test("GSM8K"),
 }
 # Below this share, in per cent, of a few records nothing is said of copying.
 _LEARNT = 10
@@ -42,7 +56,7 @@ SIMILARITY = ("matched_similarity", "shuffled_similarity", "source_rank", "targe
 def read(directory: Path) -> pd.DataFrame:
     """All runs of all files of figures; shares in per cent.
 
-    Columns: ``file``, ``data``, ``arm``, ``seed``, ``records``; ``right``, the headline score, and of the tests of
+    Columns: ``file``, ``arm``, ``seed``, ``records``; ``right``, the headline score, and of the tests of
     regular expressions ``number``, ``rest``, ``language seen``, ``language new``, ``rest, language new``, ``shape new``
     (see ``splits.py``); ``exact``, ``prefix``, ``stopped``; ``gold_loss``, ``tokens``, ``flops``, ``steps``;
     similarities and effective ranks; ``version`` of stepjepa; ``cost``, FLOPs over those of plain training.
@@ -57,21 +71,18 @@ def read(directory: Path) -> pd.DataFrame:
 
 
 def _row(file: str, each: Figures, splits: dict[str, dict[str, list[bool]]]) -> dict[str, object]:
-    right = each.run.examples["headline"] or []
-    row: dict[str, object] = {"file": file, "data": TESTS.get(file), "arm": each.label, "seed": each.run.seed}
+    right, about = each.run.examples["headline"] or [], TESTS.get(file, Test(file))
+    row: dict[str, object] = {"file": file, "arm": each.label, "seed": each.run.seed}
     row["records"], row["right"] = len(right), share(right)
-    split = splits.get(file.partition("-")[0] if file != "smollm2" else "synth", {})
-    if file in TESTS and split:
+    if about.split in splits:
         # An evaluation of the first records of a file asks about these alone.
-        asked = {what: [bits[index] for index in each.run.indices] for what, bits in split.items()}
-        number = asked["number"]
-        row["number"] = share(right, number)
-        row["rest"] = share(right, [not bit for bit in number])
-        row["language seen"] = share(right, asked["language"])
-        row["language new"] = share(right, [not bit for bit in asked["language"]])
-        both = zip(number, asked["language"], strict=True)
-        row["rest, language new"] = share(right, [not has_number and not seen for has_number, seen in both])
-        row["shape new"] = share(right, [not bit for bit in asked["shape"]])
+        asked = {what: [bits[index] for index in each.run.indices] for what, bits in splits[about.split].items()}
+        number, seen = asked["number"], asked["language"]
+        row["number"], row["rest"] = share(right, number), share(right, [not bit for bit in number])
+        if about.whole:
+            row["language seen"], row["language new"] = share(right, seen), share(right, [not bit for bit in seen])
+            row["rest, language new"] = share(right, [not any(both) for both in zip(number, seen, strict=True)])
+            row["shape new"] = share(right, [not bit for bit in asked["shape"]])
     row |= {name: 100 * each.scores[name] for name in ("exact", "prefix", "stopped") if name in each.scores}
     row |= {name: each.run.figures[name] for name in ("gold_loss", "tokens", "flops")}
     row |= {"steps": each.run.steps, "version": each.run.versions["stepjepa"]}

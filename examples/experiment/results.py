@@ -21,6 +21,7 @@ import pictures
 from collect import FIGURES
 from frame import BASELINE, REFERENCE, TESTS, copies, objectives, read, runs, same_flops, test
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from splits import read_splits
 
 from stepjepa.experiments.statistics import PairedT, detectable, holm, spread
 from stepjepa.files import atomic_write, read_json_object, read_text
@@ -29,6 +30,7 @@ HERE = Path(__file__).resolve().parent
 DOCS, RUNS = HERE.parents[1] / "docs", HERE / "runs.csv"
 PAGES = ("results", "evidence")
 NOTHING = "–"
+PARTS = ("number", "rest", "rest, language new")
 HEADS = (
     *("data", "arm", "seeds", "right, %", "number", "rest", "rest, new", "copy", "FLOPs"),
     *("at equal steps, points [95 %]", "Holm", "at equal FLOPs, points [95 %]", "Holm", "could show"),
@@ -87,6 +89,13 @@ class Questions:
         partner = same_flops(self.table, file, arm)
         return self.against(file, arm, partner, column) if partner else NOTHING
 
+    def above(self, file: str) -> str:
+        """How many arms with views are above plain training for the same FLOPs, of those that have one."""
+        means = self.table[self.table.file == file].groupby("arm").right.mean()
+        views = [arm for arm in objectives(self.table, file) if arm.startswith(("branched", "separate"))]
+        pairs = [(arm, partner) for arm in views if (partner := same_flops(self.table, file, arm))]
+        return f"{sum(means[arm] > means[partner] for arm, partner in pairs)} of {len(pairs)}"
+
     def copying(self, file: str, arm: str) -> str:
         """How many runs of an arm copy the number."""
         found = runs(self.table, file, arm).apply(copies, axis=1)
@@ -123,10 +132,9 @@ class Questions:
         corrected = [_corrected(found) for found in (steps, flops)]
         for arm in [*plain, *arms]:
             known = runs(self.table, file, arm)
-            counted = "number" in known and not known["number"].isna().any()
-            row = [TESTS[file], arm, str(len(known)), mean(known["right"])]
-            row += [mean(known[each]) if counted else NOTHING for each in ("number", "rest", "rest, language new")]
-            row.append(self.copying(file, arm) if counted else NOTHING)
+            row = [TESTS[file].title, arm, str(len(known)), mean(known["right"])]
+            row += [mean(known[each]) if each in known else NOTHING for each in PARTS]
+            row.append(self.copying(file, arm) if TESTS[file].split in read_splits() else NOTHING)
             row.append(self.cost(file, arm))
             for found, p_values in zip((steps, flops), corrected, strict=True):
                 row += [interval(found.get(arm)), f"{p_values[arm]:.3f}" if arm in p_values else NOTHING]
@@ -159,7 +167,7 @@ def page(table: pd.DataFrame, name: str) -> str:
 
 def csv(table: pd.DataFrame) -> str:
     """All runs as a table for other programs."""
-    return str(table.drop(columns="data").to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    return str(table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -61,8 +61,8 @@ def test_seeds_without_a_partner_are_shown_and_left_out(runs, tmp_path):
     assert found.differences == before.differences
     assert [run.seed for run in found.arms[1].runs] == ["4", "23", "37", "82"]
     assert found.arms[1].spread("headline").mean == pytest.approx((4 * 3 + 8) / 8 / 4)
-    assert any(note.startswith("llm-jepa: seed 4 without a run of regular, left out") for note in found.notes)
-    assert any(note.startswith("regular: seed 9 without a run of llm-jepa, left out") for note in found.notes)
+    assert any(note.startswith("llm-jepa: regular has no run with seed 4; skipped") for note in found.notes)
+    assert any(note.startswith("regular: llm-jepa has no run with seed 9; skipped") for note in found.notes)
 
 
 def test_does_the_gain_come_from_stopping(tmp_path):

@@ -127,7 +127,10 @@ def test_what_the_cluster_refuses_is_said_on_one_line(
     )
     assert set(folder.states(trials).values()) == {"new"}
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    with pytest.raises(UserError, match="no sbatch here; start it where jobs are submitted, or use --engine local"):
+    with pytest.raises(
+        UserError,
+        match="no sbatch, srun, sacct, scancel here; start it",
+    ):
         Slurm(folder, read_options(["time=1"]))
 
 

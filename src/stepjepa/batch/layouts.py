@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepjepa.batch.sequences import Ids, Readout, Sequence, TokenizedRecord, View, main_sequence
+from stepjepa.batch.sequences import Ids, Kind, Readout, Sequence, TokenizedRecord, View, main_sequence
 from stepjepa.errors import UserError
 from stepjepa.own_code import load
 
@@ -143,13 +143,13 @@ def _averaged(view: View, predictors: int, reading: Reading) -> int:
     return content if reading.front or not predictors else predictors
 
 
-def _branch(pair: int, kind: str, view: View, predictors: Ids, reading: Reading) -> Sequence:
+def _branch(pair: int, kind: Kind, view: View, predictors: Ids, reading: Reading) -> Sequence:
     """The main text up to the end of the view, with predictor tokens behind (or before) the view."""
     pieces = [view.ids[: view.start], predictors, view.content] if reading.front else [view.ids[: view.end], predictors]
     return _read(pair, kind, np.concatenate(pieces), _averaged(view, len(predictors), reading), reading)
 
 
-def _alone(pair: int, kind: str, view: View, predictors: Ids, reading: Reading) -> Sequence:
+def _alone(pair: int, kind: Kind, view: View, predictors: Ids, reading: Reading) -> Sequence:
     """A view that sees nothing but itself: a message in its template, or a step with no chat around it."""
     before = view.ids[:0] if view.in_main else view.ids[: view.start]
     # Nothing behind the readout can change it, so the template's tail is needed only to count from its end.
@@ -160,11 +160,11 @@ def _alone(pair: int, kind: str, view: View, predictors: Ids, reading: Reading) 
     return _read(pair, kind, np.concatenate([before, *middle, tail]), averaged, reading)
 
 
-def _read(pair: int, kind: str, ids: Ids, averaged: int, reading: Reading) -> Sequence:
+def _read(pair: int, kind: Kind, ids: Ids, averaged: int, reading: Reading) -> Sequence:
     """A sequence that ends where it is read."""
     end = len(ids) + (0 if reading.last_token is None else reading.last_token + 1)
     if end < 1:
         raise UserError(
             f"--last_token {reading.last_token} reaches before the start of a view; use a number nearer to -1"
         )
-    return Sequence(ids[:end], readouts=(Readout(pair, kind, end - averaged, end),))  # type: ignore[arg-type]
+    return Sequence(ids[:end], readouts=(Readout(pair, kind, end - averaged, end),))

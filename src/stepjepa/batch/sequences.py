@@ -62,11 +62,15 @@ class TokenizedRecord:
     messages: Ids = field(default_factory=_no_messages)
 
 
+Kind = Literal["source", "target"]
+"""Of an embedding of a pair."""
+
+
 class Readout(NamedTuple):
     """Where one of the two embeddings of a pair is read: the mean of tokens ``start`` to ``end``, often one."""
 
     pair: int  # number of the pair within the record
-    kind: Literal["source", "target"]
+    kind: Kind
     start: int
     end: int
 

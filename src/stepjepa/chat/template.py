@@ -150,7 +150,7 @@ class ChatTemplate:
         roles = tuple([message["role"] for message in messages])
         try:
             text = self._apply(messages)
-        except Exception as error:
+        except Exception as error:  # a template is a program: its refusal may be any error
             raise UserError(
                 f"the chat template refuses these messages ({_reason(error)}); change them, or name another "
                 "--chat_template"
@@ -193,7 +193,7 @@ class ChatTemplate:
             self._compiled = _compile_jinja_template(self._source)
         except MemoryError:  # see refuse_runaway
             raise
-        except Exception as error:
+        except Exception as error:  # of Jinja's parser, or of what it computes while it compiles
             raise UserError(f"the chat template can't be read: {_reason(error)}") from None
 
     def _try(self) -> None:
@@ -205,7 +205,7 @@ class ChatTemplate:
     def _why_refused(self, messages: Sequence[Message]) -> str | None:
         try:
             self._apply(messages)
-        except Exception as error:
+        except Exception as error:  # as in render
             return _reason(error)
         return None
 
@@ -271,7 +271,7 @@ class ChatTemplate:
                 self._apply(messages[:index], add_generation_prompt=True, **more) if each["role"] == "assistant" else ""
                 for index, each in enumerate(messages)
             ]
-        except Exception as error:
+        except Exception as error:  # as in render
             raise UserError(
                 f"the chat template refuses this chat with tools ({_reason(error)}); name another"
             ) from None

@@ -221,6 +221,7 @@ def run(args: argparse.Namespace) -> int:
     narrowed = f", {len(chosen)} of them chosen" if len(chosen) < len(trials) else ""
     labels = len({trial.label for trial in trials})
     print(f"sweep: {len(trials)} trials ({labels} combinations, {len(grid.seeds)} seeds){narrowed}: {there}")
+    print(f"baseline: {grid.baseline}")
     print(f"at a time: {where}")
     print(f"logs: {path}/ARM/seedN.log", flush=True)
     if args.dry_run:

@@ -17,7 +17,7 @@ from stepjepa.errors import UserError
 from stepjepa.experiments.grid import Trial
 from stepjepa.experiments.sweep import Ending, Local
 from stepjepa.experiments.sweep_folder import FAILED, FINISHED, INTERRUPTED, SweepFolder
-from stepjepa.files import write_json
+from stepjepa.files import read_json_object, write_json
 from stepjepa.signals import Interruptions
 
 if TYPE_CHECKING:
@@ -145,8 +145,10 @@ class Slurm:
 
     def __init__(self, folder: SweepFolder, options: Mapping[str, Any], jobs: int | None = None) -> None:
         cluster = os.environ.get(CLUSTER, "slurm")
-        if cluster == "slurm" and not shutil.which("sbatch"):
-            raise UserError("--engine slurm: no sbatch here; start it where jobs are submitted, or use --engine local")
+        missing = [name for name in ("sbatch", "srun", "sacct", "scancel") if not shutil.which(name)]
+        if cluster == "slurm" and missing:
+            remedy = "start it where jobs are submitted, or use --engine local"
+            raise UserError(f"--engine slurm: no {', '.join(missing)} here; {remedy}")
         given = {"name": "stepjepa", **options}
         # As LAUNCHER: no file in the folder that jobs start in takes the place of a module.
         constructed = {f"{cluster}_python": f"{shlex.quote(sys.executable)} -P"}
@@ -177,7 +179,7 @@ class Slurm:
 
         job_class = submitit.SlurmJob if self._executor.cluster == "slurm" else submitit.LocalJob
         ids_file = folder.jobs_folder / "jobs.json"
-        ids = json.loads(ids_file.read_text(encoding="utf-8")) if ids_file.exists() else {}
+        ids = read_json_object(ids_file, "list of jobs", "move it away") if ids_file.exists() else {}
         known = [(trial, job_class(folder.jobs_folder, ids[trial.name])) for trial in trials if trial.name in ids]
         for number, (trial, job) in enumerate(known):
             # The first asks the cluster for all of them.

@@ -119,7 +119,6 @@ def sign_flip(pairs: Sequence[tuple[Sequence[bool], Sequence[bool]]]) -> Example
 
     Args:
         pairs: for each seed the verdicts of the method's and of the baseline's model on the same examples.
-
     """
     changes = np.array([np.asarray(ours, np.int64) - np.asarray(theirs, np.int64) for ours, theirs in pairs])
     greater, two_sided = flip_p_values([value for value in changes.sum(axis=0).tolist() if value])

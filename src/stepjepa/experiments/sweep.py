@@ -281,7 +281,10 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     program = shutil.which("nvidia-smi", path=environment.get("PATH"))
     if program is None:
         return []
-    done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=60, check=False)
+    try:
+        done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):  # a driver that does not answer: no GPU that could be used
+        return []
     return [str(number) for number in range(sum(line.startswith("GPU ") for line in done.stdout.splitlines()))]
 
 

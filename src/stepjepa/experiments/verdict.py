@@ -38,7 +38,8 @@ def notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[s
         for one, other in ((arm, baseline), (baseline, arm)):
             alone = [run.seed for run in one.runs if run.seed not in found.seeds]
             if alone:
-                yield f"{one.name}: seed {', '.join(alone)} without a run of {other.name}, left out of the differences"
+                seeds = ", ".join(alone)
+                yield f"{one.name}: {other.name} has no run with seed {seeds}; skipped in the differences"
         test = found.measures["headline"]
         if test is None:
             yield f"{arm.name}: no seed in common with {baseline.name}, so nothing is tested"
@@ -95,14 +96,14 @@ def _doubts(runs: Sequence[EvaluatedRun]) -> Iterator[str]:
 
 def _shown(value: Any) -> str:
     """A setting in a sentence; a template of many lines by its fingerprint."""
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
     return text if len(text) <= 40 and text.isprintable() else hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def groups(comparison: Comparison) -> dict[str, list[str]]:
     """The arms by what is equal between them and the baseline: ``equal steps``, ``equal FLOPs``, or neither.
 
-    An arm that is equal in both stands in both groups; a group without arms is left out.
+    An arm with equal steps and equal FLOPs is in both groups. Empty groups are omitted.
     """
     found = {
         f"equal {what}": [name for name, each in comparison.differences.items() if what in each.equal] for what in EQUAL

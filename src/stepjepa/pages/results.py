@@ -97,11 +97,12 @@ def _mean_chart(name: str, comparison: Comparison) -> tuple[str, Markup]:
             text = f"{chart_text(arm.name)}<br>{mean:.2f}% ± {std:.2f} over {spread.n} seeds"
             means.append(Dot(mean, row, text, _colour(row), mean - std, mean + std))
         for run in arm.runs:
-            mean = 100 * (run.mean("headline") or 0.0)
-            rings.append(Dot(mean, row, f"{chart_text(arm.name)}<br>seed {run.seed}: {mean:.2f}%", PALETTE[-1]))
+            if (share := run.mean("headline")) is not None:
+                text = f"{chart_text(arm.name)}<br>seed {chart_text(run.seed)}: {share:.2%}"
+                rings.append(Dot(100 * share, row, text, PALETTE[-1]))
     title = f"{comparison.scores['headline']}, mean ± standard deviation; rings are seeds"
     traces = [_dots(means), _dots(rings, symbol="circle-open", size=6)]
-    return title, _rows_chart(name, title, traces, [arm.name for arm in comparison.arms], means[0].x)
+    return title, _rows_chart(name, title, traces, [arm.name for arm in comparison.arms], means[0].x if means else None)
 
 
 def _difference_chart(name: str, comparison: Comparison) -> list[tuple[str, Markup]]:
