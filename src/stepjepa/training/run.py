@@ -174,9 +174,9 @@ def _finish(
     }
     if is_main_process():
         write_card(folder, run=record)
-    write_run(folder, record)
-    if is_main_process():
         draw_metrics(folder)
+    # Last: a run that is marked as finished is not begun again, whatever is missing.
+    write_run(folder, record)
     leave_group()
     # The other processes need not wait for it.
     if trainer.args.push_to_hub and is_main_process():
