@@ -160,9 +160,9 @@ def test_a_run_that_was_killed_at_its_picture_is_not_marked_as_finished(
 
     with monkeypatch.context() as during, pytest.raises(Killed):
         during.setattr("stepjepa.training.run.draw_metrics", killed)
-        train(made, tmp_path / "run")
+        train(made, tmp_path / "run", "--logging_steps", 1)
     assert read_run(tmp_path / "run")["status"] != "finished"
-    assert train(made, tmp_path / "run", "--resume_from_checkpoint", "last") == 0
+    assert train(made, tmp_path / "run", "--logging_steps", 1, "--resume_from_checkpoint", "last") == 0
     assert read_run(tmp_path / "run")["status"] == "finished"
     assert (tmp_path / "run" / "metrics.png").is_file()
 
