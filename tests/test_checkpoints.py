@@ -42,8 +42,8 @@ def make(folder: Path) -> Path:
         (cut("optimizer.pt", 300), "optimizer.pt is damaged (300 bytes; "),
         (folder_for("optimizer.pt"), "optimizer.pt is no file"),
         (drop("trainer_state.json"), "trainer_state.json is missing"),
-        (put("trainer_state.json", '{"global_step": true}'), "trainer_state.json names no step"),
-        (put("trainer_state.json", '{"global_step": 13}'), "trainer_state.json is of step 13"),
+        (put("trainer_state.json", '{"global_step": true}'), "trainer_state.json has no global_step"),
+        (put("trainer_state.json", '{"global_step": 13}'), "trainer_state.json belongs to step 13"),
         (cut("config.json", 5), "config.json is damaged (5 bytes; "),
     ],
 )
@@ -58,9 +58,9 @@ def test_the_newest_whole_checkpoint_is_found_and_what_is_passed_over_is_said(
     said: list[str] = []
     assert open_run_folder(str(tmp_path), "last", said.append) == (tmp_path, str(tmp_path / "checkpoint-13"))
     (line,) = said
-    assert line.startswith(f"passed over: {tmp_path}/checkpoint-101 (")
+    assert line.startswith(f"skipped checkpoint {tmp_path}/checkpoint-101 (")
     assert told in line
-    with pytest.raises(UserError, match="is no whole checkpoint folder"):
+    with pytest.raises(UserError, match="is not a complete checkpoint"):
         open_run_folder(str(tmp_path), str(tmp_path / "checkpoint-101"))
 
 
@@ -103,7 +103,7 @@ def test_a_checkpoint_on_a_disk_that_fails_is_passed_over(tmp_path: Path, monkey
     monkeypatch.setattr(io, "open", fail)
     said: list[str] = []
     assert open_run_folder(str(tmp_path), "last", said.append) == (tmp_path, str(tmp_path / "checkpoint-13"))
-    assert said == [f"passed over: {tmp_path}/checkpoint-101 (can't be read (Input/output error))"]
+    assert said == [f"skipped checkpoint {tmp_path}/checkpoint-101 (can't be read (Input/output error))"]
 
 
 def test_what_a_run_needs_beside_the_model(tmp_path: Path) -> None:
@@ -154,5 +154,5 @@ def test_auto_begins_where_there_is_nothing_and_resumes_where_there_is(tmp_path:
     make(run / "checkpoint-5")
     assert open_run_folder(str(run), "auto") == (run, str(run / "checkpoint-5"))
     shutil.rmtree(run / "checkpoint-5")
-    with pytest.raises(UserError, match="holds no whole checkpoint"):
+    with pytest.raises(UserError, match="holds no complete checkpoint"):
         open_run_folder(str(run), "last")

@@ -1,6 +1,6 @@
 """stepjepa: train causal language models with LLM-JEPA and Step-JEPA objectives.
 
-The names below are the Python face. They are loaded on first use, so that ``import stepjepa`` does not import torch.
+The names below are the Python API. They are loaded on first use, so that ``import stepjepa`` does not import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The flags that several commands share, and the objective that they describe. Free of torch."""
+"""Flags shared by several commands, and the :class:`JepaConfig` built from them. Free of torch."""
 
 # ruff: noqa: RUF009  # option() makes the field
 
@@ -20,17 +20,17 @@ OBJECTIVE = "objective (neither --regular nor --step_jepa means LLM-JEPA)"
 SHORT_LOSSES = {"jepa_l2": "l2", "jepa_mse": "mse", "infonce": "infonce"}
 
 DATA = ("max_length", "over_length")
-"""Fields of :class:`JepaConfig` whose flags stand beside ``--train_file``."""
+"""Fields of :class:`JepaConfig` whose flags are listed with ``--train_file``."""
 
 LOSSES = tuple(name for name, about in SETTINGS.items() if about["affects"] == "objective")
-"""Fields of :class:`JepaConfig` that say what is computed of the embeddings and the logits."""
+"""Fields of :class:`JepaConfig` that only change what is computed from the embeddings and the logits."""
 
 PUBLISHED_WITH_REGULAR = ("predictors", "last_token", "lbd", "step_separator")
-"""Flags that the published scripts name also for their baseline, the first three at least."""
+"""Flags that published scripts also pass for their baseline (at least the first three): noted, not refused."""
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """A JSON object written out, as in ``--term_args '{"weight": 0.1}'``."""
+    """Parse a JSON object, as in ``--term_args '{"weight": 0.1}'``."""
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -41,7 +41,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 class _LayoutNames(tuple[str, ...]):
-    """Names of layouts; ``module:function`` is taken for one, too, and looked for later."""
+    """Choices of ``--layout``: the registered names, and any ``module:function``, which is loaded later."""
 
     __slots__ = ()
 
@@ -51,7 +51,7 @@ class _LayoutNames(tuple[str, ...]):
 
 @dataclass
 class DataFlags:
-    """Which records."""
+    """Flags of the training records."""
 
     train_file: str | None = option(
         None,
@@ -59,20 +59,20 @@ class DataFlags:
         metavar="FILE",
     )
     columns: list[str] | None = option(
-        None, "of the user's and the assistant's text; where they have other names", metavar="NAME"
+        None, "columns of the user's and the assistant's text; if they are not the usual ones", metavar="NAME"
     )
     bad_records: Literal["error", "skip"] = option(
-        "error", "lines that can't be read or are no record; skip: leave them out, and say how many"
+        "error", "lines that are not valid records; skip: leave them out, and say how many"
     )
 
 
 @dataclass
 class ModelFlags:
-    """Which model."""
+    """Flags of the model."""
 
     model_name: str | None = option(None, "folder, hub id, or preset:tiny, preset:small ...", metavar="NAME")
     gguf_file: str | None = option(
-        None, "of --model_name, with weights and tokenizer to be dequantised; needs the package gguf", metavar="FILE"
+        None, "GGUF file of --model_name to dequantise; needs the package gguf", metavar="FILE"
     )
     chat_template: str | None = option(None, "Jinja file instead of the tokenizer's own template", metavar="FILE")
     trust_remote_code: bool = option(False, "run code that comes with the model")
@@ -80,19 +80,17 @@ class ModelFlags:
 
 @dataclass
 class ModeFlags:
-    """Short forms of fields of :class:`JepaConfig`."""
+    """Short flags for fields of :class:`JepaConfig`, and ``--additive_mask``, which has no effect."""
 
     regular: bool = option(False, "plain fine-tuning: the LM loss alone")
     step_jepa: bool = option(False, "each reasoning step predicts the next")
     train_all: bool = option(False, "short for --labels all", names=("trainall",))
-    additive_mask: bool = option(
-        False, "nothing; of the published scripts, and all views are run in one pass without it"
-    )
+    additive_mask: bool = option(False, "no effect; all views run in one pass without it")
 
 
 @dataclass
 class LossFlags:
-    """Short forms of the alignment loss, and terms of the user's own."""
+    """Short flags for the alignment loss, and flags of user-defined terms."""
 
     jepa_l2: bool = option(False, "short for --jepa_loss_type l2")
     jepa_mse: bool = option(False, "short for --jepa_loss_type mse")
@@ -106,12 +104,12 @@ class LossFlags:
 def add_training_data(
     parser: argparse.ArgumentParser, model: type = ModelFlags, *, required: Collection[str] = ()
 ) -> None:
-    """The flags of records, model and objective, which train, inspect and verify share.
+    """Add the flags of records, model and objective, which train, inspect and verify share.
 
     Args:
-        parser: gets them.
-        model: flags of the model, :class:`ModelFlags` or more.
-        required: flags without which the command does nothing.
+        parser: the parser to extend.
+        model: dataclass of the model's flags, :class:`ModelFlags` or derived from it.
+        required: names of the flags that are required.
     """
     add_options(parser, DataFlags, "data", only=("train_file",), required=required)
     add_options(parser, JepaConfig, "data", only=DATA)
@@ -124,18 +122,18 @@ def add_training_data(
     add_options(parser, LossFlags, "loss")
     layout = parser._option_string_actions["--layout"]
     layout.choices, layout.metavar = _LayoutNames(layouts_of(*CHOICES["mode"])), None
-    # Without a default, so that it can be seen whether one was named beside its short form.
+    # No defaults, so that a flag that is given beside its short form is noticed.
     parser.set_defaults(labels=None, jepa_loss_type=None, lbd=None, gamma=None, why_loss=None)
 
 
 def objective_flags() -> set[str]:
-    """The names of all flags that :func:`jepa_config` reads."""
+    """The names of all flags that :func:`jepa_config` reads, except those in ``DATA``."""
     names = {each.name for kind in (JepaConfig, ModeFlags, LossFlags) for each, _ in options_of(kind)}
     return names - {"mode", "terms", *DATA}
 
 
 def jepa_config(args: argparse.Namespace) -> JepaConfig:
-    """The configuration that the shared flags describe.
+    """Build the configuration that the shared flags describe.
 
     Raises:
         UserError: flags contradict each other or a value is out of range.
@@ -161,7 +159,7 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
         "lbd": DEFAULTS["lbd"] if args.lbd is None else args.lbd,
         "gamma": DEFAULTS["gamma"] if args.gamma is None else args.gamma,
         "labels": "all" if args.train_all else args.labels or DEFAULTS["labels"],
-        # A literal separator is typed with \n for a line end.
+        # On the command line, \n stands for a line end.
         "step_separator": args.step_separator.replace("\\n", "\n"),
         "terms": _terms(args),
     }
@@ -173,10 +171,10 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
 
 
 def _default_loss(args: argparse.Namespace) -> tuple[str, str | None]:
-    """The alignment loss where none is named, and what the first screen says of it.
+    """The alignment loss if no flag names one, and a note on it for the first screen.
 
-    InfoNCE, unless a flag says more of the objective: the published command lines name no loss, but ``--lbd`` or
-    ``--predictors`` and the like, and mean the papers' cosine, which mostly collapses to one direction
+    InfoNCE, unless ``--term``, ``--predictors``, ``--last_token`` or a flag of ``LOSSES`` is set: published command
+    lines name no loss but set such flags, and mean the papers' cosine, which mostly collapses to one direction
     (docs/how-to/collapse.md).
     """
     usual = {**DEFAULTS, **dict.fromkeys(("jepa_loss_type", "lbd", "gamma"))}
@@ -195,7 +193,7 @@ def _note(text: str) -> None:
 
 
 def _terms(args: argparse.Namespace) -> tuple[dict[str, Any], ...]:
-    """``--term`` and ``--term_args``, as :class:`JepaConfig` keeps them."""
+    """``--term`` and ``--term_args`` in the form of ``JepaConfig.terms``."""
     names, settings = args.term or [], args.term_args or []
     if settings and len(settings) != len(names):
         raise UserError(
@@ -206,7 +204,7 @@ def _terms(args: argparse.Namespace) -> tuple[dict[str, Any], ...]:
 
 
 def _refuse_views(args: argparse.Namespace, losses: list[str]) -> None:
-    """Refuse what regular training has no use for; say it of flags that published baselines name."""
+    """Refuse flags of views in regular training; note and reset those in ``PUBLISHED_WITH_REGULAR``."""
     named = [name for name in NEEDS_VIEWS if getattr(args, name) not in (None, DEFAULTS[name])]
     unused = [f"--{name}" for name in named if name not in (*PUBLISHED_WITH_REGULAR, "jepa_loss_type")]
     if unused or losses:
@@ -214,6 +212,6 @@ def _refuse_views(args: argparse.Namespace, losses: list[str]) -> None:
         raise UserError(f"--regular has no views, so {what} does nothing with it; leave one out")
     idle = [name for name in PUBLISHED_WITH_REGULAR if name in named]
     if idle:
-        _note(f"--regular has no views, so nothing comes of {', '.join(f'--{name}' for name in idle)}")
+        _note(f"--regular has no views, so {', '.join(f'--{name}' for name in idle)} have no effect")
         for name in idle:
             setattr(args, name, DEFAULTS[name])

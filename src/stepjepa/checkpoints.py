@@ -1,4 +1,4 @@
-"""Checkpoints on the disk: whether one is whole, told without reading its weights, and which is the newest such."""
+"""Checkpoints on disk: list them, find missing or damaged files, write and verify checksums."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from typing import Any
 from stepjepa.files import fingerprint, write_json
 
 CHECKSUMS_FILE = "checksums.json"
-"""In a checkpoint and in a run folder: SHA-256 of each file that was saved with it."""
+"""File in a checkpoint or run folder: SHA-256 of each file that was saved with it."""
 
 _PREFIX = "checkpoint-"
 _STATE_FILE = "trainer_state.json"
 
-# What belongs to every checkpoint, by what it is called in messages; one file or folder of each is enough.
+# Required parts of a checkpoint: the name for messages, and patterns of which one must match a file or folder.
 _WEIGHTS = {"model.safetensors": ("model*.safetensors", "adapter_model.*", "pytorch_model*", "global_step*")}
 _TO_RESUME = {
     "optimizer.pt": ("optimizer*", "rank*-optimizer.pt", "global_step*"),
-    # DeepSpeed may have one of its own.
+    # DeepSpeed may save its own scheduler in global_step*.
     "scheduler.pt": ("scheduler.pt", "global_step*"),
     "rng_state.pth": ("rng_state*.pth",),
 }
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The folders ``checkpoint-N`` of a run, whole or not, the newest first."""
+    """The folders ``checkpoint-N`` of a run, complete or not, newest first."""
     numbered = [path for path in folder.glob(f"{_PREFIX}*") if path.name[len(_PREFIX) :].isdecimal()]
     return sorted(numbered, key=lambda path: -int(path.name[len(_PREFIX) :]))
 
 
 def move_into_place(part: Path, final: Path) -> None:
-    """Rename a finished checkpoint, in the place of a damaged or an older one if there is one.
+    """Rename a complete checkpoint to its final name, replacing an existing folder of that name.
 
     Args:
-        part: where it was written.
-        final: where it belongs.
+        part: the temporary folder that holds the checkpoint; its parent folder is removed.
+        final: the final folder.
     """
     if final.exists():
         final.replace(part.with_name(f"{part.name}.replaced"))
@@ -47,14 +47,14 @@ def move_into_place(part: Path, final: Path) -> None:
 
 
 def checkpoint_fault(path: Path, needed: Collection[str] = (), *, weights_only: bool = False) -> str | None:
-    """Why a checkpoint can't be resumed; None if nothing is wrong with it.
+    """Why a checkpoint can't be resumed; None if no fault is found.
 
-    Sizes, headers and small files are looked at, in no time; a flipped bit within the weights is not seen.
+    A quick check of file names, sizes, headers and small files; it does not find a flipped bit inside the weights.
 
     Args:
-        path: of the folder.
-        needed: files that it must hold beside those that all hold.
-        weights_only: it was saved without what the optimizer remembers, and is not at fault for that.
+        path: the checkpoint folder.
+        needed: files that this checkpoint must hold besides those of every checkpoint.
+        weights_only: the checkpoint was saved without optimizer, scheduler and RNG state, which is then no fault.
     """
     wanted = {name: (name,) for name in (_STATE_FILE, *needed)} | _WEIGHTS | ({} if weights_only else _TO_RESUME)
     try:
@@ -65,20 +65,20 @@ def checkpoint_fault(path: Path, needed: Collection[str] = (), *, weights_only: 
             if fault := _file_fault(file):
                 return f"{file.name} {fault}"
     except OSError as error:
-        # A disk that fails under the newest one is no reason not to resume the one before it.
+        # Reported as a fault, so that the run can resume from the checkpoint before this one.
         return f"can't be read ({error.strerror or error})"
     return None
 
 
 def write_checksums(folder: Path) -> None:
-    """Write down what each file of a folder holds, before the folder gets its name."""
-    # The model card is written anew with every evaluation.
+    """Write the checksums of all files in a folder, before the folder or its files get their final names."""
+    # Leave out the model card, which every evaluation rewrites.
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != "README.md")
     write_json(folder / CHECKSUMS_FILE, {file.relative_to(folder).as_posix(): fingerprint(file) for file in files})
 
 
 def checksum_fault(folder: Path) -> str | None:
-    """Which file is no longer what was saved; None if all are, or nothing was written down. Reads every byte."""
+    """Why the files of a folder do not match their checksums; None if they do or none were saved. Reads every byte."""
     try:
         written = json.loads((folder / CHECKSUMS_FILE).read_text(encoding="utf-8"))
         for name, digest in written.items():
@@ -92,7 +92,7 @@ def checksum_fault(folder: Path) -> str | None:
 
 
 def _file_fault(file: Path) -> str | None:
-    """What is wrong with a file by its format: JSON, safetensors, or the zip archives that PyTorch saves."""
+    """Why a file is damaged, by its format: JSON, safetensors, or the zip archives that PyTorch saves; or None."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -103,10 +103,10 @@ def _file_fault(file: Path) -> str | None:
                 return f"names {absent[0]}, which is missing" if absent else None
             return _state_fault(value, file.parent.name) if file.name == _STATE_FILE else None
         if file.suffix == ".safetensors":
-            # Compares the header with the file's size.
+            # Opening it compares the header with the file's size.
             safe_open(file, "np")
         elif file.suffix in (".pt", ".pth"):
-            # Has its list of contents at the end.
+            # A zip archive has its directory at the end, so a truncated file can't be opened.
             zipfile.ZipFile(file).close()
     except IsADirectoryError:
         return "is no file"
@@ -116,9 +116,9 @@ def _file_fault(file: Path) -> str | None:
 
 
 def _state_fault(state: Any, folder: str) -> str | None:
-    """What is wrong with the state of the Trainer; one of another checkpoint says another step than the folder."""
+    """Why ``trainer_state.json`` is wrong: it has no step, or not the step in the name of the folder; or None."""
     step = state.get("global_step") if isinstance(state, dict) else None
     if not isinstance(step, int) or isinstance(step, bool):
-        return "names no step"
+        return "has no global_step"
     number = folder.removeprefix(_PREFIX)
-    return f"is of step {step}" if number.isdecimal() and int(number) != step else None
+    return f"belongs to step {step}" if number.isdecimal() and int(number) != step else None

@@ -1,4 +1,4 @@
-"""The command line: find the sub-command, parse, run, report errors on one line. No logic, and no torch."""
+"""The command line: find the command, parse its flags, run it, report errors on one line. Free of torch."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from stepjepa.terminal import open_standard_streams
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:
-    """Flags with underscores, however they were written: ``--batch-size 4`` is ``--batch_size 4``."""
+    """Replace dashes inside flag names by underscores: ``--batch-size 4`` becomes ``--batch_size 4``."""
     result: list[str] = []
     for position, argument in enumerate(arguments):
         if argument == "--":
             return [*result, *arguments[position:]]
         name, equals, value = argument.partition("=")
-        # Only what is a flag: a value may begin with dashes too.
+        # Flags only: a value may begin with dashes, too.
         flag = re.fullmatch(r"--[A-Za-z][\w-]*", name)
-        if flag and value == "--":  # of which argparse would make an empty list
+        if flag and value == "--":  # argparse would read it as an empty list
             raise UserError(f"{name} needs a value, and '--' is none; give it one, or leave the flag out")
         result.append(f"--{name[2:].replace('-', '_')}{equals}{value}" if flag else argument)
     return result
@@ -56,10 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: instead of those of the process.
+        arguments: the command line; by default that of the process.
 
     Returns:
-        0 when all is well, 1 when a check failed, 2 for wrong input, 128 and the number of the signal that ended it.
+        0 for success, 1 for a failed check or a closed pipe, 2 for wrong input or a system error, 128 + N for signal N.
     """
     open_standard_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -83,13 +83,13 @@ def _introduce(version: bool) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    # Before anything is imported that reads the environment.
+    # Before the import of libraries that read the environment.
     no_telemetry()
     if wanted(arguments):
         go_offline()
     command = importlib.import_module(f"stepjepa.commands.{name}")
     parser = make_parser(f"stepjepa {name}", command)
-    # No warnings of libraries about each other, unless Python was told to warn.
+    # Hide the libraries' warnings about each other, unless Python was started with options for warnings.
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", category=FutureWarning)
     if hasattr(command, "parse"):
@@ -102,18 +102,18 @@ def _run(name: str, arguments: list[str]) -> int:
 
 
 def _reporting(program: str, act: Callable[[], int]) -> int:
-    """Do what was asked for; whatever stops it is told on one line and becomes an exit code.
+    """Run a command; an error is printed on one line and becomes the exit code.
 
     Args:
-        program: begins the line.
-        act: gives the exit code.
+        program: name at the beginning of that line.
+        act: runs the command and returns the exit code.
     """
     try:
         try:
             code = act()
         except SystemExit as stop:
             code = _exit_code(program, stop)
-        # Here, where a full disk or a closed pipe is answered; Python does it at its end, with a traceback.
+        # Flush here, where errors are handled; Python's own flush at exit would print a traceback.
         with naming_disk_errors("standard output"):
             sys.stdout.flush()
         return code
@@ -121,7 +121,7 @@ def _reporting(program: str, act: Callable[[], int]) -> int:
         print(f"{program}: error: {one_line(error)}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # Whoever read the output has had enough of it.
+        # The reader of the output has closed the pipe, as ``head`` does.
         _drop_output()
         return 1
     except OSError as error:
@@ -138,7 +138,7 @@ def _reporting(program: str, act: Callable[[], int]) -> int:
 
 
 def _exit_code(program: str, stop: SystemExit) -> int:
-    """What ``sys.exit`` was called with, as Python itself takes it: a text is a message, and a failure."""
+    """The exit code for a ``SystemExit``, as in Python itself: a text is printed and means exit code 1."""
     if stop.code is None or isinstance(stop.code, int):
         return stop.code or 0
     print(f"{program}: {one_line(str(stop.code))}", file=sys.stderr)
@@ -146,7 +146,7 @@ def _exit_code(program: str, stop: SystemExit) -> int:
 
 
 def _drop_output() -> None:
-    """Throw away what standard output does not take: Python would try once more at its end, with a traceback."""
+    """Discard output that can't be written: Python's own flush at exit would print a traceback."""
     try:
         sys.stdout.flush()
     except OSError:

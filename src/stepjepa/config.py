@@ -1,7 +1,7 @@
-"""What is trained: the mode, the layout of the views, the objective. Free of torch, so that ``--help`` is quick.
+"""The training configuration: mode, layout of the views, objective. Free of torch, so that ``--help`` is quick.
 
-Everything about a field stands in its one line: flags, ``--help``, choices, range checks, the reference page and the
-key of tokenised data in the cache derive from it.
+Each field is declared in one place: its flag, ``--help``, choices, range check, entry on the reference page and part
+in the cache key of tokenised data all derive from that declaration.
 """
 
 # ruff: noqa: RUF009  # option() makes the field
@@ -25,27 +25,27 @@ LbdSchedule = Literal["constant", "warmup", "cosine"]
 StpForm = Literal["paper", "random_span"]
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-"""Names of the dtypes of weights; ``auto`` is the checkpoint's own."""
+"""Dtypes of the weights; ``auto`` is the dtype of the checkpoint."""
 
 DTYPES: tuple[str, ...] = get_args(Dtype)
 
 MOST_PREDICTORS = 1000
-"""Each is a row of the embedding and a place in every source."""
+"""Limit of predictor tokens: each takes a row of the embedding matrix and a position in every source."""
 
 DEFAULT_PREDICTORS = {"regular": 0, "llm-jepa": 1, "step-jepa": 2}
 
 Affects = Literal["sequences", "encoding", "objective"]
-"""What a field changes: which sequences a record becomes (so that it must be tokenised anew), how they become rows, or
-only what is computed of them."""
+"""What a field changes: the sequences of a record (so that it must be tokenised again), how sequences are packed into
+rows, or only what is computed from the rows."""
 
 
 @dataclass
 class JepaConfig:
-    """The objective and how records become sequences; stands beside ``transformers.TrainingArguments``.
+    """The objective, and how records become sequences; used beside ``transformers.TrainingArguments``.
 
     Raises:
-        ValueError: a value is outside what its field says, or two options contradict each other; the message names
-            both and the remedy.
+        ValueError: a value is not allowed, or two options contradict each other; then the message names both options
+            and the remedy.
     """
 
     mode: Mode = option(
@@ -56,8 +56,8 @@ class JepaConfig:
     )
     layout: str | None = option(
         None,
-        "which sequences views become; LLM-JEPA: separate or branched; Step-JEPA: branched or inplace (the first); or "
-        "module:function of your own",
+        "which sequences the views become; LLM-JEPA: separate (default) or branched; Step-JEPA: branched (default) or "
+        "inplace; or module:function of your own",
         affects="sequences",
         metavar="NAME",
         views=True,
@@ -90,7 +90,7 @@ class JepaConfig:
         parse=lambda text: None if text == "auto" else int(text),
     )
     pair_distance: int = option(
-        1, "a step predicts the one N further on", affects="sequences", views=True, allowed=FROM_ONE
+        1, "a reasoning step predicts the step N positions later", affects="sequences", views=True, allowed=FROM_ONE
     )
     pooling: Pooling = option(
         "last",
@@ -116,10 +116,10 @@ class JepaConfig:
     plain: bool = option(
         False, "no chat format: question <|perception|> answer; with labels all the question alone", affects="sequences"
     )
-    max_length: int = option(512, "most tokens of a record's main text", affects="sequences", allowed=FROM_TWO)
+    max_length: int = option(512, "most tokens of a record's main sequence", affects="sequences", allowed=FROM_TWO)
     over_length: Literal["error", "truncate", "skip"] = option(
         "error",
-        "what to do with a longer record; 'drop' is another word for skip",
+        "what to do with a longer record; drop means skip",
         affects="sequences",
         parse=lambda text: "skip" if text == "drop" else text,
     )
@@ -128,7 +128,7 @@ class JepaConfig:
         "tree packs the sequences of a micro-batch into rows in which every common beginning stands once; rows "
         "gives each sequence a plain row; auto tries the model out and picks",
         affects="encoding",
-        # The word of the first edition.
+        # The old name.
         parse=lambda text: "tree" if text == "forest" else text,
     )
     row_length: int | None = option(
@@ -167,18 +167,18 @@ class JepaConfig:
         affects="objective",
         views=True,
         allowed=(lambda value: 0 <= value <= 1, "a share between 0 and 1"),
-        # The published scripts say with a negative number that no step is dropped.
+        # In the published scripts a negative number means that no step is dropped.
         parse=lambda text: 1.0 if float(text) < 0 else float(text),
     )
     lbd_schedule: LbdSchedule = option(
         "constant",
-        "of lbd over the run: warmup rises from 0, cosine falls to 0 along half a cosine",
+        "schedule of lbd over the run; warmup rises from 0, cosine falls to 0 along half a cosine",
         affects="objective",
         views=True,
     )
     lbd_warmup: float = option(
         0.1,
-        "share of the run over which lbd rises",
+        "share of the run in which lbd rises",
         affects="objective",
         views=True,
         only_with="lbd_schedule warmup",
@@ -200,7 +200,7 @@ class JepaConfig:
     )
     ema_decay: float = option(
         0.99,
-        "what the average keeps of itself at every step",
+        "decay of the moving average per step",
         affects="objective",
         views=True,
         only_with="target_grad ema",
@@ -258,7 +258,7 @@ class JepaConfig:
 
     def __post_init__(self) -> None:
         if str(self.encoding) == "forest":
-            # The word of the first edition.
+            # The old name.
             self.encoding = "tree"
         if fault := wrong_value(self):
             raise ValueError(fault)
@@ -275,7 +275,7 @@ class JepaConfig:
             self.predictors = DEFAULT_PREDICTORS[self.mode]
         if not self.step_separator:
             raise ValueError("step_separator: expected 'blank', 'line' or a literal string, got an empty one")
-        # A list where it comes from JSON.
+        # JSON holds a list.
         self.terms = tuple(self.terms)
         self._check_combinations()
 
@@ -317,7 +317,7 @@ class JepaConfig:
 
     @property
     def uses_views(self) -> bool:
-        """Whether records have pairs of views; if not, the main text is all that is run."""
+        """Whether records have pairs of views; otherwise only the main text is run."""
         return self.mode != "regular"
 
     def to_dict(self) -> dict[str, Any]:
@@ -326,7 +326,7 @@ class JepaConfig:
 
 
 def layouts_of(*modes: str) -> tuple[str, ...]:
-    """The layouts that are registered for any of some modes; of one mode the default comes first."""
+    """The layouts registered for at least one of these modes; the first layout of a mode is its default."""
     from stepjepa.batch.layouts import LAYOUTS
 
     return tuple(name for name, each in LAYOUTS.items() if {*modes} & {*each.modes})
@@ -340,19 +340,19 @@ def changes_text(layout: str | None) -> bool:
 
 
 def affecting(config: JepaConfig, what: Affects) -> dict[str, Any]:
-    """The fields of a configuration that change one thing alone, with their values.
+    """The fields of a configuration that change a given stage (see ``Affects``), with their values.
 
-    ``affecting(config, affects="sequences")`` is what the tokens of a record depend on.
+    The tokens of a record depend on the fields of ``affecting(config, "sequences")``.
     """
     return {name: getattr(config, name) for name, about in SETTINGS.items() if about["affects"] == what}
 
 
 SETTINGS = {each.name: each.metadata for each, _ in options_of(JepaConfig)}
-"""What :func:`option` was told of each field."""
+"""Metadata of each field, as given to :func:`option`."""
 
 DEFAULTS: dict[str, Any] = {each.name: each.default for each, _ in options_of(JepaConfig)}
 
 CHOICES = {each.name: kind.choices for each, kind in options_of(JepaConfig) if kind.choices}
 
 NEEDS_VIEWS = tuple(name for name, about in SETTINGS.items() if about.get("views"))
-"""What regular training has no use for."""
+"""Fields without effect in regular training."""

@@ -10,8 +10,8 @@ def drawable(text: str, family: str) -> str:
     """Replace characters that a font has no glyph for by a box, since Matplotlib would warn of them.
 
     Args:
-        text: any.
-        family: of the font.
+        text: the text to draw.
+        family: name of the font family.
     """
     from matplotlib.font_manager import FontProperties, findfont, get_font
 

@@ -1,17 +1,17 @@
-"""The one exception that reaches a user of the command line, and how it shows what others wrote."""
+"""The exception for errors that the user can correct, and helpers to print untrusted text in messages."""
 
 _LONGEST = 60
-"""Characters of a value from a file that a message shows."""
+"""Most characters of a value from a file in a message."""
 
 _LONGEST_MESSAGE = 2000
-"""Characters of a message: a library may put a whole file into its own."""
+"""Most characters of a message: a library may put a whole file into its own."""
 
 
 class UserError(ValueError):
-    """Wrong input that the user can put right.
+    """Wrong input that the user can correct.
 
     The command line prints the message on one line and exits with code 2. The message names the place
-    (file, line, field), what is wrong there and the remedy.
+    (file, line, field), the fault and the remedy.
 
     Args:
         message: what is wrong and what to do about it.
@@ -26,24 +26,24 @@ class UserError(ValueError):
 
 
 def shown(value: object) -> str:
-    """A value from a file as a message shows it: in quotes, shortened, control characters written out."""
+    """Format a value from a file for a message: in quotes, shortened, control characters escaped."""
     text = value if isinstance(value, str) else repr(value)
     short = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
     return f"'{visible(short)}'"
 
 
 def visible(text: str) -> str:
-    """A text in which characters that a terminal would obey, or could not print, are written out as escapes."""
+    """Escape the control characters and other unprintable characters of a text."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def one_line(error: BaseException | str) -> str:
-    """What the command line prints of an error: one line, not without end, nothing that a terminal obeys."""
+    """Format an error for the command line: one line, of limited length, control characters escaped."""
     text = " ".join(str(error).split())
     if len(text) > _LONGEST_MESSAGE:
-        # Where it is stands at the beginning, what to do about it at the end.
+        # Cut the middle: the place stands at the beginning, the remedy at the end.
         half = _LONGEST_MESSAGE // 2
         text = f"{text[:half]} ... {text[-half:]}"
     return visible(text)

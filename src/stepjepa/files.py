@@ -1,4 +1,4 @@
-"""Reading and writing files so that nothing is lost: JSON lines with line numbers, writes that are whole or absent."""
+"""Read files with errors that name the line (JSON Lines, JSON, YAML), and write files atomically."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from stepjepa.errors import UserError, shown
 
 
 def existing_file(path: str | os.PathLike[str], what: str = "file") -> Path:
-    """The path of a file that must be there.
+    """The path of a file, after a check that it exists.
 
     Raises:
-        UserError: it is missing, or it is a folder.
+        UserError: the file is missing, or is a folder.
     """
     found = Path(path)
     if found.is_dir():
@@ -46,29 +46,29 @@ def read_jsonl(
     finite: bool = False,
     wrong: Callable[[UserError], None] = _raise,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a JSON lines file with their line numbers, counted from 1; blank lines are passed over.
+    """Read a JSON Lines file, yielding (line number from 1, object) pairs; blank lines are skipped.
 
     Args:
-        path: of the file.
-        what: names its kind in errors.
-        finite: refuse ``NaN`` and ``Infinity``, which Python writes and reads though they are no JSON.
-        wrong: takes what is wrong with a line, which is passed over then; by default it is raised.
+        path: the file.
+        what: kind of file, for errors.
+        finite: refuse ``NaN`` and ``Infinity``, which Python reads and writes though they are not JSON.
+        wrong: called with the error of a bad line, which is then skipped; by default the error is raised.
 
     Raises:
-        UserError: the file is missing, or no text at all; by default also: a line is not UTF-8, not JSON, no object,
-            or names a key twice.
+        UserError: the file is missing or binary; by default also: a line is not UTF-8, not JSON, not an object,
+            repeats a key, or holds a lone surrogate.
     """
     found = existing_file(path, what)
     decode = (_FINITE if finite else _ANY_NUMBER).decode
-    # Bytes, of which each line is decoded by itself: a decoder reads ahead, and could not tell the line that is wrong.
+    # Decode line by line: a text decoder reads ahead and could not name the line with the error.
     with found.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if number == 1:
                 if binary := _binary_kind(line):
                     raise UserError(f"is {binary}", path=found)
-                line = line.removeprefix(codecs.BOM_UTF8)  # noqa: PLW2901  # what is left of it
+                line = line.removeprefix(codecs.BOM_UTF8)  # noqa: PLW2901  # the rest of the same line
             try:
-                # An end of line may be two characters, one of which would count as a column.
+                # Strip first: the "\r" of a "\r\n" line end would count as a column in error messages.
                 text = line.decode().strip()
                 value = decode(text) if text else None
             except ValueError as error:
@@ -82,7 +82,7 @@ def read_jsonl(
             if not isinstance(value, dict):
                 told = f"a JSON {type(value).__name__} where an object is needed; every line must be one JSON object"
                 wrong(UserError(told, path=found, line=number))
-            # The quick look first: JSON can write half of a character only as an escape.
+            # Cheap test first: in valid UTF-8, JSON can hold a lone surrogate only as an escape.
             elif "\\u" in text and holds_half(value):
                 told = "holds half of a character (a lone surrogate); remove it"
                 wrong(UserError(told, path=found, line=number))
@@ -91,7 +91,7 @@ def read_jsonl(
 
 
 class _NotJsonError(ValueError):
-    """What Python's parser takes and JSON has no meaning for."""
+    """Input that Python's JSON parser accepts but this reader refuses: repeated keys, ``NaN`` and ``Infinity``."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -111,9 +111,9 @@ _FINITE = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_con
 
 
 def _not_json(error: ValueError, path: Path, line: int) -> UserError:
-    """What is wrong with a line that can't be read."""
+    """The error for a line that can't be decoded or parsed."""
     if isinstance(error, UnicodeDecodeError):
-        told = f"not UTF-8 text; convert the file to UTF-8 (byte {error.start + 1} of the line is none)"
+        told = f"not UTF-8 text; convert the file to UTF-8 (byte {error.start + 1} of the line is invalid)"
     elif isinstance(error, _NotJsonError):
         told = str(error)
     elif isinstance(error, json.JSONDecodeError):
@@ -125,7 +125,7 @@ def _not_json(error: ValueError, path: Path, line: int) -> UserError:
 
 
 def holds_half(value: dict[str, Any]) -> bool:
-    """Whether a text in a value can't be written as UTF-8."""
+    """Whether a string in a value holds a lone surrogate, which can't be written as UTF-8."""
     try:
         json.dumps(value, ensure_ascii=False, skipkeys=True, default=str).encode()
     except UnicodeEncodeError:
@@ -135,7 +135,7 @@ def holds_half(value: dict[str, Any]) -> bool:
     return False
 
 
-# What a file begins with that is no UTF-8 text, and what to do with it.
+# First bytes of files that are not UTF-8 text: the kind of file and the remedy.
 _BINARY = {
     b"\x1f\x8b": "compressed (gzip); unpack it first",
     b"PK\x03\x04": "compressed (zip); unpack it first",
@@ -149,15 +149,15 @@ _BINARY = {
 
 
 def _binary_kind(line: bytes) -> str | None:
-    """What a file is instead of text, by its first bytes; None where they don't tell."""
+    """The kind of a file that is not UTF-8 text, recognised by its first bytes; None if they match no known kind."""
     return next((kind for magic, kind in _BINARY.items() if line.startswith(magic)), None)
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, without a byte order mark.
+    """Read a UTF-8 file, without its byte order mark.
 
     Raises:
-        UserError: it is not UTF-8; the line is named.
+        UserError: the file is binary, or is not UTF-8 (with the line of the first wrong byte).
     """
     found = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     if kind := _binary_kind(found):
@@ -170,15 +170,15 @@ def read_text(path: Path) -> str:
 
 
 def read_json_object(path: str | os.PathLike[str], what: str, remedy: str) -> dict[str, Any]:
-    """The object that a JSON file holds.
+    """Read a JSON file that holds one object.
 
     Args:
-        path: of the file.
-        what: names its kind in errors.
-        remedy: what to do where it is damaged.
+        path: the file.
+        what: kind of file, for errors.
+        remedy: what to do if the file is damaged, for errors.
 
     Raises:
-        UserError: it is missing, or holds something else.
+        UserError: the file is missing, is not valid JSON, or holds no object.
     """
     found = existing_file(path, what)
     try:
@@ -194,22 +194,22 @@ def read_json_object(path: str | os.PathLike[str], what: str, remedy: str) -> di
     return value
 
 
-# What the constructors of YAML's types raise for a text that is none of theirs, beside YAML's own errors.
+# Raised by PyYAML's constructors for values that do not fit their type, besides yaml.YAMLError.
 _YAML_ERRORS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
 
 
 def read_yaml(path: Path) -> Any:
-    """A YAML document in which ``on``, ``off``, ``yes`` and ``no`` are words, as they are in flags (and in YAML 1.2).
+    """Read a YAML document; ``on``, ``off``, ``yes`` and ``no`` stay strings, as in flags (and in YAML 1.2).
 
     Raises:
-        UserError: it is not UTF-8, no YAML, names a key twice, or would run code; the line is named where it is known.
+        UserError: the file is not UTF-8, not YAML, repeats a key, or would run code; with the line where it is known.
     """
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Knows true and false alone as truth values, and refuses a key that stands twice."""
+        """A safe loader that reads only true and false as booleans, and refuses repeated keys."""
 
-        # Before references are followed and mappings are merged (<<), which would hide it.
+        # Check before aliases are resolved and mappings merged (<<): both would hide a repeated key.
         def compose_mapping_node(self, anchor: Any) -> Any:
             node, seen = super().compose_mapping_node(anchor), dict[str, int]()
             for key, _ in node.value:
@@ -233,7 +233,7 @@ def read_yaml(path: Path) -> Any:
         raise
     except (yaml.YAMLError, *_YAML_ERRORS) as error:
         mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "a value is none of its type"
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "a value does not fit its type"
         raise UserError(
             f"not valid YAML ({problem}); check indentation and quotes",
             path=path,
@@ -243,26 +243,26 @@ def read_yaml(path: Path) -> Any:
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a file that takes its final name only when the block ends without an error.
+    """Open a temporary file that is renamed to its final name when the block ends without an error.
 
     Args:
-        path: the final name; its folder is made when missing.
+        path: the final name; its folder is created if missing.
         mode: ``"w"`` for UTF-8 text or ``"wb"`` for bytes.
 
     Raises:
-        OSError: it can't be written; names the file.
+        OSError: the file can't be written; the error names ``path``.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     except OSError as error:
-        # Not under the name that nobody has asked for.
+        # Name the final file, not the temporary one.
         raise OSError(error.errno, error.strerror, str(target)) from None
     try:
         with naming_disk_errors(target), open(handle, mode, encoding=None if "b" in mode else "utf-8") as stream:
             yield stream
-        # mkstemp makes the file private; give it the permissions that an ordinary new file has.
+        # mkstemp creates a private file (0600); give it the permissions of an ordinary new file.
         umask = os.umask(0)
         os.umask(umask)
         Path(temporary).chmod(0o666 & ~umask)
@@ -273,17 +273,17 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write one JSON document, whole or not at all."""
+    """Write one JSON document atomically."""
     with atomic_write(path) as stream:
         json.dump(value, stream, indent=2, ensure_ascii=False)
         stream.write("\n")
 
 
 def write_jsonl(path: str | os.PathLike[str], values: Iterable[dict[str, Any]]) -> int:
-    """Write JSON lines, all or none.
+    """Write a JSON Lines file atomically.
 
     Returns:
-        How many lines were written.
+        The number of lines.
     """
     count = 0
     with atomic_write(path) as stream:
@@ -294,10 +294,10 @@ def write_jsonl(path: str | os.PathLike[str], values: Iterable[dict[str, Any]]) 
 
 
 def refuse_existing(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
-    """The path of a file about to be written.
+    """The path of an output file, after a check that it may be written.
 
     Raises:
-        UserError: it is a folder, or there already and ``overwrite`` is off.
+        UserError: the path is a folder, or the file exists and ``overwrite`` is off.
     """
     target = Path(path)
     if target.is_dir():
@@ -308,6 +308,6 @@ def refuse_existing(path: str | os.PathLike[str], overwrite: bool = False) -> Pa
 
 
 def fingerprint(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal: says whether two runs read the same data."""
+    """SHA-256 of a file's bytes, in hexadecimal; shows, for example, whether two runs read the same data."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

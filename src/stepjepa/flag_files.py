@@ -1,4 +1,4 @@
-"""Flags in files: YAML of ``--config`` as command line arguments, and mappings of flags as arguments."""
+"""Convert flags from a ``--config`` YAML file or a mapping into command line arguments."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from stepjepa.errors import UserError, shown
 from stepjepa.files import existing_file, read_text, read_yaml
 
 _MOST_VALUES = 10_000
-"""Values that a dict may hold: YAML's references can make billions of a few lines."""
+"""Most values in a dict: with YAML aliases a few lines can expand to billions of values."""
 
 
 def as_arguments(flags: Mapping[str, Any]) -> list[str]:
-    """Flags as command line arguments; those of value None are left out."""
+    """Convert a mapping of flags to command line arguments; flags whose value is None are left out."""
     result: list[str] = []
     for name, value in flags.items():
         if isinstance(value, list):
             result.extend([f"--{name}", *map(_word, value)])
         elif value is not None:
-            # One word, so that a value that begins with a dash is not taken for a flag.
+            # One argument, so that a value that begins with a dash is not read as a flag.
             result.append(f"--{name}={_word(value)}")
     return result
 
 
 def _word(value: Any) -> str:
-    """A value as a shell would give it: ``~/`` is the home folder."""
+    """A value as one argument; a leading ``~/`` is expanded to the home folder, as a shell does."""
     text = json.dumps(value) if isinstance(value, dict) else str(value)
     return str(Path(text).expanduser()) if text.startswith("~/") else text
 
 
 def without_flags(arguments: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
-    """A command line without some of its flags.
+    """Remove some flags from a command line.
 
     Args:
-        arguments: with flags as ``cli.normalise`` writes them.
-        flags: names without dashes, and whether they have a value.
+        arguments: the command line, with flags as ``cli.normalise`` writes them.
+        flags: names of the flags to remove, without dashes, and whether each takes a value.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name, has_value in flags.items():
@@ -51,18 +51,18 @@ def without_flags(arguments: Sequence[str], flags: Mapping[str, bool]) -> list[s
 
 
 def arguments_of_file(path: str, flags: Mapping[str, bool]) -> tuple[list[str], dict[str, str]]:
-    """A YAML file of flags as command line arguments, to be put before those of the command line, which then win.
+    """Read a YAML file of flags as arguments, to be put before those of the command line, which override them.
 
     Args:
-        path: a mapping from flag names, with ``_`` or ``-``, to values.
-        flags: all names that exist, without dashes, and whether they take several values.
+        path: the file: a mapping from flag names, with ``_`` or ``-``, to values.
+        flags: names of all known flags, without dashes, and whether each takes several values.
 
     Returns:
-        The arguments; and for each flag, with its dashes, the file and line that it stands on.
+        The arguments; and for each flag, with its dashes, its file and line as ``file:line``.
 
     Raises:
-        UserError: the file is missing, no YAML, or no mapping; it has an unknown key, and the nearest known one is
-            named; or a value is none that a flag could have.
+        UserError: the file is missing, not YAML, or not a mapping; a key is unknown (the error names the nearest known
+            one) or repeated; or a value can't be the value of a flag.
     """
     found = existing_file(path, "configuration file")
     values: Any = read_yaml(found)
@@ -93,7 +93,7 @@ def arguments_of_file(path: str, flags: Mapping[str, bool]) -> tuple[list[str], 
 
 
 def _not_a_value(value: Any) -> str | None:
-    """Why something can't be the value of a flag; None where it can."""
+    """Why a value from YAML can't be the value of a flag; None if it can."""
     if isinstance(value, list):
         odd = [type(each).__name__ for each in value if each is None or isinstance(each, list | dict)]
         return f"holds a {odd[0]} in a list; expected words or numbers" if odd else None

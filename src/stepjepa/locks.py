@@ -1,4 +1,4 @@
-"""One program at a time in a folder: a lock that the kernel releases however the process ends."""
+"""A lock that admits one program at a time to a folder; the kernel releases it however the process ends."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from stepjepa.errors import UserError, visible
 
 @contextmanager
 def locked(folder: Path, what: str, patience: float = 0.5) -> Iterator[None]:
-    """Hold the lock of a folder while the block runs; its file stands beside the folder, hidden.
+    """Hold the lock of a folder while the block runs; the lock is a hidden file beside the folder.
 
-    Where the file can't be written nothing is locked: a lock is a help, not a need.
+    If that file can't be written the block runs without a lock.
 
     Args:
-        folder: it need not exist; the one that it is in is made.
-        what: the program that holds it, for the error that another one gets.
-        patience: seconds to wait for a lock that is held.
+        folder: the folder; it need not exist, and its parent is created if missing.
+        what: name of this program, for the error that another program gets.
+        patience: seconds to wait for a lock that another process holds.
 
     Raises:
-        UserError: another process holds it; it says which one, on which host, since when.
+        UserError: another process holds the lock; the error names the process, its host and the time of locking.
     """
     path = folder.absolute().with_name(f".{folder.absolute().name}.lock")
     made = not path.parent.exists()
@@ -47,5 +47,5 @@ def locked(folder: Path, what: str, patience: float = 0.5) -> Iterator[None]:
             path.unlink(missing_ok=True)
             lock.release()
         if made:
-            with suppress(OSError):  # a run that began stands in it
+            with suppress(OSError):  # not empty: the run has created its folder
                 path.parent.rmdir()

@@ -1,6 +1,6 @@
-"""No network: what ``--offline`` means, and what stays off in any case.
+"""Network access: ``--offline``, telemetry (off by default), and the fallback to the hub's cache.
 
-Free of all libraries that it speaks to: they read the environment once, when they are imported.
+Imports none of the libraries that it configures: they read the environment once, when they are imported.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 NO_TELEMETRY = {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
 
 STAYS_OFFLINE = "STEPJEPA_OFFLINE"
-"""Set to 1 in the environment it means ``--offline``, so that processes which a command starts are offline too."""
+"""Environment variable that means ``--offline`` if it is 1, so that child processes of a command are offline too."""
 
 OFFLINE = {
     STAYS_OFFLINE: "1",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
-    # Its second name of offline; at the first one transformers prints a line on standard output, which may be JSON.
+    # W&B's synonym of "offline", for which transformers would print a line to standard output (which may hold JSON).
     "WANDB_MODE": "dryrun",
 }
 
@@ -32,30 +32,29 @@ _LOOKUPS = ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"
 _CONNECTIONS = ("socket.connect", "socket.sendto", "socket.sendmsg")
 
 _SECONDS = 3
-"""To wait for the hub."""
+"""Time limit for a connection to the hub."""
 
 _refusing = False
 
 
 def no_telemetry() -> None:
-    """Have no library report how it is used, unless the environment says otherwise."""
+    """Switch off the libraries' usage reports, unless the environment already sets these variables."""
     for name, value in NO_TELEMETRY.items():
         os.environ.setdefault(name, value)
 
 
 def wanted(arguments: list[str]) -> bool:
-    """Whether a command line or the environment asks for no network."""
+    """Whether the command line or the environment asks for offline mode."""
     return "--offline" in arguments or os.environ.get(STAYS_OFFLINE) == "1"
 
 
 def go_offline() -> None:
-    """Tell the libraries that there is no network, and refuse every connection of this process to other machines.
+    """Switch the libraries to offline mode, and refuse every connection of this process to other machines.
 
-    To be called before any of these libraries is imported. It can't be taken back. Connections within this machine stay
-    possible, and so do those that libraries make without Python: of NCCL, Gloo and torchrun, whose addresses the user
-    named.
+    Call it before any of these libraries is imported; it can't be undone. Still possible are connections within this
+    machine, and connections made outside Python (NCCL, Gloo, torchrun), whose addresses the user chose.
     """
-    global _refusing  # noqa: PLW0603  # of the process, as the hook is
+    global _refusing  # noqa: PLW0603  # an audit hook belongs to the process, too
     os.environ.update(OFFLINE)
     if not _refusing:
         _refusing = True
@@ -63,9 +62,9 @@ def go_offline() -> None:
 
 
 def use_cache_if_unreachable() -> None:
-    """Have the hub's library use its cache alone where the hub does not answer within seconds.
+    """Switch huggingface_hub to its local cache if the hub does not answer within a few seconds.
 
-    It would try again and again, for about a minute. Behind a proxy nobody can tell, and it is left to itself.
+    Its own retries take about a minute. Not checked behind a proxy, where a direct connection says nothing.
     """
     from huggingface_hub import constants
 
@@ -83,7 +82,7 @@ def use_cache_if_unreachable() -> None:
 
 
 def _refuse(event: str, values: tuple[Any, ...]) -> None:
-    # First of all and cheaply: the hook is called for every event of the interpreter.
+    # A cheap test first: the hook is called for every audit event of the interpreter.
     if not event.startswith("socket."):
         return
     if event in _LOOKUPS:
@@ -91,7 +90,7 @@ def _refuse(event: str, values: tuple[Any, ...]) -> None:
     elif event in _CONNECTIONS:
         address = values[1]
         if not isinstance(address, tuple):
-            return  # a socket of this machine, or one that is connected already
+            return  # a Unix socket, or a socket that is connected already
         host = address[0]
     else:
         return
@@ -100,7 +99,7 @@ def _refuse(event: str, values: tuple[Any, ...]) -> None:
 
 
 def _is_here(host: Any) -> bool:
-    """Whether an address is this machine."""
+    """Whether a host name or address belongs to this machine."""
     name = host.decode("ascii", "replace") if isinstance(host, bytes) else host
     if name in (None, "", "localhost", "0.0.0.0", "::") or name == socket.gethostname():
         return True

@@ -1,4 +1,4 @@
-"""Options as dataclass fields: flags, ``--help``, defaults, choices and range checks derive from one line for each."""
+"""Options declared as dataclass fields, from which flags, ``--help``, defaults, choices and range checks derive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepjepa.errors import UserError, shown
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 Range = tuple[Callable[[Any], bool], str]
-"""Whether a value is allowed, and how a message says it. Comparisons are such that NaN is refused."""
+"""A test whether a value is allowed, and its description for messages. Every test is false for NaN."""
 
 FROM_ZERO: Range = (lambda value: 0 <= value < math.inf, "0 or more")
 FROM_ONE: Range = (lambda value: value >= 1, "1 or more")
@@ -42,32 +42,32 @@ def option(
     """A dataclass field that is an option of a command.
 
     Args:
-        default: its default; without one the flag is required.
-        help: what it is. ``--help`` shows the text before the first semicolon, ``--help_all`` and the reference all.
-        group: the heading of its flag, if the class has flags under several.
-        names: other names of its flag.
-        metavar: what the value is called.
-        choices: the values that are allowed, where the type is not a ``Literal``.
-        allowed: its range.
-        only_with: it does nothing unless another option is set, as in ``lora``, or has a value, as in
-            ``target_grad ema``; several with ``or``.
-        parse: reads the text of the command line, instead of the field's type.
-        const: the value where the flag is named without one.
-        more: metadata for other uses, as ``affects`` of :class:`stepjepa.config.JepaConfig`.
+        default: the default value; without one the flag is required.
+        help: the help text; ``--help`` shows it up to the first semicolon, ``--help_all`` and the reference show all.
+        group: heading of the flag in the help, if the class has flags under several headings.
+        names: other names of the flag.
+        metavar: name of the value in the help.
+        choices: the allowed values, if the type is not a ``Literal``.
+        allowed: the range of the value.
+        only_with: the other option without which this one has no effect: its name if it must be set, as in ``lora``,
+            or name and value, as in ``target_grad ema``; alternatives are joined by ``or``.
+        parse: converts the text of the command line, instead of the field's type.
+        const: the value if the flag is given without one.
+        more: further metadata, such as ``affects`` of :class:`stepjepa.config.JepaConfig`.
     """
     about = {"help": help, "group": group, "names": names, "metavar": metavar, "choices": choices, "allowed": allowed}
     return field(default=default, metadata={**about, "only_with": only_with, "parse": parse, "const": const, **more})
 
 
 def whole(text: str) -> int:
-    """A whole number of up to 18 digits: more fit nowhere, and ``1_000`` is a slip."""
+    """Parse a whole number of up to 18 digits (so it fits into 64 bits); ``1_000`` is refused as a typing error."""
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip()):
         raise ValueError
     return int(text)
 
 
 def number(text: str) -> float:
-    """A number, or infinity; NaN would pass no comparison, and so every check."""
+    """Parse a number or infinity; NaN is refused, and so are underscores as in ``1_000``."""
     found = float(text)
     if math.isnan(found) or "_" in text:
         raise ValueError
@@ -78,7 +78,7 @@ READERS: Mapping[type, Callable[[str], Any]] = {int: whole, float: number}
 
 
 class Kind(NamedTuple):
-    """The type of an option: of one value, whether it takes several, and the values allowed."""
+    """The type of an option: the type of one value, whether it takes several values, and the allowed values."""
 
     type: Any
     several: bool
@@ -89,7 +89,7 @@ def options_of(settings: Any) -> Iterator[tuple[Field[Any], Kind]]:
     """The fields of a dataclass that are options, with their types.
 
     Args:
-        settings: the class or an instance of it.
+        settings: the dataclass or an instance of it.
     """
     hints = get_type_hints(settings if isinstance(settings, type) else type(settings))
     for each in fields(settings):
@@ -116,15 +116,15 @@ def add_options(
     without: Collection[str] = (),
     required: Collection[str] | None = None,
 ) -> None:
-    """Add the flags of a dataclass.
+    """Add the flags of a dataclass to a parser.
 
     Args:
-        parser: gets them.
-        settings: the class.
+        parser: the parser to extend.
+        settings: the dataclass.
         group: heading of the flags whose fields name none.
-        only: the fields that become flags, instead of all.
-        without: fields that do not.
-        required: fields that must be named; by default those without a default.
+        only: the fields that become flags; by default all.
+        without: fields that do not become flags.
+        required: fields whose flags are required; by default those without a default value.
     """
     for each, kind in options_of(settings):
         if each.name in without or (only is not None and each.name not in only):
@@ -156,7 +156,7 @@ def _group(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGro
 
 
 def _add(group: argparse._ArgumentGroup, names: Sequence[str], words: dict[str, Any]) -> None:
-    """Add a flag whose help ends with its default, and begins with the summary that ``--help`` shows."""
+    """Add a flag with its default appended to its help text, and the summary that ``--help`` shows."""
     default, about = _in_words(words["default"]), words["help"]
     summary = about.partition("; ")[0]
     action = group.add_argument(*names, **{**words, "help": about + default})
@@ -172,7 +172,7 @@ def _in_words(default: Any) -> str:
 
 
 def _reader(kind: Any, about: Mapping[str, Any]) -> Callable[[str], Any] | None:
-    """What turns the text of a flag into its value, and refuses one out of range."""
+    """The function that converts the text of a flag and checks its range; None for a string without a range."""
     read, allowed = about["parse"] or READERS.get(kind, kind), about["allowed"]
     if read is str and allowed is None:
         return None
@@ -191,20 +191,20 @@ def _reader(kind: Any, about: Mapping[str, Any]) -> Callable[[str], Any] | None:
 
 
 def boolean(text: str) -> bool:
-    """The value of a switch that is written out, as in ``--lora True``."""
+    """Parse the explicit value of a switch, as in ``--lora True``."""
     if text.lower() in (*TRUE, *FALSE):
         return text.lower() in TRUE
     raise argparse.ArgumentTypeError(f"expected true or false, got {shown(text)}")
 
 
 def add_switch(group: argparse._ArgumentGroup, *names: str, help: str, default: bool = False) -> None:
-    """A flag that is on when named; ``--flag false`` switches it off again."""
+    """Add a boolean flag: ``--flag`` sets it, ``--flag false`` unsets it again."""
     words = {"nargs": "?", "const": True, "default": default, "type": boolean, "metavar": "BOOL", "help": help}
     _add(group, names, words)
 
 
 def wrong_value(settings: Any) -> str | None:
-    """The first value of a dataclass that is out of range or none of the choices, in words; None if all are right."""
+    """An error message for the first option that is out of range or not among its choices; None if all are valid."""
     for each, kind in options_of(settings):
         value, allowed = getattr(settings, each.name), each.metadata["allowed"]
         for one in value if kind.several and value is not None else (value,):
@@ -218,14 +218,14 @@ def wrong_value(settings: Any) -> str | None:
 
 
 def refuse_without_effect(values: Mapping[str, Any], *settings: type) -> None:
-    """Refuse options that do nothing because the option that they belong to is not set.
+    """Refuse options without effect, because the option named by their ``only_with`` is not set.
 
     Args:
-        values: the value of every option.
-        settings: the classes.
+        values: the value of every option, by name.
+        settings: the dataclasses of the options to check.
 
     Raises:
-        UserError: naming both.
+        UserError: an option has no effect; the error names both options.
     """
     for each in (each for kind in settings for each, _ in options_of(kind)):
         condition = each.metadata["only_with"]
@@ -239,12 +239,12 @@ def refuse_without_effect(values: Mapping[str, Any], *settings: type) -> None:
 
 
 def from_args(settings: type[Settings], args: argparse.Namespace, **more: Any) -> Settings:
-    """An instance of a dataclass from the flags of its options.
+    """Create an instance of a dataclass from the parsed flags of its options.
 
     Args:
-        settings: the class.
-        args: the flags as parsed.
-        more: fields that are no flags, or have another value.
+        settings: the dataclass.
+        args: the parsed flags.
+        more: values of fields that are not flags, or that replace the value of a flag.
     """
     named = {each.name: getattr(args, each.name) for each, _ in options_of(settings) if each.name not in more}
     return settings(**named, **more)

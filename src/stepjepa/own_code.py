@@ -1,4 +1,4 @@
-"""Classes and functions that the user names on the command line: the one case in which code from outside is run."""
+"""Load the user's own classes and functions, named as ``module:name``; loading runs code of that module."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ Base = TypeVar("Base")
 
 
 def load(flag: str, address: str, kind: str = "Class") -> Any:
-    """Load a class or function, also from a module in the working folder.
+    """Load a class or function; the module may be in the working folder.
 
     Args:
-        flag: that named it, for errors.
+        flag: the flag that names it, for errors.
         address: ``module:name``.
         kind: what the name should be, for errors.
 
     Raises:
-        UserError: there is none, or its module fails when it is loaded.
+        UserError: the module or the name does not exist, or the module fails when it is imported.
     """
     module, _, name = address.partition(":")
-    # 'python -m' looks in the working folder, an installed command does not. Last, so that it hides nothing.
+    # Unlike 'python -m', an installed command does not search the working folder. Added last, it hides no module.
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
     try:
         return getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # the module is the user's, and may do anything when it is loaded
+    except (Exception, SystemExit) as error:  # the user's module may raise anything when it is imported
         plain = isinstance(error, ImportError | SyntaxError | AttributeError | ValueError | TypeError)
         cause = str(error) if plain else f"{type(error).__name__}: {error}"
         raise UserError(f"{flag}: can't load '{address}' ({cause}); expected an importable module:{kind}") from None
 
 
 def load_class(flag: str, address: str, base: type[Base]) -> type[Base]:
-    """Load a class that is derived from another one.
+    """Load a class and check its base class.
 
     Args:
-        flag: that named it, for errors.
+        flag: the flag that names it, for errors.
         address: ``module:Class``.
-        base: that it must be derived from.
+        base: the class that it must be derived from.
 
     Raises:
-        UserError: there is no such class, its module fails when it is loaded, or it is abstract.
+        UserError: the class does not exist, its module fails when it is imported, it is not derived from ``base``, or
+            it is abstract.
     """
     found = load(flag, address)
     if not (isinstance(found, type) and issubclass(found, base)):

@@ -1,4 +1,4 @@
-"""The argument parser of every command: a first screen of help, errors of one line with the nearest known flag."""
+"""The argument parser of every command: short help, and one-line errors that suggest the nearest known flag."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from stepjepa.errors import one_line
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line and exit code 2, unknown flags answered with the nearest known.
+    """An argument parser with a short help, whose errors are one line with a remedy and exit code 2.
 
     Attributes:
-        origins: for each flag that a configuration file names, file and line, for errors.
-        common: names of the options that ``--help`` shows, with the first clause of what they are; None for all.
+        origins: file and line of each flag whose value is that of a configuration file, for errors.
+        common: names of the options that ``--help`` shows, in short form; None shows all options in full.
     """
 
     origins: Mapping[str, str] = MappingProxyType({})
@@ -26,12 +26,12 @@ class Parser(argparse.ArgumentParser):
     _given: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As always; what was given is remembered for :meth:`error`."""
+        """Parse as argparse does, and keep the arguments for :meth:`error`."""
         self._given = list(args or ())
         return super().parse_known_args(args, namespace)
 
     def format_help(self) -> str:
-        """The help: of all options, or of the common ones in a few words each."""
+        """The help text: all options in full, or the common ones in short form."""
         if self.common is None:
             return super().format_help()
         formatter = argparse.RawDescriptionHelpFormatter(self.prog, max_help_position=27)
@@ -48,19 +48,17 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the message and exit with code 2."""
         named = re.findall(r"--\w+", message.partition(":")[0])
-        # One of a flag's names is enough.
+        # Show only the first name of a flag.
         message = re.sub(r"^argument (--\w+)(?:/--[\w-]+)+:", r"argument \1:", message)
         told = self._mistyped(message) or self._with_remedy(message)
-        # The command line stands behind the file and wins, so what it names too is wrong there.
         for flag in [*named, *re.findall(r"--\w+", told.partition(":")[0])] or re.findall(r"--\w+", told)[:1]:
-            last = next((each for each in reversed(self._given) if each.partition("=")[0] == flag), "")
-            if flag in self.origins and "=" in last:
+            if flag in self.origins:
                 told = f"{self.origins[flag]}: {told}"
                 break
         self.exit(2, f"{self.prog}: error: {one_line(told)}\n")
 
     def _mistyped(self, message: str) -> str | None:
-        """What to say instead where a required flag, or one of several choices, was only mistyped."""
+        """A message that suggests the right spelling if a required flag or a choice was mistyped; else None."""
         if match := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
             near = difflib.get_close_matches(match[1], re.findall(r"[\w-]+", match[2]), n=1)
             return f"{message[: match.start()]}invalid choice '{match[1]}'; did you mean '{near[0]}'?" if near else None
@@ -72,8 +70,8 @@ class Parser(argparse.ArgumentParser):
         return None
 
     def _with_remedy(self, message: str) -> str:
-        """A message of argparse in which nothing says what to do, with that."""
-        # By the names of the functions that read numbers: Python's own, and those of stepjepa.options.
+        """Add what to do to a message of argparse that lacks it."""
+        # argparse names the function that converts: Python's int and float, whole and number of stepjepa.options.
         if match := re.search(r"invalid (int|whole|float|number) value: ('.*')$", message):
             number = "a whole number" if match[1] in ("int", "whole") else "a number"
             return f"{message[: match.start()]}expected {number}, got {match[2]}"
@@ -89,7 +87,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def innermost(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> argparse.ArgumentParser:
-    """The parser of the sub-command that was chosen, whose flags are the ones to look among."""
+    """The parser of the chosen sub-command (of any depth), or the parser itself if it has none."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return innermost(action.choices[getattr(parsed, action.dest)], parsed)
@@ -97,7 +95,7 @@ def innermost(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> ar
 
 
 def _short(action: argparse.Action) -> argparse.Action:
-    """An option as the first screen of help shows it: one name, the first clause."""
+    """A copy of an option for the short help: one name, and the help text up to its first semicolon."""
     short = copy.copy(action)
     short.option_strings = list(action.option_strings[:1])
     short.help = getattr(action, "summary", action.help)
@@ -107,10 +105,10 @@ def _short(action: argparse.Action) -> argparse.Action:
 
 
 def make_parser(prog: str, command: Any) -> Parser:
-    """The parser of a command.
+    """Create the parser of a command.
 
     Args:
-        prog: its name, for messages.
+        prog: name of the command, for messages.
         command: the module ``stepjepa.commands.<name>``.
     """
     parser = Parser(prog=prog, description=command.SUMMARY, allow_abbrev=False)
@@ -122,12 +120,12 @@ def make_parser(prog: str, command: Any) -> Parser:
 def add_general_flags(
     parser: argparse.ArgumentParser, common: Collection[str] | None = None, more_help: Callable[[], str] = str
 ) -> None:
-    """``--offline``, for a command and its sub-commands, and ``--help_all`` if ``--help`` does not show all.
+    """Add ``--offline`` to a command and its sub-commands, and ``--help_all`` if ``--help`` does not show all options.
 
     Args:
-        parser: of the command; ``--offline`` has been followed by the time that it parses.
+        parser: parser of the command; ``cli`` acts on ``--offline`` before this parser runs.
         common: see :class:`Parser`.
-        more_help: gives text for the end of ``--help_all``.
+        more_help: returns text for the end of ``--help_all``.
     """
     parser.add_argument("--offline", action="store_true", help="connect to no other machine")
     for action in parser._actions:
@@ -168,23 +166,23 @@ OTHER_TOOLS = {
     "--use_peft": "--lora",
     "--val_set_size": "--eval_split",
 }
-"""Flags of ``train`` as TRL, Axolotl, LLaMA-Factory and habit call them; the nearest spelling would be another flag."""
+"""Flags of TRL, Axolotl, LLaMA-Factory or common use, and their names in ``train``, which similar spelling misses."""
 
 NO_COUNTERPART = ("--packing", "--sample_packing", "--neat_packing", "--padding_free", "--lora_target_modules")
-"""Flags of theirs for what there is not here; ``docs/coming-from.md`` says why."""
+"""Flags of those tools without a counterpart here; ``docs/coming-from.md`` explains why."""
 
 
 def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str], known: Sequence[str] = ()) -> NoReturn:
-    """End with an error that names the first unknown argument and the flag that was meant.
+    """Exit with an error that names the first unknown argument and the flag that was probably meant.
 
     Args:
-        parser: of the command.
-        unknown: arguments that it does not know.
-        known: flags that are known besides its own.
+        parser: parser of the command.
+        unknown: the unknown arguments.
+        known: known flags besides those of the parser.
     """
     name = unknown[0].partition("=")[0]
     if not name.startswith("-"):
-        # A second file behind --train_file, or a text with a blank in it.
+        # For example a second file after --train_file, or an unquoted text with spaces.
         remedy = "leave it out, put several files together into one, or a text with blanks into quotes"
         parser.error(f"unknown argument '{unknown[0]}', which belongs to no flag; {remedy}")
     flags = [flag for action in parser._actions for flag in action.option_strings] + list(known)

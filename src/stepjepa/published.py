@@ -1,10 +1,7 @@
-"""Flags of the published scripts that have another name here, or nothing to act on: followed, or said to be idle.
+"""Flags of the published scripts with another name or no effect here, so that published command lines run unchanged.
 
-So that a published command line runs as it stands. The page docs/published.md says what became of every flag. Free of
-torch.
+The page docs/published.md describes every such flag. Free of torch.
 """
-
-# option() makes the field
 
 from __future__ import annotations
 
@@ -20,28 +17,28 @@ from stepjepa.flag_files import as_arguments
 from stepjepa.options import option
 
 ANSWERED = 50
-"""Held-out records that the published ``--eval_accuracy`` answers where no number is named."""
+"""Number of held-out records that ``--eval_accuracy`` answers if ``--eval_generate`` gives none."""
 
-IDLE = ("original_model_name", "nosplit_data", "device_map", "device", "use_lora", "no_lora")
-"""Flags of the published evaluations that choose what is found out here, or never done."""
+IDLE = ("original_model_name", "nosplit_data", "device_map", "use_lora", "no_lora")
+"""Flags of the published evaluations without effect: what they choose is detected here, or never done."""
 
 
 PAPER: dict[str, Any] = {"labels": "reference", "over_length": "truncate"}
-"""What ``--preset paper`` stands for in every mode: the labels of the published collator, records cut at the limit."""
+"""Flags of ``--preset paper`` in every mode: labels of the published collator, records truncated at the limit."""
 
 PAPER_OF_MODE: dict[str, dict[str, Any]] = {
     "regular": {},
     "llm-jepa": {"predictors": 0, "layout": "separate"},
     "step-jepa": {"predictors": 1, "max_length": 1024},
 }
-"""... and in each: the defaults of the published programs where ours are others."""
+"""Further flags of ``--preset paper`` by mode: defaults of the published programs that differ from ours."""
 
 
 def preset_arguments(args: argparse.Namespace) -> list[str]:
-    """The flags that ``--preset`` stands for, to be put before all others, which then win.
+    """The flags that ``--preset`` stands for, to be put before all other flags, which override them.
 
     Args:
-        args: of ``commands.train``, as named.
+        args: the parsed flags of ``commands.train``.
     """
     if args.preset is None:
         return []
@@ -57,7 +54,7 @@ class TrainingFlags:
         None, "defaults of the published programs instead of ours: labels, predictors, length; named flags win"
     )
     linear: str | None = option(None, "random_span: short for --regular with --stp, weighted by --lbd", metavar="MODE")
-    linear_predictor: bool = option(False, "not here; refused with a reason")
+    linear_predictor: bool = option(False, "not supported; an error says why")
     eval_accuracy: bool = option(False, "hold out --eval_split of --train_file and answer 50 records of it")
     wandb: bool = option(False, "short for --report_to wandb")
     wandb_project: str | None = option(None, "short for WANDB_PROJECT in the environment", metavar="NAME")
@@ -69,18 +66,18 @@ class TrainingFlags:
 class EvaluationFlags:
     """Flags of the published evaluations, for ``stepjepa evaluate``."""
 
-    original_model_name: str | None = option(None, "nothing: a run folder knows its tokenizer", metavar="NAME")
-    nosplit_data: bool = option(False, "nothing: a test file is never split here")
-    device_map: str | None = option(None, "nothing: see CUDA_VISIBLE_DEVICES", names=("device",), metavar="NAME")
-    use_lora: bool = option(False, "nothing: a folder shows whether it holds an adapter")
-    no_lora: bool = option(False, "nothing, likewise")
+    original_model_name: str | None = option(None, "no effect: a run folder knows its tokenizer", metavar="NAME")
+    nosplit_data: bool = option(False, "no effect: a test file is never split here")
+    device_map: str | None = option(None, "no effect: see CUDA_VISIBLE_DEVICES", names=("device",), metavar="NAME")
+    use_lora: bool = option(False, "no effect: a folder shows whether it holds an adapter")
+    no_lora: bool = option(False, "no effect: a folder shows whether it holds an adapter")
 
 
 def follow_training_flags(args: argparse.Namespace) -> None:
-    """Put into our flags what the published ones mean.
+    """Translate published training flags into ours.
 
     Args:
-        args: of ``commands.train``, with ``training``; changed in place, and unchanged the second time.
+        args: parsed flags of ``commands.train``, with ``training``; changed in place. A second call changes nothing.
 
     Raises:
         UserError: a flag has no counterpart here, or contradicts another one.
@@ -101,9 +98,9 @@ def follow_training_flags(args: argparse.Namespace) -> None:
 
 
 def _follow_tube(args: argparse.Namespace) -> None:
-    """``--linear random_span``: the tube instead of the views, ``--lbd`` as its weight."""
+    """Translate ``--linear random_span`` into ``--regular --stp`` with ``--lbd`` as the weight."""
     if args.linear_predictor:
-        raise UserError("--linear_predictor: Semantic Tube Prediction has no map of its own here; leave it out")
+        raise UserError("--linear_predictor: Semantic Tube Prediction has no predictor layer here; leave it out")
     if args.linear is None:
         return
     if args.linear != "random_span":
@@ -117,7 +114,7 @@ def _follow_tube(args: argparse.Namespace) -> None:
 
 
 def _follow_accuracy(args: argparse.Namespace) -> None:
-    """``--eval_accuracy``: answers during training, to records held out of the training file."""
+    """Translate ``--eval_accuracy`` into ``--eval_generate`` on records held out of the training file."""
     if not args.eval_accuracy:
         return
     said = ""
@@ -130,13 +127,13 @@ def _follow_accuracy(args: argparse.Namespace) -> None:
 
 
 def follow_evaluation_flags(args: argparse.Namespace) -> None:
-    """Put into our flags what the published ones mean, and say what has nothing to act on.
+    """Check the published evaluation flags, and print a note for those without effect.
 
     Args:
-        args: of ``commands.evaluate``; changed in place.
+        args: the parsed flags of ``commands.evaluate``.
 
     Raises:
-        UserError: the answers are to be made on a device that this flag can't choose here.
+        UserError: ``--device_map`` names a device other than auto or cuda.
     """
     if args.device_map is not None and args.device_map.split(":")[0] not in ("auto", "cuda"):
         raise UserError(
@@ -144,4 +141,4 @@ def follow_evaluation_flags(args: argparse.Namespace) -> None:
         )
     idle = [f"--{name}" for name in IDLE if getattr(args, name, None)]
     if idle:
-        print(f"note: nothing comes of {', '.join(idle)}; see docs/published.md", file=sys.stderr)
+        print(f"note: {', '.join(idle)}: no effect here; see docs/published.md", file=sys.stderr)

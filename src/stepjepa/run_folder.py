@@ -1,4 +1,4 @@
-"""The folder of a run: nothing in it is overwritten unasked, and what was run can be read from it.
+"""The run folder: existing files are never overwritten unasked, and ``run.json`` records what was run.
 
 run.json         configuration, versions, fingerprints of the data, counts, results
 metrics.jsonl    one line per log line
@@ -25,39 +25,40 @@ from stepjepa.files import atomic_write, read_json_object, write_json
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 PROMPTS_FILE = "trained_prompts.json"
-"""Sorted hashes of the prompts that were trained on, see ``data.trained_prompts``."""
+"""File of the sorted hashes of the training prompts; see ``data.trained_prompts``."""
 
 PART = ".saving"
-"""Folder in a run folder for what has not been written to its end."""
+"""Folder inside a run folder for files that are still being written."""
 
 PACKAGES = ("stepjepa", "torch", "transformers", "accelerate", "peft", "tokenizers", "numpy")
 
 
 class FinishedError(UserError):
-    """A run that is to be gone on with has come to its end before."""
+    """The run to resume is already finished."""
 
 
 def is_main_process() -> bool:
-    """Whether this process writes: the first of those that torchrun starts."""
+    """Whether this process has rank 0, the only one that writes shared files."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def open_run_folder(
     path: str, resume: str | None, say: Callable[[str], None] = lambda line: None
 ) -> tuple[Path, str | None]:
-    """Check a run folder before anything is done.
+    """Check a run folder before a run starts, and find the checkpoint to resume from.
 
     Args:
         path: the folder; it need not exist.
-        resume: a checkpoint folder; ``last`` (or ``true``) for the newest whole one in the folder; ``auto`` for the
-            same, or a run from the start where there is none yet; or None.
-        say: is told which checkpoints are passed over, and why.
+        resume: a checkpoint folder; ``last`` (or ``true``) for the newest complete checkpoint in the folder; ``auto``
+            for the same, or a start from scratch if there is none; None for a new run.
+        say: called with one line for each checkpoint that is skipped, with the reason.
 
     Returns:
-        The folder and the checkpoint to resume from, if any.
+        The folder, and the checkpoint to resume from or None.
 
     Raises:
-        UserError: the folder holds something and nothing is resumed, or there is no such checkpoint.
+        UserError: the path is a file, a new run would write into a folder that is not empty, or the checkpoint is
+            missing or damaged.
     """
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
@@ -76,7 +77,7 @@ def open_run_folder(
         last = last_checkpoint(folder, say, read_all=True)
         if last is None and wanted != "auto":
             raise UserError(
-                "holds no whole checkpoint to resume from; name another --output_dir, or empty this one and leave "
+                "holds no complete checkpoint to resume from; name another --output_dir, or empty this one and leave "
                 "--resume_from_checkpoint out",
                 path=folder,
             )
@@ -90,7 +91,7 @@ def open_run_folder(
     fault = _fault(checkpoint) or checksum_fault(checkpoint)
     if fault is not None:
         raise UserError(
-            f"is no whole checkpoint folder ({fault}); name another one, or 'last' for the newest whole one",
+            f"is not a complete checkpoint ({fault}); name another one, or 'last' for the newest complete one",
             path=checkpoint,
         )
     if is_main_process():
@@ -101,23 +102,23 @@ def open_run_folder(
 def last_checkpoint(
     folder: Path, say: Callable[[str], None] = lambda line: None, *, read_all: bool = False
 ) -> Path | None:
-    """The newest checkpoint of a run that is whole.
+    """The newest complete checkpoint of a run, or None.
 
     Args:
-        folder: of the run.
-        say: is told which are passed over, and why.
-        read_all: also compare what the files hold with what was saved.
+        folder: the run folder.
+        say: called with one line for each checkpoint that is skipped, with the reason.
+        read_all: also read every file and compare it with its saved checksum.
     """
     for path in checkpoints(folder):
         fault = _fault(path) or (checksum_fault(path) if read_all else None)
         if fault is None:
             return path
-        say(f"passed over: {path} ({fault})")
+        say(f"skipped checkpoint {path} ({fault})")
     return None
 
 
 def _fault(checkpoint: Path) -> str | None:
-    """As ``checkpoints.checkpoint_fault``, for a checkpoint of the run around it."""
+    """``checkpoints.checkpoint_fault`` with the files that the checkpoint's ``run.json`` says it needs."""
     try:
         run: dict[str, Any] = json.loads((checkpoint.parent / RUN_FILE).read_text(encoding="utf-8"))
         objective, training = run.get("jepa", {}), run.get("training", {})
@@ -130,19 +131,19 @@ def _fault(checkpoint: Path) -> str | None:
 
 
 def _holds_something(folder: Path) -> bool:
-    """Whether there is more than what writes that were killed have left."""
+    """Whether the folder holds anything besides the remains of interrupted writes."""
     return any(path.name != PART and not path.name.startswith(f".{RUN_FILE}.") for path in folder.iterdir())
 
 
 def _clear_away(folder: Path) -> None:
-    """Remove what writes that were killed have left."""
+    """Remove the remains of interrupted writes."""
     shutil.rmtree(folder / PART, ignore_errors=True)
     for path in folder.glob(f".{RUN_FILE}.*"):
         path.unlink(missing_ok=True)
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the numbers depend on."""
+    """Versions of Python, the platform and the packages that affect the results."""
     found = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {"python": platform.python_version(), "platform": platform.platform(), **found}
 
@@ -154,17 +155,17 @@ def write_run(folder: Path, values: dict[str, Any]) -> None:
 
 
 def text_of_run(folder: Path) -> str | None:
-    """``run.json`` as it stands, for :func:`put_back`; None where there is none."""
+    """The text of ``run.json``, for :func:`put_back`; None if the file does not exist."""
     path = folder / RUN_FILE
     return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
 def put_back(folder: Path, before: str | None) -> None:
-    """Leave a run folder as it was before a launch that trained nothing, free for the next try.
+    """Restore a run folder after a launch that trained nothing, so that the same command can be run again.
 
     Args:
-        folder: of the run.
-        before: of :func:`text_of_run`.
+        folder: the run folder.
+        before: the result of :func:`text_of_run` from before the launch.
     """
     if not is_main_process():
         return
@@ -178,7 +179,7 @@ def put_back(folder: Path, before: str | None) -> None:
         folder.rmdir()
 
 
-# Parts of run.json that are read, with their types.
+# Keys of run.json that are read, with their types.
 _PARTS: dict[str, type] = {
     **dict.fromkeys(("status", "model"), str),
     **dict.fromkeys(("jepa", "training", "data", "loaded", "results", "versions"), dict),
@@ -187,10 +188,10 @@ _PARTS: dict[str, type] = {
 
 
 def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """``run.json`` of a run folder.
+    """Read ``run.json`` of a run folder.
 
     Raises:
-        UserError: the folder has none, or it is damaged.
+        UserError: the file is missing or damaged.
     """
     path = Path(folder) / RUN_FILE
     if not path.is_file():
@@ -204,13 +205,13 @@ def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def run_of(model_path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """``run.json`` of the run that made a model.
+    """Read ``run.json`` of the run that trained a model.
 
     Args:
-        model_path: run folder, checkpoint folder in one, or anything else.
+        model_path: a run folder, a checkpoint folder in one, or any other path or hub id.
 
     Returns:
-        None where nothing says how the model was made, as for a hub id.
+        The content of ``run.json``; None if there is no such file, as for a hub id.
     """
     folder = Path(model_path)
     for place in (folder, folder.parent) if folder.name.startswith("checkpoint-") else (folder,):
@@ -220,7 +221,7 @@ def run_of(model_path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def trained_objective(model_path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The ``JepaConfig`` that a model was trained with, as a dict; None where nothing tells."""
+    """The ``JepaConfig`` that a model was trained with, as a dict; None if no ``run.json`` records it."""
     run = run_of(model_path)
     return None if run is None or "jepa" not in run else dict(run["jepa"])
 
@@ -229,7 +230,7 @@ RESUMED_WITH = (
     *("learning_rate", "weight_decay", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps"),
     *("num_train_epochs", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "bf16", "fp16"),
 )
-"""Training arguments that a resumed run may change; all of them take effect."""
+"""Training arguments that may change when a run is resumed; the new values take effect."""
 
 
 def earlier_launches(
@@ -240,21 +241,21 @@ def earlier_launches(
     allow_changes: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
-    """What a resumed run has behind it; refuses to go on with it as another run.
+    """The earlier launches of a run that is being resumed, after a check that its settings have not changed.
 
     Args:
         folder: the run folder.
-        now: parts of ``run.json`` that must not change, as this call would write them.
-        training: the training arguments of this call.
-        allow_changes: tell such a change instead of refusing it.
-        say: is told what has changed, old and new.
+        now: keys of ``run.json`` that must not change, with the values of this launch.
+        training: the training arguments of this launch.
+        allow_changes: report a changed setting instead of refusing it.
+        say: called with one line for each setting that has changed.
 
     Returns:
-        The ``launches`` of ``run.json``: seconds, and the step reached. One that was killed left none.
+        The ``launches`` of ``run.json``: seconds and last step of each launch. A launch that was killed has no entry.
 
     Raises:
-        UserError: the run was begun with other settings.
-        FinishedError: it is finished.
+        UserError: the run was started with other settings.
+        FinishedError: the run is finished.
     """
     if not (folder / RUN_FILE).is_file():
         return []
@@ -284,14 +285,14 @@ def earlier_launches(
 
 
 def save_whole(folder: Path, save: Callable[[str], None]) -> None:
-    """Save into a run folder so that no file ever stands half-written under its final name.
+    """Save into a run folder through a temporary folder, so that no file is ever incomplete under its final name.
 
     Args:
         folder: the run folder.
-        save: writes into the folder that it is given; called on every process, as FSDP needs.
+        save: called with the temporary folder to write into; on every process, as FSDP needs.
 
     Raises:
-        OSError: the disk is full or can't be written to; nothing is left then.
+        OSError: the disk is full or can't be written to; the temporary folder is removed.
     """
     part = folder / PART
     if is_main_process():
@@ -309,25 +310,27 @@ def save_whole(folder: Path, save: Callable[[str], None]) -> None:
         for file in sorted(part.iterdir()):
             target = folder / file.name
             if target.is_dir():
-                # Of an earlier save, as the templates beside some tokenizers; a folder that holds something stays.
+                # From an earlier save (some tokenizers have a folder of templates); a rename needs an empty target.
                 shutil.rmtree(target)
             file.replace(target)
         part.rmdir()
 
 
 def save_new(folder: Path, save: Callable[[str], None]) -> None:
-    """Save into a folder that is new or empty, which has all of its files at once or none.
+    """Save into a new or empty folder atomically: all files appear at once, or none.
+
+    For a mount point, or below a parent folder that is read-only, each file is moved by itself (:func:`save_whole`).
 
     Args:
-        folder: it.
-        save: writes into the folder that it is given.
+        folder: the target folder.
+        save: called with the temporary folder to write into.
 
     Raises:
-        OSError: the disk is full or can't be written to; nothing is left then.
+        OSError: the disk is full or can't be written to; the temporary folder is removed.
     """
     target = folder.resolve()
     if target.is_mount() or (target.exists() and not os.access(target.parent, os.W_OK)):
-        # Nothing can take its place.
+        # A rename can't replace this folder.
         save_whole(target, save)
         return
     part = target.with_name(f".{target.name}{PART}")

@@ -1,4 +1,4 @@
-"""Requests to stop that come as signals: Ctrl-C, a scheduler's SIGTERM, a terminal that is closed."""
+"""Stop requests by signal: Ctrl-C (SIGINT), a scheduler's SIGTERM, a closed terminal (SIGHUP)."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# torchrun and SLURM send a signal to all processes of a job, and what started them passes it on: one request comes
-# twice. Whatever comes within so many seconds is the same request then.
+# torchrun and SLURM signal every process of a job, and the parent process forwards the signal: one request arrives
+# twice. Under them, signals that follow the first one within _SAME seconds count as the same request.
 _PASSED_ON = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 _SAME = 2.0
 
-# Seconds between two looks at whether the launcher lives, and from a request to stop to the end.
+# Seconds between two checks that the launcher is alive, and from SIGTERM to SIGKILL once it is gone.
 _LOOK, _PATIENCE = 1.0, 30.0
 
 
 class Stopped(KeyboardInterrupt):
-    """The program was asked to end.
+    """A stop request, raised as an exception.
 
     Args:
-        number: of the signal.
-        message: what to tell, on one line.
+        number: the signal number.
+        message: one line for the user.
     """
 
     def __init__(self, number: int, message: str = "interrupted") -> None:
@@ -36,11 +36,11 @@ class Stopped(KeyboardInterrupt):
 
 
 class Interruptions:
-    """Counts the requests to stop, instead of dying of them, while it is entered.
+    """A context manager in which stop signals are counted instead of ending the process.
 
     Attributes:
-        count: how many came.
-        first: the number of the first signal, 0 while there was none.
+        count: number of stop requests so far.
+        first: number of the first signal, 0 before it arrives.
     """
 
     def __init__(self) -> None:
@@ -52,10 +52,10 @@ class Interruptions:
         self.first = self.first or number
 
     def __enter__(self) -> Interruptions:
-        # Elsewhere Python lets nobody handle signals.
+        # Python allows signal handlers to be set in the main thread only.
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                # Under nohup a closed terminal is to be ignored, and stays so.
+                # Keep a signal ignored that is ignored already, such as SIGHUP under nohup.
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._note)
         return self
@@ -66,11 +66,11 @@ class Interruptions:
 
 
 class OneRequest(Interruptions):
-    """Notes the first request to stop while it is entered; the second ends the process at once, by the system's hand.
+    """A context manager that handles the first stop request; the second one ends the process at once.
 
     Args:
         act: called with the number of the first signal.
-        environment: tells whether signals are passed on, so that one request may come twice.
+        environment: shows whether torchrun or SLURM runs this process, where one request may arrive twice.
     """
 
     def __init__(self, act: Callable[[int], None], environment: Mapping[str, str] = os.environ) -> None:
@@ -86,7 +86,7 @@ class OneRequest(Interruptions):
         if self.count == 1:
             self._since = time.monotonic()
         if self.count > 1 or not self._passed_on:
-            # Not by a handler of Python's, which waits for the end of a long computation.
+            # Python runs its own handlers only between bytecodes, so that they wait for a long native computation.
             for other in self._before:
                 signal.signal(other, signal.SIG_DFL)
         if self.count > 1:
@@ -96,13 +96,13 @@ class OneRequest(Interruptions):
 
 
 def end_with_launcher(environment: Mapping[str, str] = os.environ) -> None:
-    """Have this process asked to stop when torchrun is gone that started it, and ended soon after.
+    """Watch the torchrun that started this process: when it is gone, send SIGTERM, and SIGKILL 30 seconds later.
 
-    What torchrun starts outlives it where it was killed by ``kill -9``: it would go on writing into the folder in which
-    the same command is started again. In time of need torchrun gives as long between SIGTERM and SIGKILL.
+    The processes of a torchrun that was killed by ``kill -9`` survive it, and would go on writing into the folder in
+    which the same command is started again. torchrun itself also waits 30 seconds between SIGTERM and SIGKILL.
 
     Args:
-        environment: says whether torchrun started this process.
+        environment: shows whether torchrun started this process; if not, nothing is done.
     """
     launcher = os.getppid()
 
@@ -119,7 +119,7 @@ def end_with_launcher(environment: Mapping[str, str] = os.environ) -> None:
 
 @contextlib.contextmanager
 def raising() -> Iterator[None]:
-    """Have the first request to stop raise :class:`Stopped`, so that what is half done is cleared away."""
+    """Raise :class:`Stopped` on the first stop request, so that unfinished work is cleaned up."""
 
     def stop(number: int) -> None:
         raise Stopped(number)

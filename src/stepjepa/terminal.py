@@ -1,4 +1,4 @@
-"""Standard streams that always work, text that a terminal shows but never obeys, rows for people, JSON for programs."""
+"""Terminal output: usable standard streams, escaped control characters, rows for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDEST = 100
-"""Columns that rows for people take at most, however wide the terminal is."""
+"""Most columns of the rows for people, however wide the terminal is."""
 
 
 def visible_lines(text: str) -> str:
-    """A text of several lines in which only the line ends do anything to a terminal; see ``errors.visible``."""
+    """Escape the control characters of a text except for its line ends; see ``errors.visible``."""
     return "\n".join(map(visible, text.split("\n")))
 
 
 def open_standard_streams() -> None:
-    """Make standard input, output and error usable where a service was started without them, or with few characters."""
+    """Make standard input, output and error usable if they are closed or have an encoding such as ASCII."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest free number is taken; left closed, the next file that is opened would become standard output.
+            # os.open takes the lowest free descriptor; otherwise the next file opened would become standard output.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # until the process ends
         elif isinstance(stream, io.TextIOWrapper):
-            # A terminal of ASCII or Latin-1 shows \u2013 instead of ending the program.
+            # Print an escape such as \u2013 instead of raising an error if the encoding is ASCII or Latin-1.
             stream.reconfigure(errors="backslashreplace")
 
 
 def make_console(width: int, *, colours: bool = True) -> Console:
-    """Rich's console on standard output; without colours also where ``NO_COLOR`` is set."""
+    """A Rich console on standard output; it also has no colours if ``NO_COLOR`` is set."""
     from rich.console import Console
 
-    # Without a size the library takes every terminal that it calls dumb for 80 columns wide.
+    # Pass a height, too: Rich otherwise ignores the width on a dumb terminal and assumes 80 columns.
     lines = shutil.get_terminal_size().lines
     return Console(file=sys.stdout, width=width, height=lines, no_color=None if colours else True)
 
 
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:
-    """Print named lines: aligned and wrapped where standard output is a terminal, ``name: text`` where it is not.
+    """Print named rows: aligned and wrapped if standard output is a terminal, else as ``name: text``.
 
     Args:
-        rows: names, and what there is to say of each.
+        rows: (name, text) pairs.
     """
     shown = [(visible(name), visible(text)) for name, text in rows]
     if not sys.stdout.isatty():
@@ -77,12 +77,12 @@ def print_rows(rows: Sequence[tuple[str, str]]) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document; numbers that are not finite, which JSON does not have, are null in it."""
+    """Print one JSON document; numbers that are not finite, which JSON lacks, become null."""
     print(json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False), flush=True)
 
 
 def finite(value: Any) -> Any:
-    """The same with None in the place of numbers that are not finite."""
+    """A copy of a JSON value with None in place of numbers that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -92,10 +92,10 @@ def finite(value: Any) -> Any:
 
 @contextmanager
 def lines_to_stderr(wanted: bool) -> Iterator[None]:
-    """Send what is printed for people to standard error, so that standard output is left to one JSON document.
+    """Redirect what the block prints to standard error, so that standard output holds one JSON document only.
 
     Args:
-        wanted: do so; else nothing is changed.
+        wanted: redirect; otherwise nothing is changed.
     """
     if not wanted:
         yield
@@ -105,7 +105,7 @@ def lines_to_stderr(wanted: bool) -> Iterator[None]:
 
 
 def duration(seconds: float) -> str:
-    """A length of time as people say it: ``42 s``, ``3 min 07 s``, ``2 h 05 min``, ``3 d 04 h``."""
+    """Format a duration for people: ``42 s``, ``3 min 07 s``, ``2 h 05 min``, ``3 d 04 h``."""
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{whole} s"
@@ -113,7 +113,7 @@ def duration(seconds: float) -> str:
     return f"{whole // large} {words[0]} {whole % large // small:02d} {words[1]}"
 
 
-# Up to how many seconds, the two units in seconds, and their names.
+# (upper limit in seconds, the larger and the smaller unit in seconds, their names)
 _UNITS: tuple[tuple[float, int, int, tuple[str, str]], ...] = (
     (3600, 60, 1, ("min", "s")),
     (86400, 3600, 60, ("h", "min")),

@@ -160,6 +160,10 @@ def test_a_wrong_value_of_a_configuration_names_its_line(tmp_path: Path, capsys:
         path.write_text(text)
         assert main(["train", "--config", str(path), "--model_name", "preset:tiny", "--output_dir", "run"]) == 2
         assert message in capsys.readouterr().err
+    # A value of the command line is not the file's fault.
+    path.write_text("batch_size: 1")
+    assert main(["train", "--config", str(path), "--model_name", "a", "--output_dir", "run", "--batch_size=many"]) == 2
+    assert "c.yaml" not in capsys.readouterr().err
     # Each level ten times what the one below it is.
     levels = "".join(f"b{n}: &b{n} [{', '.join([f'*b{n - 1}'] * 10)}]\n" for n in range(1, 30))
     path.write_text(f"b0: &b0 [x]\n{levels}lr_scheduler_kwargs: {{a: *b29}}\n")

@@ -88,7 +88,7 @@ def test_what_is_read_is_never_replaced(runs, capsys):
     for name in ("run.json", "test.jsonl", "test.summary.json"):
         before = (runs[2] / name).read_bytes()
         assert compare(*runs, "--output_file", runs[2] / name, "--overwrite") == 2
-        assert f"{runs[2] / name}: is what the comparison is made of; name another" in capsys.readouterr().err
+        assert f"{runs[2] / name}: is an input of this comparison; name another" in capsys.readouterr().err
         assert (runs[2] / name).read_bytes() == before
 
 

@@ -169,7 +169,7 @@ def test_flags_that_change_nothing_say_so(data: Path, tmp_path: Path, capsys: An
     parsed("--step_jepa --last_token -2")
     assert "--last_token -2 is followed here" in capsys.readouterr().err
     parsed("--regular --predictors 3 --lbd 2")
-    assert "nothing comes of --predictors, --lbd" in capsys.readouterr().err
+    assert "--predictors, --lbd have no effect" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [0, 1, 10])

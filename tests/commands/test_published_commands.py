@@ -173,7 +173,7 @@ def test_what_is_followed_or_idle_is_said_on_one_line_each(capsys: pytest.Captur
     assert args.max_new_tokens == 512
     assert capsys.readouterr().err.splitlines() == [
         "note: --max_new_tokens -1 is --max_new_tokens 512",
-        "note: nothing comes of --original_model_name, --nosplit_data, --device_map, --no_lora; see docs/published.md",
+        "note: --original_model_name, --nosplit_data, --device_map, --no_lora: no effect here; see docs/published.md",
     ]
 
 

@@ -80,7 +80,7 @@ def test_a_changed_file_is_noticed_and_then_told(
     assert main([*flags, str(tmp_path / "a"), "--allow_changes"]) == 0
     told = capsys.readouterr()
     assert f"note: {tmp_path / 'other.jsonl'} has changed since\n" in told.out
-    assert "weights: others than those of" in told.err
+    assert "weights: differ from those of" in told.err
 
 
 def test_a_missing_file_and_other_versions(

@@ -21,7 +21,7 @@ TREES = [
     "llama", "qwen2", "qwen3", "olmo2", "phi", "phi3", "mistral", "gpt2", "gpt_neox", "smollm3", "gemma2",
     "gemma3_text", "qwen3_moe", "gpt_oss",
 ]  # fmt: skip
-INTERFACE, TREE = "attention interface", "other states than plain rows"
+INTERFACE, TREE = "attention interface", "other hidden states for a prefix tree"
 # name -> family, changes to its default configuration, what the reason says
 ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
     "mamba": ("mamba", {}, INTERFACE),
@@ -147,7 +147,9 @@ def test_flash_attention_runs_concatenated_sequences(tiny_model: ModelFactory) -
     why = "attention implementation 'flash_attention_2' is told where sequences begin"
     for wanted in ("auto", "rows"):
         assert choose_encoding(model, wanted) == ("concatenated", why)
-    with pytest.raises(ValueError, match="takes no mask of trees; use encoding 'rows', or attention implementation"):
+    with pytest.raises(
+        ValueError, match="does not take the mask of a prefix tree; use encoding 'rows', or attention implementation"
+    ):
         choose_encoding(model, "tree")
     # What carries past attention would hear the sequence before.
     model = tiny_model("lfm2")

@@ -1,1 +1,1 @@
-"""Messages to text: chat templates, the form without a chat, predictor tokens."""
+"""Render messages as text: chat templates, the plain format (no chat template), predictor tokens."""

@@ -1,4 +1,4 @@
-"""Try a chat template within limits of time and memory: it comes with a model, from whoever made that."""
+"""Try a chat template under limits of time and memory, since it is untrusted code that comes with a model."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from stepjepa.errors import UserError
 
 SECONDS = 10
 MEMORY = 2**30
-"""Bytes above what the process has."""
+"""Bytes that rendering may use beyond the memory of the process."""
 
 _NO_MEMORY = 3
-"""Exit code."""
+"""Exit code of a fork that ran out of memory."""
 
 
 def refuse_runaway(render: Callable[[], object]) -> None:
-    """Refuse a template that does not end, or fills the memory, with a short chat.
+    """Refuse a chat template that does not terminate, or exhausts the memory, on a short chat.
 
-    The chat is rendered in a fork, which the system ends at its limits. Other errors are left to the caller, who gets
-    the same ones.
+    The chat is rendered in a fork that runs under the limits; a system without ``os.fork`` skips the check. Other
+    errors are ignored here, since they recur when the caller renders the chat.
 
     Args:
-        render: renders it.
+        render: renders the chat.
 
     Raises:
-        UserError: it takes more than :data:`SECONDS` or :data:`MEMORY`.
+        UserError: rendering takes more than :data:`SECONDS` or :data:`MEMORY`.
     """
     if not hasattr(os, "fork"):
         return
@@ -37,11 +37,13 @@ def refuse_runaway(render: Callable[[], object]) -> None:
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status == _NO_MEMORY or status < 0:
         limit = f"{SECONDS} seconds" if status == -signal.SIGALRM else f"{MEMORY >> 30} GiB"
-        raise UserError(f"the chat template takes more than {limit} for a chat of three words; name another")
+        raise UserError(
+            f"the chat template takes more than {limit} to render three words; pass another with --chat_template"
+        )
 
 
 def _within_limits(render: Callable[[], object]) -> int:
-    """The exit code of the fork."""
+    """Render under the limits, in the fork; returns the fork's exit code."""
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(SECONDS)
@@ -54,6 +56,6 @@ def _within_limits(render: Callable[[], object]) -> int:
         render()
     except MemoryError:
         return _NO_MEMORY
-    except BaseException:  # nothing of this process may come back from the fork
+    except BaseException:  # the fork must not return into the code of its parent
         return 0
     return 0

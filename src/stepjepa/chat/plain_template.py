@@ -1,9 +1,9 @@
-"""The form of records without a chat: the user's text, ``<|perception|>``, the answer.
+"""The plain format, for records without a chat format: the user's text, ``<|perception|>``, the answer.
 
-Models that are pretrained from random weights in the published experiments never see a chat template. Only the last
-question and its answer are rendered; system prompts and earlier turns have no place in this form. Where the loss is on
-all tokens, as in pretraining on paraphrases, the answer is left out too: it is the other view of the same thing, and
-stands in a record of its own.
+Models that are pretrained from random weights in the published experiments use no chat template. Only the last question
+and its answer are rendered; system prompts and earlier turns are left out. Where the loss is on all tokens, as in
+pretraining on paraphrases, the answer is left out too: it is the other view of the same content, and has a record of
+its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ END_OF_TURN = "<|eot_id|>"
 
 
 def add_plain_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Add ``<|perception|>`` and ``<|eot_id|>`` to a tokenizer where they are missing, as special tokens.
+    """Add ``<|perception|>`` and ``<|eot_id|>`` to a tokenizer that lacks them, as special tokens.
 
     Returns:
         The ids of the two, in this order.
@@ -37,19 +37,18 @@ def add_plain_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 class PlainTemplate:
-    """What :class:`~stepjepa.chat.template.ChatTemplate` does for chats, for records without a chat format.
+    """The plain format, with the interface of :class:`~stepjepa.chat.template.ChatTemplate`.
 
     Args:
-        tokenizer: fast, one that knows ``<|perception|>`` (:func:`add_plain_tokens`); it is not changed.
-        answers: the answer stands in the row; otherwise the row is the user's text and the end-of-turn token.
+        tokenizer: a fast tokenizer with the token ``<|perception|>`` (:func:`add_plain_tokens`); it is not changed.
+        answers: include the answer in a row; otherwise a row is the user's text and the end-of-turn token.
 
     Attributes:
         end_of_turn: the token that closes a row.
-        begin: what stands before every text: the begin-of-text token of tokenizers that write one themselves, or
-            nothing.
+        begin: the begin-of-text token, if the tokenizer itself puts one before every text; otherwise empty.
 
     Raises:
-        UserError: the tokenizer lacks a token that this form needs, or has no fast version.
+        UserError: the tokenizer lacks a token that this format needs, or has no fast version.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, answers: bool = True) -> None:
@@ -70,7 +69,7 @@ class PlainTemplate:
         self.begin = str(tokenizer.bos_token) if begins else ""
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Rendered:
-        """The last question and its answer as text; what is left out has the span ``(0, 0)``."""
+        """Render the last question and its answer; a message that is left out has the span ``(0, 0)``."""
         prompt, answer = self.render_prompt(messages[:-1], tools), messages[-1]["content"]
         if not self.answers:
             text = prompt.text.removesuffix(PERCEPTION) + self.end_of_turn
@@ -79,23 +78,23 @@ class PlainTemplate:
         return Rendered(text, (*prompt.spans, (start, start + len(answer))), (*prompt.turn_ends, len(text)))
 
     def render_alone(self, role: str, content: str) -> Rendered:
-        """One message by itself, as a view that sees nothing else: its bare content, whatever the role."""
+        """Render one message by itself, as a view that sees nothing else: its bare content, whatever the role."""
         start = len(self.begin)
         end = start + len(content)
         return Rendered(self.begin + content, ((start, end),), (end,))
 
     def render_prompt(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Rendered:
-        """What precedes the answer: the last question.
+        """Render what precedes the answer: the last question and ``<|perception|>``.
 
         Args:
             messages: the chat without its last assistant message.
-            tools: must be none.
+            tools: must be empty.
 
         Raises:
-            UserError: the chat has tools, for which this form has no place.
+            UserError: the chat has tools, which this format does not support.
         """
         if tools or uses_tools(messages):
-            raise UserError("--plain has no place for tool calls; leave it out")
+            raise UserError("--plain does not support tool calls; train without --plain")
         alone = self.render_alone("user", messages[-1]["content"])
         earlier = len(messages) - 1
         return Rendered(
@@ -103,7 +102,7 @@ class PlainTemplate:
         )
 
     def describe(self) -> dict[str, str]:
-        """What a record looks like, for reports: the same keys as of a chat template, and ``form``."""
+        """Properties of the format, for reports: the keys that a chat template has, and ``form``."""
         parts = ("user", PERCEPTION, "answer") if self.answers else ("user",)
         return {
             "form": " ".join(("plain:", *parts, self.end_of_turn)),

@@ -18,10 +18,10 @@ def predictor_token(number: int) -> str:
 
 
 def add_predictor_tokens(tokenizer: PreTrainedTokenizerBase, count: int) -> list[int]:
-    """Add the tokens 1 to ``count`` that a tokenizer lacks, as special tokens.
+    """Add the predictor tokens 1 to ``count`` that a tokenizer lacks, as special tokens.
 
     Returns:
-        The ids of all of them, in their order.
+        The ids of all ``count`` tokens, in order.
     """
     known = tokenizer.get_added_vocab()
     missing = [predictor_token(number) for number in range(1, count + 1) if predictor_token(number) not in known]
@@ -43,12 +43,12 @@ def predictor_ids(tokenizer: PreTrainedTokenizerBase, count: int) -> list[int]:
 
 
 def all_predictor_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids of every predictor token that a tokenizer has: what must never be generated."""
+    """The ids of all predictor tokens that a tokenizer has; they must never be generated."""
     return sorted(index for token, index in tokenizer.get_added_vocab().items() if _PATTERN.fullmatch(token))
 
 
 def saved_with_predictors(folder: str | Path) -> bool:
-    """Whether the tokenizer saved in a model's folder has predictor tokens; it is not loaded."""
+    """Whether the tokenizer files in a model's folder contain predictor tokens; the tokenizer is not loaded."""
     first = predictor_token(1).encode()
     files = (Path(folder) / name for name in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json"))
     return any(first in file.read_bytes() for file in files if file.is_file())

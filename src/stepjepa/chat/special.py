@@ -1,9 +1,10 @@
-"""Special tokens that a content only spells: they are text, while those that the template writes stay what they are.
+"""Tokenise special tokens that a message's content spells as ordinary text, and those of the template as special.
 
 A user's text may hold ``<|im_end|>``, or even ``<|predictor_1|>``. Tokenised with the rest of the chat it would end the
-turn. ``split_special_tokens`` of transformers is no remedy by itself, for it splits the template's own tokens too. So
-these are replaced by stand-ins: tokens of the same length and the same manners that are not special, known only to a
-copy of the tokenizer. All other special tokens are split then, and the stand-ins become what they stood for.
+turn. ``split_special_tokens`` of transformers alone is no remedy, since it splits the template's own tokens too. So the
+template's tokens are replaced by stand-ins: tokens of the same length and with the same matching options that are not
+special, known only to a copy of the tokenizer. All other special tokens are split then, and the ids of the stand-ins
+are mapped back.
 """
 
 from __future__ import annotations
@@ -18,33 +19,33 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Spans = Sequence[tuple[int, int]]
-"""First and one past the last character of each content in a text, in order, without overlaps."""
+"""Start and end (exclusive) of each content in a text, in characters, in order, without overlaps."""
 
-# Private-use characters, which no vocabulary knows.
+# Private-use characters, which are in no vocabulary.
 _STAND_INS = range(0x10FFFD, 0xFFFFF, -1)
 
 _MANNERS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
 class SpecialTokens:
-    """Tells special tokens that a template has written from those that a content spells.
+    """Distinguishes special tokens that a template has written from those that a content spells.
 
     Args:
-        tokenizer: fast; it is not changed. Tokens that it is given later are not known here.
+        tokenizer: a fast tokenizer; it is not changed. Tokens that are added to it later are not known here.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder
         self._special = {str(token): index for index, token in added.items() if token.special}
-        # Of tokens that begin at one place the longest counts, as for the tokenizer.
+        # Of several tokens that match at one place the longest wins, as in the tokenizer.
         longest_first = sorted(self._special, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-        # A token that reaches over an end of a content has its first or its last character in it.
+        # A token that crosses one end of a content has its first or its last character in the content.
         self._ends = sorted({token[at] for token in longest_first for at in (0, -1)})
 
     def spelt(self, text: str, contents: Spans) -> bool:
-        """Whether a special token stands in a content of a text, wholly or in part."""
+        """Whether a content of a text contains a special token or part of one."""
         find = text.find
         if not any(find(end, start, stop) >= 0 for start, stop in contents for end in self._ends):
             return False
@@ -56,10 +57,10 @@ class SpecialTokens:
         )
 
     def encode(self, texts: Sequence[str], contents: Sequence[Spans]) -> tuple[list[list[int]], list[Any]]:
-        """Tokenise texts in which contents spell special tokens, at least one.
+        """Tokenise texts whose contents spell at least one special token.
 
         Returns:
-            For each text the ids of its tokens; and for each token its first and one past its last character.
+            For each text its token ids, and for each token its start and end (exclusive) in characters.
         """
         used = set().union(*map(set, texts))
         known = _COPIES.get(self._tokenizer)
@@ -79,7 +80,7 @@ class SpecialTokens:
         return ids, found["offset_mapping"]
 
     def _replace(self, text: str, contents: Spans, stands_for: Mapping[str, str]) -> str:
-        """The text with stand-ins for the template's own special tokens."""
+        """The text with stand-ins in place of the template's own special tokens."""
         assert self._pattern is not None
         parts, position = [], 0
         for start, stop in _around(text, contents):
@@ -90,20 +91,20 @@ class SpecialTokens:
 
 
 class _Copy(NamedTuple):
-    """A copy of a tokenizer that knows stand-ins."""
+    """A copy of a tokenizer that has the stand-ins."""
 
-    special: dict[str, int]  # the special tokens of the tokenizer, with their ids
-    stands_for: dict[str, str]  # for each of them the character that its stand-in is made of
-    back: dict[int, int]  # from the id of a stand-in to that of what it stands for
+    special: dict[str, int]  # special tokens of the tokenizer -> their ids
+    stands_for: dict[str, str]  # special token -> the character that its stand-in repeats
+    back: dict[int, int]  # id of a stand-in -> id of the special token that it replaces
     tokenizer: Any
 
 
-# To copy a tokenizer of a large vocabulary takes a second, so that it is done once.
+# Copying a tokenizer with a large vocabulary takes a second, so copies are cached.
 _COPIES: WeakKeyDictionary[Any, _Copy] = WeakKeyDictionary()
 
 
 def _make_copy(tokenizer: Any, special: dict[str, int], used: set[str]) -> _Copy:
-    """Make a copy, with stand-ins of characters that are not among those used."""
+    """Copy a tokenizer and add stand-ins made of characters that are not in ``used``."""
     from tokenizers import AddedToken
 
     free = (character for character in map(chr, _STAND_INS) if character not in used)
@@ -119,9 +120,9 @@ def _make_copy(tokenizer: Any, special: dict[str, int], used: set[str]) -> _Copy
 
 
 def _around(text: str, contents: Spans) -> Iterator[tuple[int, int]]:
-    """What lies around the contents: the template's own words."""
+    """Spans of the template's own text, around the contents."""
     position = 0
-    # A message that the template leaves out has an empty span at the beginning.
+    # A message that the template leaves out has the empty span (0, 0).
     for start, stop in sorted(span for span in contents if span[0] < span[1]):
         yield position, start
         position = stop

@@ -1,4 +1,4 @@
-"""The system prompt that a model was trained under, for records that it is shown afterwards."""
+"""The system prompt that a model was trained with, for records that the model gets later."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from stepjepa.errors import shown
 from stepjepa.run_folder import run_of
 
 MOST_PROMPTS = 10
-"""More than this many are no system prompts but parts of the records."""
+"""More distinct prompts than this are not system prompts but parts of the records."""
 
 
 def training_system_prompt(model_path: str | os.PathLike[str]) -> str | None:
-    """The system prompt that all records of a model's training had, see :func:`common_system_prompt`.
+    """The system prompt that all training records of a model had, see :func:`common_system_prompt`.
 
     Args:
-        model_path: run folder, checkpoint in one, or anything else, which tells nothing.
+        model_path: run folder or a checkpoint in one; for anything else the result is None.
     """
     run = run_of(model_path)
-    # Runs of earlier versions do not say.
+    # Runs of earlier versions do not record their system prompts.
     return common_system_prompt(run.get("system_prompts", []) if run is not None else [])
 
 
 def common_system_prompt(prompts: Sequence[str | None]) -> str | None:
-    """The one of the different system prompts of some records, where None stands for having none.
+    """The only one of the distinct system prompts of some records, where None stands for no prompt.
 
     Returns:
-        An empty text if no record had one; None if they had different ones, or nothing is known.
+        An empty text if no record had a prompt; None if there are several, none is known, or the only one is empty.
     """
-    # A prompt that is there and empty switches a template's default off; such records are left as they are.
+    # An empty system message switches a template's default prompt off; such records are left as they are.
     return (prompts[0] or "") if len(prompts) == 1 and prompts[0] != "" else None
 
 
 def count_system_prompts(records: Sequence[Record]) -> Counter[str | None]:
-    """How many records have which system prompt; None stands for having none."""
+    """Number of records with each system prompt; the key None stands for no prompt."""
     first = (record.messages[0] for record in records)
     return Counter(message["content"] if message["role"] == "system" else None for message in first)
 
 
 def describe_system_prompts(records: Sequence[Record]) -> str | None:
-    """One line for people where records have different ones, as those of several sources do; None where they don't."""
+    """A line about the system prompts of records, if there are 2 to ``MOST_PROMPTS`` different ones; otherwise None."""
     counts = count_system_prompts(records)
     if not 1 < len(counts) <= MOST_PROMPTS:
         return None
@@ -53,7 +53,7 @@ def describe_system_prompts(records: Sequence[Record]) -> str | None:
 
 
 def with_system_prompt(records: Sequence[Record], prompt: str) -> list[Record]:
-    """The records under another system prompt; under none if it is empty."""
+    """The records with this system prompt instead of their own; without any if it is empty."""
     system = ({"role": "system", "content": prompt},) if prompt else ()
     return [
         replace(record, messages=(*system, *(m for m in record.messages if m["role"] != "system")))

@@ -1,7 +1,7 @@
-"""Chat templates: render messages, and know where each message's content stands in the text.
+"""Chat templates: render messages, and find each message's content in the text.
 
-Everything a model needs to be treated specially for is derived from its template, not from its name: whether it has a
-system role, whether it takes a lone assistant turn, which token ends a turn, what precedes an answer.
+What differs between models is derived from the template, not from the model's name: whether it has a system role,
+whether it accepts a lone assistant turn, which token ends a turn, what precedes an answer.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Span = tuple[int, int]
 # Some templates write today's date into the system turn; a run must not depend on the day it starts.
 PINNED_DATE = datetime.date(2024, 7, 26)
 
-# The chats that show all that a template writes.
+# Chats that exercise everything that a template writes.
 _CHATS = (("system", "user", "assistant"), ("user", "assistant"), ("assistant",))
 
 _ASKED, _ANSWERED = {"role": "user", "content": "why"}, {"role": "assistant", "content": "so"}
 
-# A template may trim one role and not another, both ends or one.
+# Ways in which templates trim contents; a template may trim one role and not another.
 _TRIMS: tuple[Callable[[str], str], ...] = (
     str,
     str.strip,
@@ -47,18 +47,18 @@ class Rendered(NamedTuple):
     """A chat as text."""
 
     text: str
-    # For each message first and one past the last character of its content; (0, 0) if the template leaves it out.
+    # For each message the start and end (exclusive) of its content; (0, 0) if the template leaves it out.
     spans: tuple[Span, ...]
-    # For each message one past the special token that ends its turn; the content's end where there is none.
+    # For each message the end (exclusive) of the special token that closes its turn, or of its content if none does.
     turn_ends: tuple[int, ...]
 
 
 _WITHIN_LIMITS: set[str] = set()
-"""Templates that were tried."""
+"""Templates that passed ``refuse_runaway``."""
 
 
 def _reason(error: Exception) -> str:
-    """What a template raises, with its line where that is known."""
+    """The message of an error raised by a template, with the template's line number if known."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
     line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else None)
     told = str(error).strip() or type(error).__name__
@@ -66,29 +66,29 @@ def _reason(error: Exception) -> str:
 
 
 def refuse_slow(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer that can't tell where its tokens stand in a text.
+    """Refuse a slow tokenizer, which can't give the positions of its tokens in a text.
 
     Raises:
-        UserError: it can't.
+        UserError: the tokenizer has no fast version.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise UserError("the tokenizer has no fast version, and token positions need one; convert it first")
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer, with what can be learnt from it.
+    """The chat template of a tokenizer, with properties derived from it.
 
     Args:
         tokenizer: a fast tokenizer with a chat template; it is not changed.
 
     Attributes:
-        has_system_role: the template takes a system message; otherwise its text is put before the first user message.
-        lone_assistant: the template takes an assistant message alone; otherwise a lone one is rendered as a user turn.
+        has_system_role: the template accepts a system message; otherwise its text is put before the first user message.
+        lone_assistant: the template accepts an assistant message alone; otherwise it is rendered as a user turn.
         end_of_turn: the special token that closes an assistant turn.
-        appends_end_of_turn: the template closes no assistant turn, so the tokenizer's eos token is written after it.
+        appends_end_of_turn: the template closes no assistant turn, so the tokenizer's eos token is appended.
 
     Raises:
-        UserError: there is no chat template, it renders no assistant message, or nothing can end a turn.
+        UserError: the tokenizer is slow, there is no chat template, it can't render a chat, or no token can end a turn.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -100,7 +100,7 @@ class ChatTemplate:
             )
         self._tokenizer = tokenizer
         self._source = tokenizer.get_chat_template()
-        # Rendered without the tokenizer, whose method takes longer than the template, and hands over no functions.
+        # Rendered without the tokenizer's method, which takes longer than the template and passes no functions.
         self._variables: dict[str, Any] = {
             **tokenizer.special_tokens_map,
             "tools": None,
@@ -122,7 +122,7 @@ class ChatTemplate:
             raise UserError(f"the chat template does not render a user and an assistant message ({reason}); check it")
         specials = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
         specials |= set(tokenizer.all_special_tokens)
-        # The longest wins where one special token begins another. Of no tokens, what matches nothing.
+        # The longest token wins where one begins another. Without special tokens, (?!) matches nothing.
         longest_first = sorted(specials, key=len, reverse=True)
         found = re.search("|".join(map(re.escape, longest_first)) or "(?!)", skeleton[-1])
         self.appends_end_of_turn = found is None
@@ -136,11 +136,11 @@ class ChatTemplate:
         """Render a whole chat.
 
         Args:
-            messages: its messages.
+            messages: of the chat.
             tools: schemas of functions that can be called.
 
         Raises:
-            UserError: the template rewrites a content so that it can't be found in the text.
+            UserError: the template refuses the messages, or rewrites a content so that it can't be found in the text.
         """
         if not self.has_system_role and messages and messages[0]["role"] == "system":
             return self._render_folded(messages, tools)
@@ -150,7 +150,7 @@ class ChatTemplate:
         roles = tuple([message["role"] for message in messages])
         try:
             text = self._apply(messages)
-        except Exception as error:  # a template is a program: its refusal may be any error
+        except Exception as error:  # a template is a program and can raise any error
             raise UserError(
                 f"the chat template refuses these messages ({_reason(error)}); change them, or name another "
                 "--chat_template"
@@ -165,14 +165,14 @@ class ChatTemplate:
     def render_alone(self, role: str, content: str) -> Rendered:
         """Render one message by itself, as a view that sees nothing else.
 
-        An assistant message is rendered as a user turn where the template refuses it alone.
+        An assistant message is rendered as a user turn if the template refuses it alone.
         """
         if role == "assistant" and not self.lone_assistant:
             role = "user"
         return self.render([{"role": role, "content": content}])
 
     def render_prompt(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Rendered:
-        """What precedes the answer in training, hence what the model must be shown to generate one.
+        """Render what precedes the answer in training, which is the prompt for generation.
 
         Args:
             messages: the chat without its last assistant message.
@@ -193,11 +193,11 @@ class ChatTemplate:
             self._compiled = _compile_jinja_template(self._source)
         except MemoryError:  # see refuse_runaway
             raise
-        except Exception as error:  # of Jinja's parser, or of what it computes while it compiles
+        except Exception as error:  # from Jinja's parser, or from constants evaluated while compiling
             raise UserError(f"the chat template can't be read: {_reason(error)}") from None
 
     def _try(self) -> None:
-        """Compiling works out what is constant; rendering does the rest."""
+        """Compile the template, which evaluates its constants, and render the short chats."""
         self._compile()
         for roles in _CHATS:
             self._make_skeleton(roles)
@@ -210,7 +210,7 @@ class ChatTemplate:
         return None
 
     def _skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
-        """The template's own text before, between and behind the contents; None if it refuses such a chat."""
+        """The template's own text before, between and after the contents; None if it refuses such a chat."""
         if roles not in self._skeletons:
             self._skeletons[roles] = self._make_skeleton(roles)
         return self._skeletons[roles]
@@ -221,7 +221,7 @@ class ChatTemplate:
             rest = self._apply([{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)])
         except MemoryError:  # see refuse_runaway
             raise
-        except Exception:  # a template is a program: whatever else it raises, it does not take this chat
+        except Exception:  # any other error means that the template does not accept this chat
             return None
         parts = []
         for mark in marks:
@@ -232,7 +232,7 @@ class ChatTemplate:
         return [*parts, rest]
 
     def _spans_by_skeleton(self, text: str, roles: tuple[str, ...], contents: Sequence[str]) -> list[Span] | None:
-        """Follow the text through the skeleton and the contents, trimmed or not; None where it differs."""
+        """Match the text with the skeleton and the contents, trimmed or not; None where they differ."""
         skeleton = self._skeleton(roles)
         if skeleton is None or not text.startswith(skeleton[0]):
             return None
@@ -246,7 +246,7 @@ class ChatTemplate:
         return spans if position == len(text) else None
 
     def _spans_by_search(self, text: str, roles: tuple[str, ...], contents: Sequence[str]) -> list[Span]:
-        """Look for each content, the last from the right: for templates whose own text depends on the contents."""
+        """Search for each content, the last from the right: for templates whose own text depends on the contents."""
         spans, position = [], 0
         for index, (role, content) in enumerate(zip(roles, contents, strict=True)):
             part = content.strip()
@@ -261,9 +261,11 @@ class ChatTemplate:
         return spans
 
     def _render_with_tools(self, messages: Sequence[Message], tools: Sequence[Any]) -> Rendered:
-        """What the assistant writes is what follows the prompt of its turn, calls too, up to the token that ends it."""
+        """Render a chat with tools; an assistant's span, calls included, goes from its prompt to its end of turn."""
         if self.appends_end_of_turn:
-            raise UserError("the chat template ends no turn, so where a tool call ends can't be known; name another")
+            raise UserError(
+                "the chat template has no end of turn to find a tool call's end; pass another with --chat_template"
+            )
         more = {"tools": list(tools) or None}
         try:
             text = self._apply(messages, **more)
@@ -273,7 +275,7 @@ class ChatTemplate:
             ]
         except Exception as error:  # as in render
             raise UserError(
-                f"the chat template refuses this chat with tools ({_reason(error)}); name another"
+                f"the chat template refuses this chat with tools ({_reason(error)}); pass another with --chat_template"
             ) from None
         spans: list[Span] = []
         position = 0
@@ -289,7 +291,7 @@ class ChatTemplate:
             elif start >= 0:
                 end = start + len(content)
             elif message["role"] == "tool":
-                # Some templates write what a tool answers as JSON; no view is made of it.
+                # Some templates write a tool's answer as JSON, where it is not found; no view is made of it.
                 start = end = 0
             if start < 0:
                 raise UserError(
@@ -305,7 +307,7 @@ class ChatTemplate:
         return Rendered(text, tuple(spans), tuple(ends))
 
     def _render_folded(self, messages: Sequence[Message], tools: Sequence[Any]) -> Rendered:
-        """For templates without a system role: the system text goes before the first user content."""
+        """For templates without a system role: put the system text before the first user content."""
         system, user = messages[0]["content"].strip(), messages[1]["content"].strip()
         if not system:
             inner = self.render(messages[1:], tools)
@@ -321,7 +323,7 @@ class ChatTemplate:
         return content_end if position < 0 else position + len(self.end_of_turn)
 
     def describe(self) -> dict[str, str]:
-        """What was derived from the template, for reports."""
+        """Properties derived from the template, for reports."""
         dated = "strftime_now" in self._source or "date_string" in self._source
         back = {role: self._last_content_token(role) for role in ("user", "assistant")}
         return {
@@ -341,7 +343,7 @@ class ChatTemplate:
         return f"{bos!r}, once (the tokenizer would add another)" if adds else repr(bos)
 
     def _last_content_token(self, role: str) -> int:
-        """Where a view's content ends, counted from the end of the message alone in the template."""
+        """Index of a content's last token, counted from the end of its message rendered alone."""
         rendered = self.render_alone(role, _ASKED["content"])
         found = self._tokenizer(rendered.text, add_special_tokens=False, return_offsets_mapping=True)
         return -1 - sum(start >= rendered.spans[0][1] for start, _ in found["offset_mapping"])

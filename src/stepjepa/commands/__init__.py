@@ -4,4 +4,4 @@ COMMANDS = (
     *("prepare", "inspect", "verify", "train", "evaluate", "score", "compare", "report", "sweep"),
     *("analyze", "estimate", "export", "rerun", "completion"),
 )
-"""In the order of work; each is a module ``stepjepa.commands.<name>``."""
+"""In the order of a typical workflow; each is a module ``stepjepa.commands.<name>``."""

@@ -1,7 +1,5 @@
 """``stepjepa analyze``: look at the representations of trained models."""
 
-# option() makes the field
-
 from __future__ import annotations
 
 import argparse
@@ -16,9 +14,10 @@ from stepjepa.options import add_options, from_args
 SUMMARY = "look at the representations of trained models: numbers and pictures"
 
 EPILOG = """\
-Embeds the two views of each test record where training read them: Enc(Text) and Enc(Code) for LLM-JEPA, a step and the
-next one for Step-JEPA. Writes analysis.json (all numbers), embeddings.npz, projection.png/.svg and
-singular_values.png/.svg to --output_dir; several models stand side by side."""
+Embeds the two views of each test record where training read them: Enc(Text)
+and Enc(Code) for LLM-JEPA, a step and the next one for Step-JEPA. Writes
+analysis.json (all numbers), embeddings.npz, projection.png/.svg and
+singular_values.png/.svg to --output_dir. Several models share each picture."""
 
 
 COMMON = (
@@ -29,14 +28,14 @@ COMMON = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
+    """Add the flags."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_options(parser, AnalysisSettings, "files")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Analyse and print the numbers.
+    """Analyse the models, write the files and print the numbers.
 
     Raises:
         UserError: a flag, a file or a model is wrong.
@@ -62,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _reading(config: Mapping[str, Any], views: tuple[str, str]) -> str:
-    """Which views, and where they are read."""
+    """One line on the views of a model and the positions at which they are read."""
     count = config["predictors"]
     where = f"behind {count} predictor token{'s' if count > 1 else ''}" if count else "at its own end"
     return f"{config['mode']} views, source {views[0]} read {where}, target {views[1]}"

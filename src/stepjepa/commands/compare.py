@@ -15,39 +15,46 @@ if TYPE_CHECKING:
 SUMMARY = "compare methods over seeds with a baseline: tests, intervals, tables, a picture"
 
 EPILOG = """\
-Runs that differ in nothing but their seeds are an arm; an arm and the baseline are paired by seed. Over seeds:
-Student's paired t-test, one- and two-tailed, 95 % intervals, Holm's correction over all arms. Over examples: McNemar's
-exact test for each seed, and over all seeds an exact permutation test whose units are the examples. Arms are grouped by
-what is equal to the baseline: the optimizer steps, the FLOPs of training (within 2 %), or neither. Runs of other data,
-or evaluated in another way, are refused."""
+Runs that differ only in their seeds form an arm; each arm is paired with the
+baseline by seed. Over seeds: Student's paired t-test, one- and two-tailed, 95 %
+intervals, Holm's correction over all arms. Over examples: McNemar's exact test
+for each seed, and an exact permutation test over all seeds. Arms are grouped by
+what they share with the baseline: the number of optimizer steps, the FLOPs of
+training (within 2 %), or neither. Runs with other data or another evaluation
+are refused."""
 
 FORMATS = ("text", "markdown", "csv", "latex", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
+    """Add the flags."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("runs", nargs="+", metavar="DIR", help="run folders, each evaluated, or folders of sweeps")
     arms = parser.add_argument_group("what is compared")
-    arms.add_argument("--evaluation", metavar="NAME", help="which one, where there are several: NAME.summary.json")
+    arms.add_argument(
+        "--evaluation", metavar="NAME", help="evaluation to compare, if a run has several: NAME.summary.json"
+    )
     arms.add_argument("--baseline", metavar="ARM", help="name of the arm to compare with (the regular one)")
     arms.add_argument(
-        "--names", metavar="A,B", help="of the arms, in the order of their first runs (what differs between them)"
+        "--names", metavar="A,B", help="names of the arms, in the order of their first runs (the settings that differ)"
     )
     arms.add_argument(
-        "--tails", choices=("one", "two"), default="one", help="which p is corrected for the number of arms (one)"
+        "--tails",
+        choices=("one", "two"),
+        default="one",
+        help="one- or two-tailed p, to be corrected for the number of arms (one)",
     )
     output = parser.add_argument_group("output")
-    output.add_argument("--format", choices=FORMATS, default="text", help="of the tables (text)")
+    output.add_argument("--format", choices=FORMATS, default="text", help="format of the tables (text)")
     output.add_argument("--json", action="store_true", help="short for --format json")
-    output.add_argument("--output_file", metavar="FILE", help="gets the tables instead of the terminal")
+    output.add_argument("--output_file", metavar="FILE", help="write the tables to this file")
     output.add_argument("--plot", metavar="FILE", help="draw means, error bars and seeds: FILE.png or FILE.svg")
     add_switch(output, "--overwrite", help="replace --output_file and --plot (off)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare, print or write.
+    """Compare the runs; print the tables or write them to files.
 
     Raises:
         UserError: a folder or a flag is wrong, or the runs can't be compared.
@@ -72,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     read = {file.resolve() for arm in comparison.arms for run in arm.runs for file in run.files}
     for file in written:
         if file.resolve() in read:
-            raise UserError("is what the comparison is made of; name another file", path=file)
+            raise UserError("is an input of this comparison; name another file", path=file)
     text = WRITERS["json" if args.json else args.format](comparison)
     if args.output_file is None:
         print(visible_lines(text), end="")
@@ -87,14 +94,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> Comparison:
-    """The runs under the names that the user gives, or the sweep that they are of, or by what differs between them."""
+    """Compare the runs, named by ``--names``, by the arms of their sweep, or by the settings in which they differ."""
     from stepjepa.errors import UserError
     from stepjepa.experiments.comparison import compare
     from stepjepa.experiments.evaluated_run import SUMMARY
     from stepjepa.pages.runs import compare_folders, find_run_folders
 
     places = find_run_folders(args.runs)
-    # A sweep that goes on has runs that wait for their evaluation; those that were named one by one must have it.
+    # An unfinished sweep has trained runs without an evaluation: skip them. Runs named one by one must have one.
     waiting = [place for place in places if place.arm is not None and not any(place.folder.glob(f"*{SUMMARY}"))]
     places = [place for place in places if place not in waiting]
     if waiting:

@@ -1,4 +1,4 @@
-"""``stepjepa completion``: a script by which a shell completes commands, flags, choices and file names."""
+"""``stepjepa completion``: print a shell script that completes commands, flags, choices and file names."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Python; print it again after an update."""
 SHELLS = ("bash", "zsh", "fish")
 
 FILES, FOLDERS = ("FILE", "FILE.html"), ("DIR", "FOLDER", "PATH", "RUN")
-"""Metavars of flags whose values are files, and folders."""
+"""Metavars of the flags that take a file, and of those that take a folder."""
 
 MODEL_FLAGS = ("model_name", "model_path")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The shell."""
+    """Add the argument ``shell``."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the script.
 
     Raises:
-        UserError: the package that writes it is not installed.
+        UserError: shtab, which generates the script, is not installed.
     """
     try:
         import shtab
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """One parser of all commands, for their names; it parses nothing."""
+    """A parser with every command as a sub-command. shtab reads names from it; it never parses anything."""
     import shtab
 
     parser = argparse.ArgumentParser(prog="stepjepa", description="Train language models with JEPA objectives.")
@@ -68,7 +68,7 @@ def whole_parser() -> argparse.ArgumentParser:
 
 
 def _complete(parser: argparse.ArgumentParser, kinds: dict[str, Any]) -> None:
-    """Say which values are files, which folders, and which tasks there are."""
+    """Tell shtab which flags take files and which take folders, and give the task flags their choices."""
     from stepjepa.tasks.registry import AUTO, TASKS
 
     for action in parser._actions:
@@ -76,7 +76,7 @@ def _complete(parser: argparse.ArgumentParser, kinds: dict[str, Any]) -> None:
             for inner in action.choices.values():
                 _complete(inner, kinds)
         elif action.metavar in FILES:
-            action.complete = kinds["file"]  # type: ignore[attr-defined]  # where shtab looks for it
+            action.complete = kinds["file"]  # type: ignore[attr-defined]  # the attribute that shtab reads
         elif action.metavar in FOLDERS or action.dest in MODEL_FLAGS:
             action.complete = kinds["folder"]  # type: ignore[attr-defined]  # likewise
         elif action.dest in ("task", "eval_task"):
@@ -84,7 +84,7 @@ def _complete(parser: argparse.ArgumentParser, kinds: dict[str, Any]) -> None:
 
 
 def _add_fields_of_trainer(parser: argparse.ArgumentParser) -> None:
-    """Flags of transformers.TrainingArguments beside ours, by their names."""
+    """Add the fields of transformers.TrainingArguments that are not flags yet."""
     from stepjepa.commands.train import training_fields
 
     group = parser.add_argument_group("transformers.TrainingArguments")

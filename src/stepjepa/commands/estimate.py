@@ -1,4 +1,4 @@
-"""``stepjepa estimate``: time and memory of a run on devices that are not here. Flags of ``train``, and the devices."""
+"""``stepjepa estimate``: estimate time and memory of a run on other devices, from the flags of ``train``."""
 
 from __future__ import annotations
 
@@ -31,16 +31,18 @@ POSITIVE: Range = (lambda value: 0 < value < math.inf, "a number above 0")
 
 @dataclass
 class DeviceFlags:
-    """The devices that are not here."""
+    """The devices to estimate for, and the size of the data set."""
 
-    gpus: int = option(1, "processes, each with a device of its own", allowed=FROM_ONE)
-    device: str | None = option(None, "the data sheet's figures: peak in bfloat16, memory", choices=sorted(DEVICES))
+    gpus: int = option(1, "number of processes, one device each", allowed=FROM_ONE)
+    device: str | None = option(
+        None, "take peak and memory from its data sheet; peak in bfloat16", choices=sorted(DEVICES)
+    )
     peak_tflops: float | None = option(
         None, "TFLOP/s of matrix products, instead of the data sheet's", metavar="T", allowed=POSITIVE
     )
     mfu: float = option(
         0.35,
-        "share of that peak that training reaches",
+        "share of the peak that training reaches",
         metavar="S",
         allowed=(lambda value: 0 < value <= 1, "a share above 0 and up to 1"),
     )
@@ -62,26 +64,27 @@ COMMON = (
 more_help = train.more_help
 
 EPILOG = """\
-All flags of 'stepjepa train' are taken, and its --dry_run is what is printed first. The time is FLOPs over processes
-times peak times MFU, the share of the peak that training reaches: yours to say, since it depends on model, kernels and
-network. Sending is not in it."""
+Takes all flags of 'stepjepa train', and first prints the same as its --dry_run.
+The time is FLOPs / (processes x peak x MFU). MFU is the share of the peak that
+training reaches; pass your own, since it depends on model, kernels and network.
+Communication between processes is not included."""
 
-# What an estimate is, and what would make it something else.
+# Flags of ``train`` that are refused here, with the reason.
 REFUSED = {"dry_run": "is what this command does anyway", "resume_from_checkpoint": "has nothing to resume here"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``train``, and our own."""
+    """Add the flags of ``train`` and those of the devices."""
     train.add_arguments(parser)
     parser.usage = "stepjepa estimate --model_name NAME --train_file FILE --gpus N [flags below, and those of train]"
     parser.epilog = EPILOG
-    # Nothing is written there.
+    # ``train`` requires this flag; nothing is written to the folder.
     parser.set_defaults(output_dir="estimate")
     add_options(parser, DeviceFlags, "devices")
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """As ``train`` does."""
+    """Parse as ``train.parse`` does."""
     return train.parse(parser, arguments)
 
 
@@ -119,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _time(args: argparse.Namespace, found: dict[str, Any]) -> dict[str, float] | None:
-    """Seconds by the FLOPs of a step; None where peak or FLOPs are not known."""
+    """Seconds per step and per run, from FLOPs, peak and MFU; None if the peak or the FLOPs are unknown."""
     peak = args.peak_tflops * 1e12 if args.peak_tflops else DEVICES[args.device][0] if args.device else None
     if peak is None or found["flops"]["step"] is None:
         return None
@@ -128,16 +131,16 @@ def _time(args: argparse.Namespace, found: dict[str, Any]) -> dict[str, float] |
 
 
 def _memory(args: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any] | None:
-    """Whether a process fits into the memory of its device; None where that is not known."""
+    """Memory of a device in bytes, and whether a process fits into it; None if the memory is unknown."""
     size = args.memory_gib * 2**30 if args.memory_gib else DEVICES[args.device][1] if args.device else None
     return None if size is None else {"bytes": size, "fits": found["memory"]["peak"] <= size}
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse flags that contradict each other.
+    """Refuse flags that have no effect here, contradict each other, or need another flag.
 
     Raises:
-        UserError: naming them.
+        UserError: such a flag is set.
     """
     for name, reason in REFUSED.items():
         if getattr(args, name):

@@ -1,6 +1,4 @@
-"""``stepjepa evaluate``: let a model answer a test file and score it."""
-
-# option() makes the field
+"""``stepjepa evaluate``: generate a model's answers to a test file and score them."""
 
 from __future__ import annotations
 
@@ -25,12 +23,13 @@ from stepjepa.terminal import lines_to_stderr, print_json, visible_lines
 SUMMARY = "generate answers for a test file and score them"
 
 EPILOG = """\
-example: stepjepa evaluate --model_path runs/a --test_file test.jsonl --output_file runs/a/test.jsonl
-
-Writes one JSON line per example to --output_file and a summary beside it. Run again with the same flags, it goes on
-where it was stopped; a finished file is only summarised. Three ways to be right are told apart for text: exact
-(the answer and nothing else), prefix (the answer first, then perhaps more), contains (somewhere); and stopped says how
-often the model ended its turn by itself. The tasks are described in docs/tasks.md."""
+example: stepjepa evaluate --model_path runs/a --test_file test.jsonl \\
+  --output_file runs/a/test.jsonl
+Writes one JSON line per example and a summary beside the file. The same command
+resumes an interrupted evaluation, and prints the summary of a finished one.
+Text answers have three scores: exact (the answer and nothing else), prefix (the
+answer first) and contains (the answer anywhere); 'stopped' is how often the
+model ended its turn by itself. docs/tasks.md describes the tasks."""
 
 
 COMMON = (
@@ -43,17 +42,17 @@ COMMON = (
 
 @dataclass
 class ModelFlags:
-    """How the weights are loaded, and a flag that only notes something."""
+    """How the weights are loaded, and ``--split_tune_untune``, which changes no result."""
 
-    load_in_4bit: bool = option(False, "quantized weights, through bitsandbytes")
-    load_in_8bit: bool = option(False, "the same with 8 bits")
+    load_in_4bit: bool = option(False, "load the weights in 4 bits; through bitsandbytes")
+    load_in_8bit: bool = option(False, "load the weights in 8 bits; through bitsandbytes")
     split_tune_untune: bool = option(
         False, "with --similarity: right and wrong answers apart, which is done anyway", group="scoring"
     )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
+    """Add the flags."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_options(parser, EvaluationSettings, "files")
@@ -113,7 +112,7 @@ def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
     print(f"written: {evaluation.output.path}, {evaluation.output.summary_file}")
     folder = evaluation.output.path.parent
     if (folder / RUN_FILE).is_file():
-        # Here, since nothing else of a finished file needs torch.
+        # Imported late: summarising a finished file needs torch for nothing else.
         from stepjepa.training.hub import write_card
 
         write_card(folder)

@@ -1,4 +1,4 @@
-"""``stepjepa export``: a trained run as one plain model folder, here or on a hub."""
+"""``stepjepa export``: write a trained run as one plain model folder, on this machine or on a hub."""
 
 # ruff: noqa: RUF009  # option() makes the field
 
@@ -18,49 +18,51 @@ from stepjepa.options import add_options, option, refuse_without_effect
 SUMMARY = "merge an adapter into its base, or copy a trained model, as a plain model folder"
 
 EPILOG = """\
-The folder loads with AutoModelForCausalLM.from_pretrained and has a model card with data, flags and the scores of the
-evaluations in the run folder. Without --output_dir, --push_to_hub uploads the folder of --model_path as it is, an
-adapter as an adapter. The token is taken from HF_TOKEN or the login of the hub's library. See docs/ecosystem.md."""
+The folder loads with AutoModelForCausalLM.from_pretrained. Its model card has
+the data, the flags and the scores of the evaluations in the run folder. Without
+--output_dir, --push_to_hub uploads the folder of --model_path as it is, an
+adapter as an adapter. The token is HF_TOKEN, or that of 'hf auth login'. See
+docs/ecosystem.md."""
 
 
 @dataclass
 class ExportFlags:
-    """What is exported, and where to."""
+    """What is exported, and to where."""
 
     model_path: str = option(help="run or checkpoint folder", metavar="DIR")
     output_dir: str | None = option(None, "folder for the model; empty or new", metavar="DIR")
-    dtype: Dtype = option("auto", "of the weights", only_with="output_dir")
+    dtype: Dtype = option("auto", "dtype of the weights", only_with="output_dir")
     strip_predictors: bool = option(
         False,
-        "without predictor tokens and the rows added for them; no inference needs them",
+        "remove predictor tokens and the rows added for them; inference does not need them",
         only_with="output_dir",
     )
     trust_remote_code: bool = option(False, "run code that comes with the model", only_with="output_dir")
     push_to_hub: str | None = option(
-        None, "upload to this repository, made where there is none", group="hub", metavar="ID"
+        None, "upload to this hub repository, created if missing", group="hub", metavar="ID"
     )
     hub_private_repo: bool = option(
-        False, "make it private (as the owner's settings say)", group="hub", only_with="push_to_hub"
+        False, "make the repository private (the owner's default)", group="hub", only_with="push_to_hub"
     )
     hub_revision: str | None = option(None, "branch (main)", group="hub", metavar="NAME", only_with="push_to_hub")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of export."""
+    """Add the flags."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_options(parser, ExportFlags, "export")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load, merge, save, upload."""
+    """Export the model, upload it, or both."""
     _check(args)
     folder = Path(args.output_dir or args.model_path)
     name = None
     if args.push_to_hub is not None:
         from stepjepa.training.hub import create_repository, refuse_lone_adapter
 
-        # What would be refused is refused before a model is loaded.
+        # Fail before the model is loaded if the upload would be refused.
         if args.output_dir is None:
             refuse_lone_adapter(folder)
         name = create_repository(args.push_to_hub, private=args.hub_private_repo or None)
@@ -76,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuse flags that have nothing to act on."""
+    """Refuse missing flags, flags without effect, and an upload of a folder that holds no model."""
     if args.push_to_hub is None and args.output_dir is None:
         raise UserError("--output_dir is missing: a folder to export to; or --push_to_hub to upload what is there")
     refuse_without_effect(vars(args), ExportFlags)
@@ -95,7 +97,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _export(args: argparse.Namespace, name: str | None) -> None:
-    """Write the plain folder."""
+    """Load the model, merging an adapter into its base, and save it as a plain model folder."""
     if fault := checksum_fault(Path(args.model_path)):
         raise UserError(f"{fault}; export an earlier checkpoint, or train again", path=args.model_path)
     from stepjepa.chat.predictors import all_predictor_ids
@@ -122,7 +124,7 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
             )
         write_card(Path(part), name=name or folder.absolute().name, source=args.model_path)
         if run is not None:
-            # How the model was trained is how it wants to be asked.
+            # Evaluation reads from run.json how the model was trained, and prompts it in the same way.
             more = {} if stripped is None else {"stripped_predictors": count}
             write_run(Path(part), {**run, "exported_from": str(args.model_path), **more})
 
@@ -135,7 +137,7 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
 
 
 def _upload(args: argparse.Namespace, folder: Path, name: str) -> None:
-    """Upload the folder; what goes wrong leaves it as it is."""
+    """Upload the folder; an error leaves it unchanged and names the command that tries again."""
     from stepjepa.training.hub import upload
 
     try:
@@ -148,7 +150,8 @@ def _upload(args: argparse.Namespace, folder: Path, name: str) -> None:
 
 
 def _base_rows(model_path: str, run: dict[str, Any] | None) -> int | None:
-    """Rows of the embedding of the model that training began from; None where that is not at hand, or has no say."""
+    """Number of embedding rows in the base model; None if training began with random weights, if the base is not stored
+    on this machine, or if it has predictor tokens already."""
     from transformers import AutoConfig, AutoTokenizer
 
     from stepjepa.chat.predictors import all_predictor_ids
@@ -163,5 +166,5 @@ def _base_rows(model_path: str, run: dict[str, Any] | None) -> int | None:
         if all_predictor_ids(AutoTokenizer.from_pretrained(name, local_files_only=True)):
             return None
         return int(AutoConfig.from_pretrained(name, local_files_only=True).get_text_config().vocab_size)
-    except Exception:  # whatever a base raises that was removed or never here: rows are then judged by themselves
+    except Exception:  # any error of a base that is not stored here; strip_rows then does without
         return None

@@ -1,6 +1,4 @@
-"""``stepjepa inspect``: what records become as a micro-batch, and what a file holds."""
-
-# option() makes the field
+"""``stepjepa inspect``: show how records become a micro-batch, with counts of the whole file."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 SUMMARY = "show what records become: sequences, the tree of their tokens, labels, readouts"
 
 PIPE_WIDTH = 120
-"""Columns where standard output is no terminal and COLUMNS does not say how many."""
+"""Columns of the output if standard output is not a terminal and ``COLUMNS`` is not set."""
 
 
 COMMON = (
@@ -40,7 +38,7 @@ COMMON = (
 
 @dataclass
 class ShowFlags:
-    """What is shown."""
+    """What is shown, and how."""
 
     index: int = option(0, "the first record, counted from 0", metavar="I")
     records: int = option(1, "how many to show, as one micro-batch from there on", allowed=FROM_ONE)
@@ -51,7 +49,7 @@ class ShowFlags:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of the command."""
+    """Add the flags."""
     parser.epilog = "example: stepjepa inspect --train_file data.jsonl --model_name preset:tiny --step_jepa"
     add_training_data(parser, required=("train_file", "model_name"))
     add_options(parser, ShowFlags, "what to show")

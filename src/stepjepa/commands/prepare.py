@@ -1,4 +1,4 @@
-"""``stepjepa prepare``: make training files, from raw data sets or on the spot."""
+"""``stepjepa prepare``: make training files from raw data sets, or generate them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from stepjepa.preparing.step_preparation import FEW_STEPS, StepOptions, load_spl
 
 SUMMARY = "make training files: from published data sets, raw responses, or generated"
 
-# A task with more different answers has no labels.
+# With at most this many distinct answers, the answers are class labels, and their counts are printed.
 _MOST_LABELS = 10
-# A file without a header names its columns by the first row.
+# Names are cut in messages: in a file without a header, the texts of the first row are taken for column names.
 _LONGEST_NAME = 30
 
 
 class _Job(NamedTuple):
-    """From where to where, checked; ``rows`` are not read yet, ``limit`` is None for all records."""
+    """Source and target, checked; ``rows`` are not read yet, ``limit`` is None for all records."""
 
     source: str
     rows: Rows
@@ -40,12 +40,12 @@ class _Job(NamedTuple):
 
 
 def _add_source_and_target(parser: argparse.ArgumentParser, rows: str, datasets: Sequence[str] = ()) -> None:
-    """The flags of every kind that reads raw rows.
+    """Add the flags of the source and the output, for a kind that reads raw rows.
 
     Args:
-        parser: gets them.
-        rows: what a row holds, for the help.
-        datasets: such data sets on the hub, for the help.
+        parser: receives the flags.
+        rows: description of the rows, for the help.
+        datasets: names of such data sets on the hub, for the help.
     """
     source = parser.add_argument_group("source (one of the first two)")
     source.add_argument("--input_file", metavar="FILE", help=f"{rows}; {', '.join(FORMATS)}")
@@ -58,7 +58,7 @@ def _add_source_and_target(parser: argparse.ArgumentParser, rows: str, datasets:
     target.add_argument("--max_examples", type=int, metavar="N", help="stop after so many records (all)")
     add_overwrite(target)
     if datasets:
-        # As it stands: names are to be copied, and lines would be broken at their hyphens.
+        # Unwrapped: argparse would break the names, which users copy, at their hyphens.
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.epilog = "on the hub:\n" + "\n".join(f"  --dataset {name}" for name in datasets)
 
@@ -91,10 +91,10 @@ def _write(
     """Write the records and print what was kept, dropped and why; returns the exit code.
 
     Args:
-        job: where to.
-        records: at least one.
-        counts: of the rows that they were made of.
-        hint: what to check where nothing could be kept.
+        job: source and target.
+        records: to be written; at least one.
+        counts: the rows read and dropped while making the records.
+        hint: appended to the error if there are no records.
         more: further lines of the table.
 
     Raises:
@@ -135,9 +135,9 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
         "--columns",
         nargs=2,
         metavar=("USER", "ASSISTANT"),
-        help=f"of what is asked and answered (the first of {', '.join(USER)}, and of {', '.join(ASSISTANT)})",
+        help=f"columns of question and answer (the first of {', '.join(USER)}, and of {', '.join(ASSISTANT)})",
     )
-    columns.add_argument("--system", metavar="NAME", help="of a system prompt for each row (none)")
+    columns.add_argument("--system", metavar="NAME", help="column of a system prompt (none)")
     columns.add_argument("--system_prompt", metavar="TEXT", help="one system prompt for all rows (none)")
 
 
@@ -241,14 +241,14 @@ PREPARATIONS: dict[str, tuple[str, _AddArguments, _Run]] = {
         prepare_generated.run_nl_rx,
     ),
 }
-"""The kinds: one line of help, what declares the flags, what does it."""
+"""Kind -> (one line of help, function that adds its flags, function that runs it)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A sub-command for each of :data:`PREPARATIONS`."""
+    """Add a sub-command for each of :data:`PREPARATIONS`."""
     kinds = parser.add_subparsers(dest="preparation", required=True, metavar="KIND", title="kinds")
     for name, (summary, add, _) in PREPARATIONS.items():
-        # Data sets are spelt in both ways.
+        # Accept underscores too: the names of data sets are spelt both ways.
         other = [name.replace("-", "_")] if "-" in name else []
         add(kinds.add_parser(name, aliases=other, help=summary, description=summary, allow_abbrev=False))
 

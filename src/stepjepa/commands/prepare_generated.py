@@ -1,4 +1,4 @@
-"""``stepjepa prepare stepmath`` and ``nl-rx``: records that are generated, or read from NL-RX's own pair of files."""
+"""``stepjepa prepare stepmath`` and ``nl-rx``: generate records, or read the published pair of NL-RX files."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ Parts = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 
 
 def add_overwrite(group: argparse._ArgumentGroup) -> None:
-    """The flag that allows files to be replaced."""
+    """Add ``--overwrite``, which allows existing files to be replaced."""
     add_switch(group, "--overwrite", help="replace files that are there already")
 
 
 def print_counts(rows: Sequence[tuple[str, object]]) -> None:
-    """A table of two columns on standard output: what, and how many."""
+    """Print a table of names and values on standard output."""
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:<{width}}  {value:>7}")
 
 
 def _write_files(targets: Sequence[Path], parts: Sequence[Sequence[Mapping[str, Any]]]) -> list[tuple[str, object]]:
-    """Write files of JSON lines that belong together: none takes its name before all are written."""
+    """Write JSON Lines files that belong together: none gets its final name before all are written."""
     with ExitStack() as stack:
         streams = [stack.enter_context(atomic_write(target)) for target in targets]
         for stream, records in zip(streams, parts, strict=True):
             stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-            stream.flush()  # a full disk shows here, not when the first file has its name already
+            stream.flush()  # a full disk raises here, before any file has its final name
     return [(f"written to {target}", len(records)) for target, records in zip(targets, parts, strict=True)]
 
 
 def _generate(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a generator gives; its errors name the setting."""
+    """Call a generator; its ``ValueError``, which begins with a setting's name, becomes a ``UserError``."""
     try:
         return function(*arguments)
     except ValueError as error:
@@ -52,7 +52,7 @@ def _generate(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @dataclass
 class StepmathFlags:
-    """How many problems."""
+    """Number of problems, and the seed."""
 
     train_size: int = option(8000, metavar="N", allowed=FROM_ONE)
     test_size: int = option(500, metavar="N", allowed=FROM_ONE)
@@ -60,7 +60,7 @@ class StepmathFlags:
 
 
 def add_stepmath(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``stepjepa prepare stepmath``."""
+    """Add the flags of ``stepjepa prepare stepmath``."""
     parser.add_argument("--output_dir", required=True, metavar="DIR", help="gets train.jsonl and test.jsonl")
     add_options(parser, StepmathFlags, "options")
     add_options(parser, stepmath.Difficulty, "difficulty")
@@ -68,7 +68,7 @@ def add_stepmath(parser: argparse.ArgumentParser) -> None:
 
 
 def run_stepmath(args: argparse.Namespace) -> int:
-    """Generate word problems, those to train on and those to test with."""
+    """Generate word problems: a training file and a test file."""
     folder = Path(args.output_dir)
     if folder.exists() and not folder.is_dir():
         raise UserError("is a file where a folder is needed; name another --output_dir", path=folder)
@@ -83,7 +83,7 @@ def run_stepmath(args: argparse.Namespace) -> int:
 
 @dataclass
 class NlRxFlags:
-    """Generated from the grammar."""
+    """Records generated from the grammar."""
 
     size: int = option(10_000, "records", metavar="N", allowed=FROM_ONE)
     seed: int = option(0, "the same seed gives the same files", metavar="N")
@@ -94,7 +94,7 @@ class NlRxFlags:
 
 
 def add_nl_rx(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``stepjepa prepare nl-rx``."""
+    """Add the flags of ``stepjepa prepare nl-rx``."""
     add_options(parser, NlRxFlags, "generated from the grammar")
     published = parser.add_argument_group("from the published pair of files instead, line by line")
     published.add_argument("--source_file", metavar="FILE", help="sentences (NL-RX-Synth.src.txt)")
@@ -127,7 +127,7 @@ def run_nl_rx(args: argparse.Namespace) -> int:
 
 
 def _read_published(source_file: str, target_file: str) -> list[dict[str, Any]]:
-    """The records of a file of sentences and one of their expressions."""
+    """Make records from a file of sentences and a file of their regular expressions, line by line."""
     sources = [existing_file(name, "text file") for name in (source_file, target_file)]
     sentences, regexes = (read_text(source).removesuffix("\n").split("\n") for source in sources)
     if len(sentences) != len(regexes):

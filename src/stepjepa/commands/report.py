@@ -1,4 +1,4 @@
-"""``stepjepa report``: runs side by side, as a table or as a page to look at."""
+"""``stepjepa report``: show runs side by side, in a table or on an HTML page."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from stepjepa.terminal import print_json, visible_lines
 SUMMARY = "show runs: one table, or one HTML page with everything to look at"
 
 EPILOG = """\
-Without --output_file the evaluated runs stand in one table. With --output_file FILE.html all that is known of the runs
-goes into one file that opens by double click and loads nothing: the comparison of arms, what was trained, accuracy,
-losses, similarity and ranks over steps, errors, answers, records. Runs that are not evaluated or not finished are shown
-as far as they came. The folder of a sweep stands for its finished trials."""
+Prints a table of the evaluated runs. With --output_file FILE.html it writes one
+file that opens by double click and loads nothing: comparison of the arms,
+settings, accuracy, losses, similarities and ranks over steps, errors, answers,
+records. Unfinished and unevaluated runs are included with what they have. The
+folder of a sweep stands for its finished trials."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The run folders, and the file."""
+    """Add the flags."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or folders of sweeps")

@@ -1,4 +1,4 @@
-"""``stepjepa rerun``: repeat the training run of a folder, and say whether it came to the same."""
+"""``stepjepa rerun``: repeat the training run of a folder and check whether the weights are the same."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ from stepjepa.run_folder import RUN_FILE, is_main_process, open_run_folder, read
 SUMMARY = "repeat the run of a folder, if its data are still the same, and compare the weights"
 
 EPILOG = """\
-The run is repeated from its beginning, as run.json says. What has changed since is told: versions and machine on a line
-each; a changed data file, chat template or model folder ends it, unless --allow_changes is named. Exit code 1 where
-nothing has changed and the weights are others all the same."""
+Repeats the run from its beginning with the settings of run.json. Changed
+versions and another machine are printed; a changed data file, chat template or
+model folder is an error unless --allow_changes is given. Exit code 1 if nothing
+has changed and the weights still differ."""
 
 MOVED = ("train_file", "eval_file", "data_file", "model_name")
 
-# Settings that run code or speak to others: a folder can come from anybody, so its word is not enough.
+# Settings that run code or contact other machines: the user must name them again, since a run folder may come from
+# somebody who is not trusted.
 NAMED_AGAIN = ("trust_remote_code", "eval_task", "push_to_hub", "report_to", "model_name", "attn_implementation")
 
-# What run.json resolved, and must be resolved again.
+# Fields of run.json that the first run resolved. A note is printed if they are resolved to other values now.
 RESOLVED = ("jepa", "lora", "loaded", "order", "model_fingerprint")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
+    """Add the flags."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("folder", metavar="FOLDER", help="run folder")
@@ -57,10 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check what has changed, train, compare.
+    """Check what has changed, train again and compare the weights.
 
     Raises:
-        UserError: the folder can't be repeated, or something has changed.
+        UserError: the run can't be repeated, or something has changed.
     """
     folder = Path(args.folder).absolute()
     old = _checked(folder)
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     command += _default_loss(command, old)
     _tell(f"stepjepa train {shlex.join(command)}")
     directory = str(old.get("directory", ""))
-    there = os.path.isdir(directory)  # noqa: PTH112  # a Path of nothing would be this folder
+    there = os.path.isdir(directory)  # noqa: PTH112  # Path("") would be the current folder
     if not there:
         _tell(f"note: it was started in {directory}, which is gone; relative paths are meant from here")
     with chdir(directory) if there else nullcontext():
@@ -91,10 +93,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _checked(folder: Path) -> dict[str, Any]:
-    """``run.json``, with every field that a repetition is held against.
+    """Read ``run.json`` and check the fields that the new run is compared with.
 
     Raises:
-        UserError: one of them is missing or wrong.
+        UserError: a field is missing or wrong.
     """
     old = read_run(folder)
     fields = checked_fields(old, folder / RUN_FILE, "restore it, or train again")
@@ -124,12 +126,12 @@ def _parser() -> Parser:
 
 
 def _here(name: str | None) -> str | None:
-    """A path that was typed now, so that it is meant from where the user is; a hub id or preset as it is."""
+    """Make an existing path absolute, since training runs in another directory; leave hub ids and presets alone."""
     return str(Path(name).absolute()) if name is not None and Path(name).exists() else name
 
 
 def _default_loss(command: list[str], old: Mapping[str, Any]) -> list[str]:
-    """The loss that no flag named, as a flag: its default was the cosine before version 0.2.0."""
+    """The run's alignment loss as a flag, if no flag named it: before version 0.2.0 the default was the cosine."""
     args = train.parse(_parser(), command)
     named = args.regular or args.jepa_loss_type or any(getattr(args, name) for name in SHORT_LOSSES)
     loss = old.get("jepa", {}).get("jepa_loss_type")
@@ -137,7 +139,7 @@ def _default_loss(command: list[str], old: Mapping[str, Any]) -> list[str]:
 
 
 def _check_named_again(args: argparse.Namespace, repeated: argparse.Namespace) -> None:
-    """Refuse what the run had and the user has not named again."""
+    """Refuse settings of :data:`NAMED_AGAIN` that the run had and the user has not named again."""
     has = {
         "trust_remote_code": repeated.trust_remote_code,
         "eval_task": ":" in repeated.eval_task,
@@ -159,10 +161,10 @@ def _check_named_again(args: argparse.Namespace, repeated: argparse.Namespace) -
 
 
 def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
-    """What can't come to the same any more.
+    """Changes of data, chat template, model or number of processes, after which equal weights are not expected.
 
     Raises:
-        UserError: a file is missing.
+        UserError: a data file is missing.
     """
     from stepjepa.evaluation.output import model_fingerprint
     from stepjepa.training.data import identify_stream, machine, read_mixture
@@ -188,7 +190,7 @@ def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
         found.append(f"{repeated.chat_template} has changed since")
     model = repeated.model_name
     if Path(model).is_dir() and model_fingerprint(model) != old.get("model_fingerprint"):
-        found.append(f"{model} holds another model than then")
+        found.append(f"the model in {model} has changed since")
     processes, now = old["machine"]["processes"], machine()["processes"]
     if now != processes:
         found.append(f"the run had {processes} processes (torchrun --nproc_per_node), not {now}")
@@ -196,7 +198,7 @@ def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
 
 
 def _differences(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
-    """What may change the last digits: versions, threads, device."""
+    """Differences that may change the last digits of the weights: versions, threads, device."""
     from stepjepa.run_folder import versions
     from stepjepa.training.data import machine
 
@@ -210,7 +212,7 @@ def _differences(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[s
 
 
 def _compare(folder: Path, new: Path, old: Mapping[str, Any], changed: bool) -> int:
-    """Say whether the new run came to the same; 1 where it did not and should have."""
+    """Print whether the weights are equal; return exit code 1 if they differ although nothing had changed."""
     again = read_run(new)
     for name in RESOLVED:
         if again.get(name) != old.get(name):
@@ -225,5 +227,5 @@ def _compare(folder: Path, new: Path, old: Mapping[str, Any], changed: bool) -> 
     if first == second:
         print(f"weights: equal to those of {folder}, bit for bit")
         return 0
-    print(f"weights: others than those of {folder}", file=sys.stderr)
+    print(f"weights: differ from those of {folder}", file=sys.stderr)
     return 0 if changed else 1

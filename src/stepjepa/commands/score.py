@@ -22,20 +22,20 @@ class JsonFlags:
 
 
 def describe_task(asked: str, found: str) -> str:
-    """A line that says how answers are scored, and why so.
+    """One line that names the task by which answers are scored and how it was chosen.
 
     Args:
-        asked: what ``--task`` said.
+        asked: the value of ``--task``.
         found: the name of the task.
     """
     if asked != AUTO:
         return f"task: {found} (as asked for)"
-    # Also where it is scored by the published rules, which its name says then.
+    # A prefix: scoring by the published rules adds a suffix to the name of the task.
     return f"task: {found} ({'nothing more special was ' if found.startswith(FALLBACK) else ''}recognised)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
+    """Add the flags."""
     add_options(parser, ScoreSettings, "files")
     add_options(parser, JsonFlags, "files")
     add_options(parser, TaskOptions, "scoring")

@@ -28,43 +28,44 @@ SUMMARY = "train and evaluate every combination of a grid, over several seeds"
 
 EPILOG = """\
 The file is YAML:
-
-  train: {train_file: train.jsonl, model_name: preset:tiny}   flags of 'stepjepa train' for all
-  evaluate: {test_file: test.jsonl}                           flags of 'stepjepa evaluate' for all
-  arms:                                                       what is compared; own flags win, null takes one away
+  train: {train_file: train.jsonl, model_name: preset:tiny}  # flags of train
+  evaluate: {test_file: test.jsonl}                          # of evaluate
+  arms:               # their flags win; null removes one; a list is a grid
     regular: {regular: true}
-    step-jepa: {step_jepa: true, lbd: [0.1, 0.5], predictors: [1, 2]}   a list stands for each of its values
+    step-jepa: {step_jepa: true, lbd: [0.1, 0.5], predictors: [1, 2]}
   seeds: [82, 23, 37, 84, 4]
-  baseline: regular                                           always among the arms; added if it is this one
+  baseline: regular   # this one is added if it is missing
 
-Without a file, every other flag is one of train or evaluate, and several values of it make a grid:
+Without a file, all other flags are those of train and evaluate; several values
+make a grid, and --same_flop adds an arm ARM-same-flop:
+  stepjepa sweep --output_dir sweeps/a --train_file train.jsonl \\
+    --test_file test.jsonl --model_name preset:tiny --step_jepa --lbd 0.1 0.5
 
-  stepjepa sweep --output_dir sweeps/a --train_file train.jsonl --test_file test.jsonl --model_name preset:tiny \\
-    --step_jepa --lbd 0.1 0.5 --predictors 0 1 2
+Each trial has a run folder, DIR/ARM_lbd0.5_predictors1/seed82, with a log
+beside it. The same command continues a sweep: it skips finished trials, resumes
+interrupted ones, and repeats failed ones with --retry_failed.
 
-There --same_flop makes an arm of its own, ARM-same-flop, beside that of equal steps; in a file it is a flag as others.
+With --engine slurm the trials are one job array, submitted by submitit:
+  stepjepa sweep --config grid.yaml --output_dir sweeps/a --engine slurm \\
+    --jobs 8 --slurm partition=gpu time=4:00:00 gpus_per_node=1 mem_gb=32
 
-Each trial has a run folder, DIR/ARM_lbd0.5_predictors1/seed82, with a log beside it. Stop it at any moment and start it
-again: what is finished is skipped, what was interrupted goes on, what failed is kept until --retry_failed.
-
-With --engine slurm each trial is a job, submitted through submitit as one array:
-
-  stepjepa sweep --config grid.yaml --output_dir sweeps/a --engine slurm --jobs 8 \
-    --slurm partition=gpu time=4:00:00 gpus_per_node=1 cpus_per_task=8 mem_gb=32
-
-Ctrl-C cancels the jobs. Where only the terminal or the sweep's process is lost they go on, and the same command watches
-them again. A job whose time is nearly up is put back into the queue and goes on from its last checkpoint."""
+Ctrl-C cancels the jobs. If the sweep's own process dies, the jobs continue, and
+the same command watches them again. A job that runs out of time is requeued and
+resumes from its last checkpoint."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
+    """Add the flags."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--config", metavar="FILE", help="YAML file with the grid")
     parser.add_argument("--output_dir", required=True, metavar="DIR", help="folder of all run folders")
-    parser.add_argument("--seeds", type=int, nargs="+", metavar="N", help="instead of those of the file")
+    parser.add_argument("--seeds", type=int, nargs="+", metavar="N", help="seeds, instead of those of the file")
     parser.add_argument(
-        "--jobs", type=int, metavar="N", help="trials at a time (1, or one for each GPU; with SLURM as many as it lets)"
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="trials at a time (1, or one for each GPU; with SLURM its limit)",
     )
     parser.add_argument("--only", metavar="NAME,...", help="arms, combinations, trials or seeds: 'regular,82' is one")
     parser.add_argument("--retry_failed", action="store_true", help="try those again that failed")
@@ -78,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Ours to ``args``; without a file, the rest to ``args.flags``, by name."""
+    """Parse the flags of sweep into ``args``; without a grid file, all others into ``args.flags``, by name."""
     args, rest = parser.parse_known_args(arguments)
     if args.config is not None and rest:
         refuse_unknown(parser, rest)
@@ -89,7 +90,7 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 
 
 def _flags(parser: argparse.ArgumentParser, rest: Sequence[str]) -> Flags:
-    """Flags of other commands: None of its values is True, several are a list."""
+    """Flags of other commands, by name: True for a flag without a value, a list for several values."""
     flags: dict[str, list[str]] = {}
     for argument in rest:
         name, equals, value = argument.partition("=")
@@ -105,14 +106,14 @@ def _flags(parser: argparse.ArgumentParser, rest: Sequence[str]) -> Flags:
 
 
 class _Strict(Parser):
-    """A parser of another command, whose errors are for this one to report."""
+    """A parser of another command that raises ``UserError`` instead of ending the program."""
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         raise UserError((message or "").partition("error: ")[2].strip() or "is no flag of a grid; leave it out")
 
 
 def _train_settings(arguments: list[str]) -> dict[str, Any]:
-    """What arguments of ``stepjepa train`` mean, however they were written.
+    """Settings that arguments of ``stepjepa train`` stand for; equal if two spellings mean the same.
 
     Raises:
         UserError: one is unknown or wrong, they contradict each other, or a file is missing.
@@ -122,20 +123,20 @@ def _train_settings(arguments: list[str]) -> dict[str, Any]:
     parser = _Strict()
     train.add_arguments(parser)
     args = train.parse(parser, [*arguments, "--output_dir=."])
-    # What it notes is in the log of the trial too.
+    # Discard its notes: the log of the trial has them too.
     with contextlib.redirect_stderr(io.StringIO()):
         config = train.check(args)
     for name in ("train_file", "eval_file", "data_file", "chat_template"):
         if getattr(args, name) is not None:
             existing_file(getattr(args, name), f"--{name}")
-    # The objective is told as a whole; how the arguments were written means nothing.
+    # ``jepa`` holds the whole objective; ``given`` and ``resolved`` only hold the spelling of the arguments.
     left_out = {*objective_flags(), "given", "resolved"}
     rest = {name: value for name, value in vars(args).items() if name not in left_out}
     return {**rest, "jepa": config.to_dict()}
 
 
 def _evaluate_settings(arguments: list[str]) -> dict[str, Any]:
-    """The same for ``stepjepa evaluate``."""
+    """As :func:`_train_settings`, for ``stepjepa evaluate``."""
     parser = _evaluate_parser()
     args, unknown = parser.parse_known_args([*arguments, "--model_path=.", "--output_file=."])
     if unknown:
@@ -157,7 +158,7 @@ def _names(parser: argparse.ArgumentParser) -> set[str]:
 
 
 def _grid_of_flags(flags: Flags, seeds: Sequence[int] | None) -> Grid:
-    """A grid of two arms: what the flags say, and the baseline with as many of them as mean anything to it."""
+    """A grid of two arms: the method with all flags, and the baseline with those that affect regular training."""
     from stepjepa.commands import train
     from stepjepa.experiments.grid import BASELINE, make_grid
 
@@ -173,7 +174,7 @@ def _grid_of_flags(flags: Flags, seeds: Sequence[int] | None) -> Grid:
         if flag in evaluating:
             grid["evaluate"][flag] = value
         elif flag == "same_flop":
-            # Of plain training it makes nothing else. Another name, so that the arm stands beside that of equal steps.
+            # It changes nothing in regular training. The suffix keeps this arm apart from the arm of equal steps.
             own[flag] = value
             name += "-same-flop" if str(value).lower() in TRUE else ""
         elif flag in objective and not _changes_regular(flag, value):
@@ -186,7 +187,7 @@ def _grid_of_flags(flags: Flags, seeds: Sequence[int] | None) -> Grid:
 
 
 def _changes_regular(flag: str, value: Any) -> bool:
-    """Whether plain fine-tuning can be told a flag of the objective, and is another with it."""
+    """Whether regular training accepts a flag of the objective and is changed by it."""
     regular = ["--regular", "--model_name=", f"--train_file={os.devnull}"]
     plain = _train_settings(regular)
     for choice in value if isinstance(value, list) else [value]:
@@ -199,7 +200,7 @@ def _changes_regular(flag: str, value: Any) -> bool:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Expand, check, run what is left, and show the table."""
+    """Expand and check the grid, run the trials that are left and show the table."""
     from stepjepa.experiments.grid import expand, read_grid, select
     from stepjepa.experiments.sweep import sweep
     from stepjepa.experiments.sweep_folder import SweepFolder
@@ -234,7 +235,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _engine(args: argparse.Namespace, folder: SweepFolder) -> tuple[Engine, str]:
-    """What runs the trials, and how to say it."""
+    """The engine that runs the trials, and one line that describes it."""
     if args.engine == "slurm":
         from stepjepa.experiments.slurm import Slurm, read_options
 
@@ -249,7 +250,7 @@ def _engine(args: argparse.Namespace, folder: SweepFolder) -> tuple[Engine, str]
 
 
 def _conclude(folder: SweepFolder, grid: Grid, outcome: Outcome, count: int) -> int:
-    """The table, what failed, what to do next; returns the exit code."""
+    """Print the table, the failures and the next command; return the exit code."""
     from stepjepa.experiments.sweep import table
 
     if outcome.finished:

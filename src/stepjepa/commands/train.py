@@ -1,4 +1,4 @@
-"""``stepjepa train``: the flags of training, ours first; everything else goes to ``transformers.TrainingArguments``."""
+"""``stepjepa train``: train a model. Flags that are not ours go to ``transformers.TrainingArguments``."""
 
 # ruff: noqa: RUF009  # option() makes the field
 
@@ -27,7 +27,7 @@ SUMMARY = "train a model: regular, LLM-JEPA or Step-JEPA"
 EPILOG = """\
 example: stepjepa train --train_file train.jsonl --model_name preset:tiny \\
   --step_jepa --lbd 0.1 --output_dir runs/a
-Every field of transformers.TrainingArguments is a flag too: --bf16, --report_to ..."""
+All fields of transformers.TrainingArguments are flags too, such as --bf16."""
 
 COMMON = (
     *("train_file", "eval_file", "max_length", "model_name", "dtype", "lora"),
@@ -44,41 +44,37 @@ SEED: Range = (lambda value: 0 <= value < 2**32, f"a whole number from 0 to {2**
 class TrainData:
     """How records are read, and which are held out."""
 
-    streaming: bool = option(False, "read the records as they are trained on, keeping none; needs --max_steps")
+    streaming: bool = option(False, "stream the records instead of preparing them; needs --max_steps")
     shuffle_buffer_size: int | None = option(
-        None, "records to draw from; 0 shuffles none (1000)", allowed=FROM_ZERO, only_with="streaming"
+        None, "size of the shuffle buffer; in records, 0: no shuffling (1000)", allowed=FROM_ZERO, only_with="streaming"
     )
-    cache_dir: str | None = option(None, "where prepared data is kept (~/.cache/stepjepa)", metavar="DIR")
-    no_cache: bool = option(False, "neither read nor keep prepared data")
+    cache_dir: str | None = option(None, "folder for prepared data (~/.cache/stepjepa)", metavar="DIR")
+    no_cache: bool = option(False, "do not use the cache of prepared data")
     eval_file: str | None = option(None, "held-out records, for losses during training", metavar="FILE")
-    data_file: str | None = option(None, "one file to be split, instead of --train_file, --eval_file", metavar="FILE")
+    data_file: str | None = option(None, "one file to split, instead of --train_file, --eval_file", metavar="FILE")
     dataset: list[str] | None = option(
-        None, "instead of --train_file: files, folders or hub data sets NAME:SUBSET:SPLIT, together", metavar="NAME"
+        None, "files, folders or hub data sets NAME:SUBSET:SPLIT, mixed; instead of --train_file", metavar="NAME"
     )
     dataset_weights: list[float] | None = option(
-        None, "share of each, in any unit; no record is repeated (all of all)", metavar="W", only_with="dataset"
+        None, "relative size of each data set; no record is repeated (all records)", metavar="W", only_with="dataset"
     )
     eval_split: float = option(0.2, "share of --data_file held out", allowed=SHARE, only_with="data_file")
-    split_seed: int = option(
-        42, "draws what is held out, or taken of a data set", only_with="data_file or dataset_weights"
-    )
+    split_seed: int = option(42, "seed of the split, or of the mixture", only_with="data_file or dataset_weights")
 
 
 @dataclass
 class TrainedModel(ModelFlags):
     """Which model, and which of its weights are trained."""
 
-    dtype: Dtype = option("float32", "of weights")
-    allow_missing_weights: bool = option(False, "draw weights at random that the model's files lack")
-    pretrain: bool = option(False, "random weights, with the configuration of --model_name")
-    train_tokenizer: int | None = option(
-        None, "with --pretrain: a tokenizer of that many tokens, trained", metavar="SIZE"
-    )
+    dtype: Dtype = option("float32", "dtype of the weights")
+    allow_missing_weights: bool = option(False, "initialise weights that the model's files lack at random")
+    pretrain: bool = option(False, "start from random weights; with the configuration of --model_name")
+    train_tokenizer: int | None = option(None, "with --pretrain: train a tokenizer of SIZE tokens", metavar="SIZE")
     attn_implementation: str | None = option(None, "as in transformers: sdpa, eager ...", metavar="NAME")
     lora: bool = option(False, "train an adapter and the predictor rows; instead of all weights")
-    lora_rank: int = option(16, "of the adapter", metavar="R", only_with="lora", allowed=FROM_ONE)
+    lora_rank: int = option(16, "rank of the adapter", metavar="R", only_with="lora", allowed=FROM_ONE)
     lora_alpha: int | None = option(None, "scale of the adapter (twice the rank)", metavar="A", only_with="lora")
-    lora_dropout: float = option(0.0, "of the adapter's input", metavar="P", only_with="lora")
+    lora_dropout: float = option(0.0, "dropout on the adapter's input", metavar="P", only_with="lora")
     lora_targets: str = option(
         "all-linear", "layers that get an adapter; q_proj,v_proj ...", metavar="NAMES", only_with="lora"
     )
@@ -100,36 +96,38 @@ class AnswerFlags:
     )
     eval_task: str = option("auto", "as --task of 'stepjepa evaluate'", metavar="NAME", only_with="eval_generate")
     eval_max_new_tokens: int = option(
-        256, "cut answers off", names=("max_new_tokens_eval",), allowed=FROM_ONE, only_with="eval_generate"
+        256, "most tokens of an answer", names=("max_new_tokens_eval",), allowed=FROM_ONE, only_with="eval_generate"
     )
-    spider_path: str | None = option(None, "databases, for the task spider", metavar="DIR", only_with="eval_generate")
+    spider_path: str | None = option(None, "folder of Spider's databases", metavar="DIR", only_with="eval_generate")
     missing_databases: Literal["error", "skip"] = option(
-        "error", "records whose database is not there; skip: leave them out", only_with="eval_generate"
+        "error", "if the database of a record is missing; skip: leave the record out", only_with="eval_generate"
     )
 
 
 @dataclass
 class RunFlags:
-    """How long is trained, and what is written."""
+    """Length of the training, and what it writes."""
 
     output_dir: str | None = option(None, "run folder; must be empty or new, unless resuming", metavar="DIR")
-    batch_size: int = option(4, "records at a time", names=("per_device_train_batch_size",), allowed=FROM_ONE)
-    grad_accum: int = option(4, "batches a step", names=("gradient_accumulation_steps",), allowed=FROM_ONE)
-    learning_rate: float = option(2e-5, "at its highest", metavar="LR")
-    num_epochs: float = option(3.0, "times through the data", names=("num_train_epochs",), metavar="N")
+    batch_size: int = option(4, "records per micro-batch", names=("per_device_train_batch_size",), allowed=FROM_ONE)
+    grad_accum: int = option(
+        4, "micro-batches per optimizer step", names=("gradient_accumulation_steps",), allowed=FROM_ONE
+    )
+    learning_rate: float = option(2e-5, "peak learning rate", metavar="LR")
+    num_epochs: float = option(3.0, "passes over the data", names=("num_train_epochs",), metavar="N")
     eval_steps: int | None = option(None, "evaluate every N steps (once an epoch)", names=("eval_accuracy_steps",))
-    finetune_seed: int = option(42, "of everything random", names=("seed",), allowed=SEED)
-    selective_checkpointing: bool = option(False, "keep products and attention, recompute the rest: less memory")
+    finetune_seed: int = option(42, "random seed", names=("seed",), allowed=SEED)
+    selective_checkpointing: bool = option(False, "recompute activations, except matrix products and attention")
     on_nonfinite: Literal["stop", "skip"] = option(
         "stop", "before a step whose loss or gradient is not finite: stop, or skip the step"
     )
-    track_flop: bool = option(False, "measure the FLOPs of the first 10 steps, beside the derived ones")
-    same_flop: bool = option(False, "as many steps as spend the compute of --num_epochs of --regular")
-    dry_run: bool = option(False, "print tokens, memory, FLOPs of a step; with no weights made, and stop")
-    resume_from_checkpoint: str | None = option(None, "a checkpoint folder; last; auto: last, if any", metavar="DIR")
+    track_flop: bool = option(False, "measure the FLOPs of the first 10 steps; print them beside the derived ones")
+    same_flop: bool = option(False, "stop once the FLOPs of --regular for --num_epochs are spent")
+    dry_run: bool = option(False, "print tokens, memory and FLOPs of a step, then stop")
+    resume_from_checkpoint: str | None = option(None, "checkpoint folder, last, or auto (last if any)", metavar="DIR")
     allow_changes: bool = option(
         False,
-        "resume though data, order or objective are others; without it they must be those of the run",
+        "resume with other data, order or objective; otherwise they must be those of the run",
         only_with="resume_from_checkpoint",
     )
     json: bool = option(False, "one JSON document on standard output at the end; lines go to standard error")
@@ -141,7 +139,7 @@ FLAGS = (TrainData, TrainedModel, AnswerFlags, RunFlags)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Our flags, grouped."""
+    """Add our own flags, in groups."""
     parser.usage = "stepjepa train --train_file FILE --model_name NAME --output_dir DIR [flags below]"
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -153,7 +151,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def more_help() -> str:
-    """The flags of TrainingArguments beside ours, for ``--help_all``."""
+    """Help on the flags of TrainingArguments that are not ours, for ``--help_all``."""
     ours = argparse.ArgumentParser(add_help=False)
     add_arguments(ours)
     inner = _training_parser()
@@ -164,10 +162,10 @@ def more_help() -> str:
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Ours to ``args``; the rest to ``args.training``, the fields of TrainingArguments that were named.
+    """Parse our own flags into ``args``, and the fields of TrainingArguments that were named into ``args.training``.
 
-    ``args.given`` is the command line itself, and ``args.resolved`` the same with what ``--preset`` and ``--config``
-    stand for before it.
+    ``args.given`` is the command line as it was given; in ``args.resolved`` the flags that ``--preset`` and
+    ``--config`` stand for come before it.
     """
     given = list(arguments)
     first, _ = parser.parse_known_args(arguments)
@@ -181,7 +179,9 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
         }
         of_file, origins = arguments_of_file(first.config, flags)
         if isinstance(parser, Parser):
-            parser.origins = origins
+            # A flag of the command line wins, so an error about it is not the file's.
+            named = {argument.partition("=")[0] for argument in given}
+            parser.origins = {flag: place for flag, place in origins.items() if flag not in named}
         arguments = [*of_file, *arguments]
         first, _ = parser.parse_known_args(arguments)
     arguments = [*preset_arguments(first), *arguments]
@@ -195,7 +195,7 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     return args
 
 
-# Fields of TrainingArguments that our own flags set; naming both would leave one of them without effect.
+# Fields of TrainingArguments that are refused as flags, since they have no effect with this trainer.
 OURS = ("do_train", "do_eval", "do_predict", "remove_unused_columns", "label_names")
 
 
@@ -216,12 +216,12 @@ def training_fields() -> list[str]:
 
 def _parse_training(parser: argparse.ArgumentParser, rest: Sequence[str]) -> dict[str, Any]:
     inner = _training_parser()
-    # Only what was named is passed on, so that our defaults are not overwritten by those of TrainingArguments.
+    # Return only the flags that were named: the defaults of TrainingArguments must not overwrite ours.
     for action in inner._actions:
         action.default = argparse.SUPPRESS
         action.type = READERS.get(action.type, action.type)
         if action.dest == "report_to":
-            # transformers' own parser takes one name alone.
+            # transformers' own parser takes only one name.
             action.nargs = "+"
     inner.prog = parser.prog
     inner.error = lambda message: Parser.error(parser, message)  # type: ignore[arg-type]  # same one-line form
@@ -242,10 +242,10 @@ def _parse_training(parser: argparse.ArgumentParser, rest: Sequence[str]) -> dic
 
 
 def check(args: argparse.Namespace) -> JepaConfig:
-    """What the flags describe, once all that can be said without reading data or a model has been checked.
+    """Check the flags as far as possible without reading data or a model, and return the objective's settings.
 
     Raises:
-        UserError: flags contradict each other, do nothing, or hold a wrong value.
+        UserError: flags contradict each other, have no effect, or have a wrong value.
     """
     config = jepa_config(args)
     refuse_without_effect(vars(args), *FLAGS)
@@ -267,7 +267,7 @@ def check(args: argparse.Namespace) -> JepaConfig:
 
 
 def _check_stream(args: argparse.Namespace) -> None:
-    """Refuse what can't be known of a stream, and what has nothing to act on."""
+    """Refuse flags that need the length of a streamed file or have no effect on one."""
     if not args.streaming:
         return
     if args.train_file is None:
@@ -290,7 +290,7 @@ def _check_stream(args: argparse.Namespace) -> None:
 
 
 def _check_model(args: argparse.Namespace) -> None:
-    """Refuse ways of making the model that contradict each other."""
+    """Refuse flags of the model that contradict each other."""
     preset = args.model_name.startswith("preset:")
     if args.lora and (preset or args.pretrain):
         raise UserError(
@@ -315,7 +315,7 @@ def run(args: argparse.Namespace) -> int:
         with lines_to_stderr(args.json), naming_lost_processes(Path(args.output_dir)):
             record = train(args, config)
     except FinishedError as finished:
-        # To a job that is put back into the queue this is no error.
+        # With ``auto``, a finished run is no error: a scheduler may start its job again.
         if str(args.resume_from_checkpoint).lower() != "auto":
             raise
         if is_main_process():
@@ -329,7 +329,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _close(args: argparse.Namespace, record: dict[str, Any]) -> None:
-    """Say what came of the run, where it is, and what to do next."""
+    """Print the outcome of the run, its folder and the next command, or one JSON document."""
     from stepjepa.training.console import finished_json, last_lines, next_command
 
     if args.json:

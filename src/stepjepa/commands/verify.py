@@ -1,6 +1,4 @@
-"""``stepjepa verify``: PASS or FAIL for each check on the user's own model and data."""
-
-# option() makes the field
+"""``stepjepa verify``: print PASS or FAIL for each check of the user's own model and data."""
 
 from __future__ import annotations
 
@@ -28,27 +26,27 @@ class VerifiedModel(ModelFlags):
     """Which model, and whether with an adapter."""
 
     lora: bool = option(False, "check the optimisation step with a LoRA adapter")
-    lora_rank: int = option(16, "of the adapter", metavar="R", allowed=FROM_ONE)
+    lora_rank: int = option(16, "rank of the adapter", metavar="R", allowed=FROM_ONE)
 
 
 @dataclass
 class VerifyFlags:
-    """How much is looked at."""
+    """Size, output and seed of the checks."""
 
     max_records: int = option(32, "records looked at", allowed=FROM_ONE)
     json: bool = option(False, "the checks as JSON on standard output, lines on standard error")
-    finetune_seed: int = option(42, "of random weights", names=("seed",))
+    finetune_seed: int = option(42, "seed of random weights", names=("seed",))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The shared flags, all optional here, and how much to look at."""
+    """Add the flags of data and model, all optional here, and those of the checks."""
     parser.epilog = "example: stepjepa verify --train_file data.jsonl --model_name preset:tiny --step_jepa"
     add_training_data(parser, VerifiedModel)
     add_options(parser, VerifyFlags, "verify")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line per check; 1 if any failed."""
+    """Print one line per check; return exit code 1 if any failed."""
     with lines_to_stderr(args.json):
         found = _verify(args)
     if args.json:
@@ -75,7 +73,7 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
         records = [parse_record(value, "built-in problems", line) for line, value in enumerate(made, start=1)]
     name = args.model_name or "preset:tiny"
     print(f"model {name}, data {args.train_file or 'built-in problems'}, mode {config.mode}, layout {config.layout}")
-    # Spread over the file, which may be put together from several sources.
+    # Evenly spaced over the file, which may consist of several data sets.
     count = min(len(records), args.max_records)
     looked_at = [records[place * len(records) // count] for place in range(count)]
     print(f"{len(looked_at):,} of {len(records):,} records looked at, spread over all (--max_records)")

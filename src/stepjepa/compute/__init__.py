@@ -1,1 +1,1 @@
-"""What training costs in FLOPs and memory, before and while it runs."""
+"""Cost of training in FLOPs and memory: estimated before a run, measured during it."""

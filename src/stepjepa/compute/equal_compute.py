@@ -1,8 +1,8 @@
-"""As many steps as spend the compute of regular training: what every step of a run costs, before any is run.
+"""The number of steps that spends the compute of regular training, from the FLOPs of every step, before any is run.
 
 The order of records, loss dropout and the packing into rows depend on nothing but records and settings, so the shapes
-of all micro-batches are known in advance: they are collated as the run will collate them. What it is compared with is
-regular training on the same records with the same ``row_length`` and ``share_prefixes``.
+of all micro-batches are known in advance: they are collated here as the run will collate them. The run is compared
+with regular training on the same records with the same ``row_length`` and ``share_prefixes``.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from stepjepa.batch.sampler import Key, StepSampler
 from stepjepa.compute.flops import FlopModel, counting
 
 MEASURED_STEPS = 10
-"""Steps that ``--track_flop`` measures, as the published scripts do."""
+"""Steps that ``--track_flop`` measures, as in the published scripts."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that decides what the steps of a run cost.
+    """Everything that determines the cost of the steps of a run.
 
     Attributes:
-        flops: of the model.
-        records: that are trained on.
-        sampler: of the run.
-        collator: of the run.
+        flops: FLOPs of the model as a function of a micro-batch's shape.
+        records: training records.
+        sampler: the sampler of the run.
+        collator: the collator of the run.
         batch_size: records of a micro-batch of one process.
-        batches_per_step: micro-batches of an optimizer step, over accumulation and processes.
+        batches_per_step: micro-batches of an optimizer step (gradient accumulation x processes).
         trains_rows: see ``FlopModel.regular``.
     """
 
@@ -52,44 +52,44 @@ class Plan:
 
     @cached_property
     def regular(self) -> Plan:
-        """The plan of regular training on the same records with the same settings; its steps hold the same records."""
-        # It sorts the records of a step also where a term compares pairs.
+        """The plan of regular training with the same settings; each of its steps has the same records."""
+        # Regular training has no term that compares pairs, so it always sorts the records of a step by length.
         sampler = replace(self.sampler, jepa_ratio=0.0, tight=True)
         return replace(self, flops=self.flops.regular(trains_rows=self.trains_rows), sampler=sampler)
 
     @property
     def records_per_step(self) -> int:
-        """Places of an optimizer step."""
+        """Records of a full optimizer step."""
         return self.batch_size * self.batches_per_step
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps of an epoch, the last of which may be short."""
+        """Optimizer steps per epoch; the last one may have fewer records."""
         return math.ceil(len(self.records) / self.records_per_step)
 
     def keys(self, epoch: int) -> list[list[Key]]:
-        """What each step of an epoch is made of."""
+        """The sampler's keys of an epoch, one list for each step."""
         self.sampler.set_epoch(epoch)
         return _cut(list(self.sampler), self.records_per_step)
 
     def micro_batches(self, keys: Sequence[Key]) -> list[Batch]:
-        """Those of a step, collated: of all processes, then the next ones that are accumulated."""
+        """The collated micro-batches of a step: one for each process, then the next ones of the accumulation."""
         return [self.collator(self.records[key] for key in part) for part in _cut(keys, self.batch_size)]
 
     def cost(self, keys: Sequence[Key]) -> float:
         """FLOPs of a step, over all processes."""
-        # In double precision, as all sums here: whole runs of large models exceed 64-bit integers.
+        # A float, as all sums here: the FLOPs of whole runs of large models exceed 64-bit integers.
         return float(sum(map(self.flops.of_batch, self.micro_batches(keys))))
 
     def costs(self) -> Iterator[float]:
-        """FLOPs of each step of a run, over all processes, epoch after epoch without end."""
+        """Yield the FLOPs of each step over all processes, for an unlimited number of epochs."""
         epoch = 0
         while True:
             yield from map(self.cost, self.keys(epoch))
             epoch += 1
 
     def budgets(self, epochs: float) -> list[float]:
-        """FLOPs spent by this run at the end of each of its epochs, and at its end."""
+        """Cumulative FLOPs at the end of each epoch and at the end of the run."""
         steps = math.ceil(epochs * self.steps_per_epoch)
         ends = [*range(self.steps_per_epoch, steps, self.steps_per_epoch), steps]
         spent = np.cumsum([cost for _, cost in zip(range(steps), self.costs(), strict=False)])
@@ -102,13 +102,13 @@ def _cut(keys: Sequence[Key], size: int) -> list[Any]:
 
 @dataclass(frozen=True)
 class EqualCompute:
-    """A run that is as long as its compute allows.
+    """Length of a run whose compute equals that of a regular run.
 
     Attributes:
         steps: optimizer steps to run.
         checkpoints: steps at which the compute of each regular epoch has been spent; the last is ``steps``.
-        flops: of these steps.
-        regular_flops: of the regular run.
+        flops: FLOPs of these steps.
+        regular_flops: FLOPs of the regular run.
     """
 
     steps: int
@@ -117,7 +117,7 @@ class EqualCompute:
     regular_flops: float
 
     def describe(self) -> str:
-        """One line for people."""
+        """One-line summary for the terminal."""
         points = ", ".join(map(str, self.checkpoints))
         return (
             f"{self.steps} steps, {self.flops:.4g} FLOPs, {self.flops / self.regular_flops:.4f} of the regular run; "
@@ -126,16 +126,16 @@ class EqualCompute:
 
 
 def equal_compute(plan: Plan, epochs: float) -> EqualCompute:
-    """As many steps of a run as spend the compute of ``epochs`` of regular training on the same records."""
+    """The number of steps that spends the compute of ``epochs`` of regular training on the same records."""
     return equal_steps(plan.costs(), plan.regular.budgets(epochs))
 
 
 def equal_steps(costs: Iterable[float], budgets: Sequence[float]) -> EqualCompute:
-    """The number of steps whose cost comes nearest to a budget.
+    """The number of steps whose cumulative cost is nearest to a budget; of two equally near, the smaller.
 
     Args:
-        costs: FLOPs of each step of the run that is to be cut to size, for as long as the budget lasts.
-        budgets: FLOPs spent at the ends of the regular run's epochs, ascending; the last is the whole.
+        costs: FLOPs of each step of the run, for at least as many steps as reach the last budget.
+        budgets: cumulative FLOPs at the ends of the regular run's epochs, ascending; the last is the whole run.
     """
     remaining = iter(costs)
     spent = [0.0]
@@ -151,35 +151,35 @@ def equal_steps(costs: Iterable[float], budgets: Sequence[float]) -> EqualComput
 
 
 class EqualComputeCallback(TrainerCallback):
-    """Saves, and evaluates where evaluation is on, at the steps that stand in the place of regular epochs.
+    """Saves and evaluates at the steps where the compute of a regular epoch has been spent.
 
-    A ``save_strategy`` or ``eval_strategy`` of ``epoch`` means these steps then, and no longer the run's own epochs;
-    ``steps`` goes on beside them, and ``no`` is no.
+    With a ``save_strategy`` or ``eval_strategy`` of ``epoch`` these steps replace the ends of the run's own epochs;
+    with ``steps`` they are added to its steps; with ``no`` they are ignored.
     """
 
     def __init__(self, equal: EqualCompute) -> None:
         self._checkpoints = set(equal.checkpoints)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ask for a checkpoint and an evaluation where one is due."""
+        """Request a checkpoint and an evaluation at the steps of :class:`EqualCompute`."""
         if state.global_step in self._checkpoints:
             control.should_save |= args.save_strategy != SaveStrategy.NO
             control.should_evaluate |= args.eval_strategy != IntervalStrategy.NO
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take back what the run's own epochs ask for."""
+        """Cancel the requests of the strategy ``epoch`` for the run's own epochs."""
         control.should_save &= args.save_strategy != SaveStrategy.EPOCH
         control.should_evaluate &= args.eval_strategy != IntervalStrategy.EPOCH
 
 
 class FlopTracker:
-    """Measures the FLOPs of the first optimizer steps and prints them beside the derived ones (``--track_flop``).
+    """Measures the FLOPs of the first optimizer steps and prints them beside the analytical ones (``--track_flop``).
 
     Args:
-        plan: gives what the model costs, and what regular training would pay for the same records.
-        total: sums a list of numbers over all processes; every process calls it at the same steps.
-        say: prints a line; None on processes that stay silent.
-        steps: how many steps are measured.
+        plan: gives the analytical FLOPs, and those of regular training on the same records.
+        total: sums each number of a list over all processes; every process must call it at the same steps.
+        say: prints a line; None on processes that print nothing.
+        steps: number of steps to measure.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class FlopTracker:
         """Measure one micro-batch, forward and backward.
 
         Args:
-            number: optimizer steps done before this one (``state.global_step``).
+            number: optimizer steps finished before this one (``state.global_step``).
             batch: the micro-batch.
         """
         if self._number not in (None, number):
@@ -215,14 +215,14 @@ class FlopTracker:
         self._figures[1] += self._plan.flops.of_batch(batch)
 
     def close(self) -> None:
-        """Print what is not printed yet: a run may be shorter than what is to be measured."""
+        """Print the last step and the mean, if the run ended before all steps were measured."""
         if self._number is not None:
             self._steps = len(self._done) + 1
             self._finish_step()
 
     @property
     def measured(self) -> list[float]:
-        """FLOPs of each step, by torch's count."""
+        """FLOPs of each measured step, by torch's counter."""
         return [figures[0] for figures in self._done]
 
     def _finish_step(self) -> None:

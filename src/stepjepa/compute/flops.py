@@ -1,10 +1,10 @@
-"""What a pass costs in FLOPs: fitted to torch's own count of a few passes, and counted by torch while it runs.
+"""FLOPs of a forward and backward pass: a formula fitted to torch's count of a few passes, and torch's live count.
 
 Counted are the multiplications and additions of matrix products (``[m, k]`` by ``[k, n]`` is ``2 m k n``): projections,
-attention, LM head, and their backward passes. Attention is counted as a dense kernel runs it, every query of a row
-against every key, which is torch's convention too; so are trees where FlexAttention skips blocks. Sequences that are
-concatenated for FlashAttention count each by itself. Not counted, as the thousandth part that they are: rotary angles,
-the loss, and the modules of a user's own terms, since only they know what goes through them.
+attention, LM head, and their backward passes. As in torch, attention counts as dense, every query of a row against
+every key, even for trees, where FlexAttention skips blocks. Sequences that are concatenated for FlashAttention count
+one by one. Not counted: rotary angles and the loss, about a thousandth of the whole, and the modules of a user's own
+terms, whose inputs are unknown here.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from stepjepa.models.architecture import base_model, find_decoder
 from stepjepa.models.heads import find_heads
 
 SMALL = 5 * 10**7
-"""Parameters below which a pass costs less than one on shapes."""
+"""Number of parameters below which a real pass is cheaper than one on fake tensors."""
 
 
 class Shape(NamedTuple):
-    """What decides the cost of a micro-batch.
+    """The counts of a micro-batch that determine its cost.
 
     Attributes:
-        tokens: that are computed, padding included.
-        squares: pairs of a query and a key that attention multiplies.
-        labels: positions that go through the LM head.
-        pairs: P.
-        passes: that the micro-batch is run in.
+        tokens: tokens that are computed, padding included.
+        squares: (query, key) pairs of attention.
+        labels: positions that go through the LM head, those of the prompt loss counted by themselves.
+        pairs: pairs of embeddings, P.
+        passes: forward passes of the micro-batch.
     """
 
     tokens: int
@@ -55,7 +55,7 @@ class Shape(NamedTuple):
         shapes = [each["input_ids"].shape for each in batch.passes]
         labels, squares = len(batch["head_index"]), sum(shape.numel() * shape[1] for shape in shapes)
         if len(batch["prompt_row"]):
-            # The two losses go through the head one after the other, each with its own positions.
+            # The LM loss and the prompt loss call the head one after the other, each with its own positions.
             labels = sum(len(batch[name].unique()) for name in ("label_row", "prompt_row"))
         if "cu_seq_lens" in batch:
             squares = int(batch["cu_seq_lens"].long().diff().square().sum())
@@ -64,18 +64,17 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class FlopModel:
-    """FLOPs of a forward and backward pass as a function of its shape.
+    """FLOPs of the forward and backward passes of a micro-batch as a function of its :class:`Shape`.
 
     Attributes:
-        token: for each token of the rows, padding included.
-        square: for each (query, key) of a row: attention.
-        label: for each labelled position: the head.
-        pair: for each pair: the predictor head.
-        fixed: for each pass: PEFT builds the adapted weights of experts anew in every pass.
-        token_rows: the share of ``label`` that is due to trained token rows in a head that is otherwise frozen (PEFT,
-            tied weights).
-        ema_token: for each token of a micro-batch with pairs: the forward pass of the averaged decoder.
-        ema_square: for each (query, key) of it.
+        token: per token of the rows, padding included.
+        square: per (query, key) of a row: attention.
+        label: per labelled position: the LM head.
+        pair: per pair: the predictor head.
+        fixed: per pass: PEFT recomputes the adapted weights of experts in every pass.
+        token_rows: the part of ``label`` that trains token rows of an otherwise frozen head (PEFT, tied weights).
+        ema_token: per token of a micro-batch with pairs: the forward pass of the averaged decoder.
+        ema_square: per (query, key) of that forward pass.
     """
 
     token: int = 0
@@ -91,14 +90,14 @@ class FlopModel:
     def of(
         cls, model: nn.Module, *, gradient_checkpointing: bool = False, reentrant: bool = False, ema: bool = False
     ) -> FlopModel:
-        """Fit the cost to passes of three lengths; those of a large model are run on shapes alone where it allows that.
+        """Fit the cost to passes of three lengths; a large model is run on fake tensors, if its operations allow that.
 
         Args:
             model: a causal language model or a PEFT wrapper of one, its attention implementation already chosen; not
-                wrapped by DDP or FSDP. It is left as it is.
-            gradient_checkpointing: the blocks' forward is run again in the backward pass.
-            reentrant: by the older kind of checkpointing.
-            ema: the target comes from a copy of the decoder: one more forward without head and backward.
+                wrapped by DDP or FSDP. It is not changed.
+            gradient_checkpointing: the forward pass of each block is repeated in the backward pass.
+            reentrant: use the older, reentrant kind of checkpointing.
+            ema: a copy of the decoder encodes the target: one more forward pass, without head and backward pass.
         """
         again = partial(checkpoint, use_reentrant=reentrant) if gradient_checkpointing else None
         forward, both = _fit(model, again)
@@ -118,10 +117,10 @@ class FlopModel:
         return self.of_shape(Shape.of(batch))
 
     def regular(self, *, trains_rows: bool = False) -> FlopModel:
-        """The same model as regular training runs it: no predictor head, no second decoder, no predictor rows.
+        """The cost of the model in regular training: no predictor head, no averaged decoder, no predictor rows.
 
         Args:
-            trains_rows: regular training has token rows of its own to train, as those of the form without a chat.
+            trains_rows: regular training also trains token rows, as it does for the format without a chat template.
         """
         rows = 0 if trains_rows else self.token_rows
         kept = {"label": self.label - rows, "token_rows": self.token_rows - rows}
@@ -129,10 +128,10 @@ class FlopModel:
 
 
 def _fit(model: nn.Module, again: Callable[..., Any] | None) -> list[list[int]]:
-    """FLOPs of the decoder for each token, each (query, key), and each pass: exact, since they are that polynomial.
+    """FLOPs of the decoder per token, per (query, key) and per pass. The fit is exact: the FLOPs are such a polynomial.
 
     Returns:
-        The three of the forward pass, and of the forward and backward pass.
+        The three numbers for the forward pass, and the three for the forward and backward pass.
     """
     config: Any = find_decoder(model).config
     positions = getattr(config, "max_position_embeddings", None) or 10**6
@@ -152,45 +151,46 @@ def _fit(model: nn.Module, again: Callable[..., Any] | None) -> list[list[int]]:
                 with without_values(model) as empty:
                     return fit(empty)
             except (RuntimeError, NotImplementedError, AssertionError):
-                pass  # Experts, whose shapes depend on values.
-        # It shares the values of the model, and has gradients of its own.
+                pass  # Models with experts: their shapes depend on values.
+        # The copy shares the weights of the model but has its own gradients.
         return fit(copied(model, torch.Tensor.detach))
 
 
 def _unit(config: Any) -> int:
-    """Tokens that recurrent layers compute at once, padded to as many; a few where there are none."""
+    """Chunk size of recurrent layers, to a multiple of which they pad a sequence; 4 for models without such layers."""
     chunks = (getattr(config, name, None) for name in ("chunk_size", "mamba_chunk_size"))
     linear = any("linear" in str(kind) for kind in getattr(config, "layer_types", None) or ())
     return next((int(chunk) for chunk in chunks if chunk), 64 if linear else 4)
 
 
 def _set_to_train(model: Any, again: Callable[..., Any] | None) -> None:
-    """Put a copy of a model into the state of training, its blocks checkpointed by ``again`` if that is given."""
+    """Set a copy of a model to training, its blocks checkpointed by ``again`` unless that is None."""
     model.train()
-    # Torch does not see what FlashAttention computes, nor the kernels of quantized weights.
+    # Torch does not count the FLOPs of FlashAttention and of kernels for quantized weights.
     config = base_model(model).config
     if "flash" in str(config._attn_implementation):
         config._attn_implementation_internal = "sdpa"
     for module in model.modules():
         if isinstance(module, nn.Linear) and not module.weight.is_floating_point():
             module.forward = partial(_unpacked, module)  # type: ignore[method-assign]
-        # Not by the model's own method, which also hooks into the embeddings of adapters.
+        # Not by the model's own method, which also adds hooks to the embeddings for adapters.
         if isinstance(module, GradientCheckpointingLayer) and again is not None and not module.gradient_checkpointing:
             module.gradient_checkpointing, module._gradient_checkpointing_func = True, again
 
 
 def _unpacked(layer: nn.Linear, values: Tensor) -> Tensor:
-    """A product of the size of a quantized layer's."""
+    """A dense product of the size of a quantized layer's product."""
     return F.linear(values, values.new_zeros(layer.out_features, layer.in_features))
 
 
 def _count(model: nn.Module, length: int) -> np.ndarray:
-    """FLOPs of the decoder on one row: of forward, and of forward and backward, ``[2]``."""
+    """``[2]`` FLOPs of the decoder on one row: of the forward pass, and of the forward and backward pass."""
     decoder = find_decoder(model)
     name, layers = _equal_layers(decoder)
     if name is None:
         return _count_whole(model, length)
-    # The first layer may need no gradient of what goes in, so it is counted alone and before another one.
+    # The first layer may not need the gradient of its input, and then costs less than the others: count it alone, and
+    # with a second layer, whose cost is that of every further one.
     setattr(decoder, name, layers[:1])
     first = _count_whole(model, length)
     setattr(decoder, name, layers[:2])
@@ -200,7 +200,7 @@ def _count(model: nn.Module, length: int) -> np.ndarray:
 
 
 def _equal_layers(decoder: nn.Module) -> tuple[str | None, Any]:
-    """The list of a decoder's layers and its name; the name is None unless there are several, and all cost the same."""
+    """Attribute name and list of a decoder's layers; (None, None) unless there are more than two, all of equal cost."""
     config: Any = decoder.config
     for name, layers in decoder.named_children():
         if isinstance(layers, nn.ModuleList) and 2 < len(layers) == getattr(config, "num_hidden_layers", None):
@@ -224,24 +224,24 @@ def _count_whole(model: nn.Module, length: int) -> np.ndarray:
 
 
 def _head(model: Any) -> tuple[int, int]:
-    """FLOPs of a position in the LM head, and those of them that train a few rows alone."""
+    """FLOPs of the LM head per position, and the part of them that is spent on training only a few rows."""
     head = model.get_output_embeddings()
     vocabulary, width = model.get_input_embeddings().weight.shape
     flops = 2 * vocabulary * width
     trained = [each for each in (head or nn.Module()).parameters() if each.requires_grad and each.ndim > 1]
-    # PEFT writes trained rows into a copy of the weight, and autograd takes the gradient of all of it.
+    # PEFT writes trained rows into a copy of the weight, and autograd computes the gradient of the whole copy.
     rows_only = bool(trained) and all(each.numel() < vocabulary * width for each in trained)
     below = any(parameter.requires_grad for parameter in find_decoder(model).parameters())
     return flops * (1 + below + bool(trained)), flops if rows_only else 0
 
 
 def _predictor_head(model: nn.Module) -> int:
-    """FLOPs of a source embedding in the linear layers of the predictor head."""
+    """FLOPs of the linear layers of the predictor head per source embedding."""
     heads = find_heads(model)
     if heads is None or "predictor_head" not in heads:
         return 0
     layers = [layer for layer in heads["predictor_head"].modules() if isinstance(layer, nn.Linear)]
-    # Forward, the gradient of the embedding that goes in, and that of the weight.
+    # The forward pass, the gradient of the input embedding, and the gradient of a trained weight.
     return sum(2 * layer.in_features * layer.out_features * (2 + layer.weight.requires_grad) for layer in layers)
 
 
@@ -254,12 +254,12 @@ def _attention_backward(
     _gradient: Any, query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any
 ) -> int:
     batch, heads, queries, size = query
-    # The scores again; gradients of query and key; of probabilities and value.
+    # Recomputed scores, gradients of query and key (``size`` each); gradients of probabilities and value.
     return 2 * batch * heads * queries * key[-2] * (3 * size + 2 * value[-1])
 
 
 def _grouped_product(first: Sequence[int], second: Sequence[int], *_: Any, **__: Any) -> int:
-    """Rows dealt out to experts, or, for the weights' gradient, their sum over rows dealt out to experts."""
+    """FLOPs of the products of experts with their rows, or of the weights' gradients, which are sums over rows."""
     groups = first[0] if len(first) == len(second) == 3 else 1
     return 2 * groups * first[-2] * first[-1] * second[-1]
 
@@ -272,23 +272,23 @@ def _formulas() -> Iterator[tuple[Any, Callable[..., int]]]:
 
 
 FORMULAS = dict(_formulas())
-"""Operation -> its FLOPs from the shapes of its arguments: what torch's registry lacks (the CPU's fused attention,
-products of experts), and what older versions refuse (fewer key heads than query heads)."""
+"""Operation -> function from the shapes of its arguments to FLOPs, for what torch's registry lacks (the CPU's
+fused attention, products of experts) or that older versions refuse (fewer key heads than query heads)."""
 
 
 @contextmanager
 def counting() -> Iterator[FlopCounterMode]:
-    """Count what runs inside the block, forward and backward, by torch's counter.
+    """Count the FLOPs of everything inside the block, forward and backward, by torch's counter.
 
-    The context's value has the count in ``get_total_flops()``. Kernels from outside torch (flash-attn) are not seen.
-    Torch takes composite operations apart to count them, so that results may differ in rounding.
+    The value of the context has the count in ``get_total_flops()``. Kernels from outside torch (flash-attn) are not
+    counted. Torch decomposes composite operations to count them, so results may differ in rounding.
     """
     with FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
         yield counter
 
 
 def measure(function: Callable[[], Any]) -> int:
-    """Run something once and return its FLOPs by torch's counter."""
+    """Call a function once and return its FLOPs by torch's counter."""
     with counting() as counter:
         function()
     return int(counter.get_total_flops())

@@ -1,16 +1,16 @@
-"""Bytes of one training process, each part by one formula, from shapes and dtypes alone.
+"""Estimated memory of one training process in bytes, one formula for each part, from shapes and dtypes alone.
 
-With N weights, n of them trained, w bytes a weight, and s, g, z the number of processes that weights, gradients and
-optimizer states are sharded over (1 where they are not):
+With N weights, n of them trained, w bytes per weight, and s, g, z the number of processes over which weights, gradients
+and optimizer states are sharded (1 if they are not):
 
-- weights: ``N w / s``; quantized ones 0.516 (4 bits with their scales) or 1 byte each;
-- gradients: ``n w / g``, and as much again for the buckets of DDP;
-- optimizer states: ``n a b / z``, see :data:`OPTIMIZERS`;
+- weights: ``N w / s``; a quantized weight takes 0.516 bytes (4 bits and scales) or 1 byte (8 bits);
+- gradients: ``n w / g``, and the same again for the buckets of DDP;
+- optimizer states: ``n a b / z``, for a values of b bytes per trained weight, see :data:`OPTIMIZERS`;
 - averaged weights (``--target_grad ema``): ``n w``;
-- activations: what a forward pass of the largest micro-batch leaves for the backward pass, see :func:`activations`.
+- activations: the tensors that a forward pass keeps for the backward pass, see :func:`activations`.
 
-Not in it: blocks that FSDP gathers while they are in use, temporary tensors of the backward pass, what kernels use
-inside, and what the allocator and the device's libraries hold.
+Not included: blocks that FSDP gathers while they are in use, temporary tensors of the backward pass and of kernels,
+and the memory of the allocator and of the device's libraries.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ OPTIMIZERS: dict[str, tuple[int, int | None]] = {
     "paged_lion_8bit": (1, 1),
     "paged_lion_32bit": (1, 4),
 }
-"""Optimizer -> values that it keeps for each trained weight, and the bytes of each (None: those of the weight)."""
+"""Optimizer -> number of values per trained weight, and bytes per value (None: those of the weight)."""
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """Number of processes that each part is spread over, by FSDP or DeepSpeed's ZeRO.
+    """Number of processes over which each part is sharded, by FSDP or DeepSpeed's ZeRO.
 
     Attributes:
-        name: empty for none.
-        weights: s.
+        name: the kind of sharding; empty for none.
+        weights: s of the module's docstring.
         gradients: g.
         states: z.
-        master: trained weights are kept in float32 under mixed precision: by FSDP in their place (``instead``), by
-            DeepSpeed ``beside`` those of 16 bits.
+        master: how float32 weights are kept for training in mixed precision: ``instead`` of the weights in 16 bits
+            (FSDP), or ``beside`` them (DeepSpeed); empty for none.
     """
 
     name: str = ""
@@ -75,7 +75,7 @@ class Sharding:
 
     @classmethod
     def of(cls, args: TrainingArguments, deepspeed: dict[str, Any] | None, processes: int) -> Sharding:
-        """What the arguments ask for."""
+        """The sharding that the arguments configure."""
         mixed = args.bf16 or args.fp16
         if deepspeed is not None:
             stage = int(deepspeed.get("zero_optimization", {}).get("stage", 0))
@@ -95,12 +95,12 @@ def kept_bytes(
     quantized: str | None = None,
     ema: bool = False,
 ) -> dict[str, int]:
-    """Bytes that a process keeps from step to step, by part.
+    """Bytes that a process keeps between steps, by part.
 
     Args:
-        model: on the meta device or a real one, neither sharded nor quantized.
-        optim: as ``TrainingArguments.optim``; the states of one that is not in :data:`OPTIMIZERS` are left out.
-        processes: number of them.
+        model: on any device, meta included; neither sharded nor quantized.
+        optim: as ``TrainingArguments.optim``; the states of an optimizer not in :data:`OPTIMIZERS` are left out.
+        processes: number of processes.
         sharding: see :class:`Sharding`.
         quantized: ``4bit`` or ``8bit``, or None.
         ema: the target is encoded with averaged weights.
@@ -137,10 +137,10 @@ def quantized_layers(model: nn.Module) -> list[nn.Linear]:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Follows every tensor that an operation returns while it is entered, also of shapes alone.
+    """Tracks the storage of every tensor that an operation returns while the mode is active, fake tensors included.
 
     Args:
-        model: its parameters and buffers are left out.
+        model: its parameters and buffers are not tracked.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -149,7 +149,7 @@ class LiveBytes(TorchDispatchMode):
         self._seen: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and note what it returns."""
+        """Run an operation and record the storages of its results."""
         result = func(*args, **(kwargs or {}))
         for value in tree_leaves(result):
             if isinstance(value, Tensor):
@@ -160,26 +160,26 @@ class LiveBytes(TorchDispatchMode):
 
     @property
     def total(self) -> int:
-        """Bytes that something still refers to."""
+        """Bytes of the tracked storages that are still referenced."""
         return sum(size for storage, size in self._seen.values() if storage() is not None)
 
 
 def activations(model: nn.Module, batch: Batch, objective: Objective, mixed: torch.dtype | None = None) -> int | None:
-    """Bytes that are kept between the forward and the backward pass of a micro-batch, found on shapes alone.
+    """Bytes kept between the forward and the backward pass of a micro-batch, found by a pass on fake tensors.
 
     Args:
-        model: on the meta device or a real one, set up for the objective; gradient checkpointing switched on or off.
-        batch: of ``collate.Collator``.
-        objective: the terms.
-        mixed: dtype of autocast, or None.
+        model: on any device, meta included, set up for the objective; gradient checkpointing as in the run.
+        batch: a micro-batch of ``collate.Collator``.
+        objective: the terms of the loss.
+        mixed: dtype of autocast; None for no autocast.
 
     Returns:
-        None for a model that decides by values what it computes (experts), which has no shapes alone.
+        The bytes; None if the computation depends on values (experts), so that it can't run on fake tensors.
     """
     autocast = torch.autocast("cpu", dtype=mixed) if mixed is not None else nullcontext()
     try:
         with without_values(model) as empty:
-            LMHead(empty)  # tried out before the first pass, as the trainer does
+            LMHead(empty)  # runs its test pass before the first forward pass, as in the trainer
             with LiveBytes(empty) as live, autocast:
                 losses = jepa_loss(empty, empty_batch(batch), objective)
             found = live.total

@@ -1,6 +1,6 @@
-"""Copies of models and batches that have shapes and dtypes but no values: an 8B model runs in seconds, in no memory.
+"""Copies of models and batches with shapes and dtypes but no values: an 8B model runs in seconds and takes no memory.
 
-Their tensors are fake tensors of torch, which claim to be on the CPU: so the same kernels are chosen, and none runs.
+Their tensors are fake tensors of torch on the CPU: torch chooses the kernels of the CPU but runs none of them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from transformers import AttentionMaskInterface
 
 from stepjepa.batch.collate import Batch
 
-# Shapes that follow from these depend on values: readouts that average, which cost little more than a single token, and
-# the positions that have a label of the prompt.
+# Tensors of a batch whose values determine shapes further on, so that an empty batch lacks them: the tokens of averaged
+# readouts (left out; averaging costs little more than a single token) and the labels of the prompt (made empty).
 _BY_VALUE = ("source_tokens", "source_pair", "target_tokens", "target_pair")
 _LABELS_BY_VALUE = ("prompt_row", "prompt_ids")
 
 
 def copied(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
-    """A copy of a model with other tensors in the place of its parameters and buffers; tied ones stay tied."""
+    """Copy a model, replacing its parameters and buffers by ``change`` of them; tied parameters stay tied."""
     memo: dict[int, Tensor] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(change(parameter), requires_grad=parameter.requires_grad)
@@ -35,13 +35,13 @@ def copied(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
 
 @contextmanager
 def without_values(model: nn.Module) -> Iterator[nn.Module]:
-    """A copy of a model, on any device, to be run for its shapes alone inside the block.
+    """Yield a copy of a model with fake tensors, to be run inside the block; the model may be on any device.
 
     Raises:
-        RuntimeError: from what is run inside, if a model decides by values what it computes, or uses a kernel whose
-            shapes torch can't tell (products of experts in float32).
+        RuntimeError: inside the block, if the model's computation depends on values, or uses a kernel whose result
+            shapes torch can't derive (products of experts in float32).
     """
-    # What can't be run is raised, too; a traceback beside that helps nobody.
+    # An operation that can't run raises an error; torch would log a traceback as well.
     log = logging.getLogger("torch._subclasses.fake_tensor")
     quiet, log.disabled = log.disabled, True
     try:
@@ -53,8 +53,8 @@ def without_values(model: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def _without_padding(model: nn.Module) -> Iterator[None]:
-    """Tell the model's masks that nothing is padded, as in every batch here; transformers would have to read it out of
-    values, and makes a mask where there are none."""
+    """Pass no ``attention_mask`` to the function that makes the model's masks. No batch has padding to be masked, but
+    transformers finds that out by reading values; without values it would make a mask."""
     name = getattr(getattr(model, "config", None), "_attn_implementation", None)
     made = AttentionMaskInterface().get(name)
     if made is None:
@@ -68,9 +68,9 @@ def _without_padding(model: nn.Module) -> Iterator[None]:
 
 
 def empty_batch(batch: Batch) -> Batch:
-    """A micro-batch without its values; only inside :func:`without_values`.
+    """Copy a micro-batch without its values; only for use inside :func:`without_values`.
 
-    Its pass shows the two losses on next tokens as one, on the positions of both.
+    A pass computes the LM loss and the prompt loss as one loss over the positions of both.
     """
     empty = Batch({name: value for name, value in batch.items() if name not in _BY_VALUE})
     for name, value in empty.items():

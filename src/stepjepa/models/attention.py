@@ -1,10 +1,10 @@
-"""Bring the mask of prefix trees into the attention of any model built on transformers' attention interface.
+"""Add the mask of prefix trees to any model that uses transformers' attention interface.
 
-Registered are ``tree_sdpa``, ``tree_eager`` and ``tree_flex``. They compute what ``sdpa``, ``eager`` and
-``flex_attention`` compute; their mask is the model's own rule (causal, sliding window, chunked), with distances counted
-in ``position_ids``, and the rule of the trees. Outside :func:`tree_mask` they behave as the originals, but for
-``tree_flex``: plain rows need no block mask, and are run by sdpa, or by eager attention where the model refuses sdpa
-(``tree_flex_unfused``).
+Registers ``tree_sdpa``, ``tree_eager`` and ``tree_flex``. They compute what ``sdpa``, ``eager`` and ``flex_attention``
+compute, under a mask that combines the model's own rule (causal, sliding window, chunked; distances counted in
+``position_ids``) with the rule of the trees. Outside :func:`tree_mask` the first two behave as the originals;
+``tree_flex`` runs sdpa (plain rows need no block mask), and ``tree_flex_unfused``, for models that refuse sdpa or have
+soft caps, eager.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _current: ContextVar[Trees | None] = ContextVar("tree_mask", default=None)
 
 @contextmanager
 def tree_mask(trees: Trees | None) -> Iterator[None]:
-    """Let the forward passes inside the block see by the rule of these trees; with None they are ordinary ones.
+    """Apply the rule of these trees to forward passes inside the block; None leaves them unchanged.
 
     The model must have been prepared by :func:`enable_trees`, its ``attention_mask`` must be all ones (so that
-    transformers does not read sequence boundaries out of the position ids) and its ``position_ids`` the trees'.
+    transformers infers no sequence boundaries from the position ids), and its ``position_ids`` must be the trees'.
     """
     token = _current.set(trees)
     try:
@@ -46,12 +46,12 @@ def tree_mask(trees: Trees | None) -> Iterator[None]:
 
 
 def _own_rule(mask_function: Rule) -> Rule | None:
-    # What a tree shows is at an earlier position, so the causal rule takes nothing away.
+    # The trees' rule shows a query no token at a later position, so the causal rule removes nothing.
     return None if mask_function is causal_mask_function else mask_function
 
 
 def _register_dense(name: str, plain_mask: Any, attention: Any, hidden: Callable[[torch.dtype], float]) -> None:
-    """Attention under a mask of numbers, ``[R, 1, T, T]``: 0 for what is seen, ``hidden`` for what is not."""
+    """Register attention under an additive mask ``[R, 1, T, T]``: 0 where a key is seen, else ``hidden(dtype)``."""
 
     def mask(
         *args: Any, mask_function: Rule = causal_mask_function, dtype: torch.dtype = torch.float32, **kwargs: Any
@@ -59,8 +59,8 @@ def _register_dense(name: str, plain_mask: Any, attention: Any, hidden: Callable
         trees = _current.get()
         if trees is None:
             return plain_mask(*args, mask_function=mask_function, dtype=dtype, **kwargs)
-        # Eager attention would add a boolean mask to the scores as 0 and 1: silently wrong. Fused attention would turn
-        # it into such numbers in every layer, and keep them for each until the backward pass.
+        # Not a boolean mask: eager attention would add it to the scores as 0 and 1 (silently wrong), and fused
+        # attention would convert it to an additive mask in every layer and keep each copy until the backward pass.
         allowed = dense(trees, _own_rule(mask_function))
         return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, hidden(dtype))
 
@@ -89,13 +89,13 @@ def _sdpa(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> Any:
     if attention_mask is not None and attention_mask.is_floating_point():
-        # Numbers must have the dtype of what they are added to, which need not be the model's.
+        # An additive mask must have the dtype of the query, which may differ from the model's.
         attention_mask = attention_mask.to(query.dtype)
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
 def _eager(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    # Each model file has an eager attention of its own, with its own soft caps and sinks.
+    # Each model file defines its own eager attention, with its own soft caps and sinks.
     return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)
 
 
@@ -106,14 +106,14 @@ _register_flex(FLEX_UNFUSED, eager_mask, _eager)
 
 
 def enable_trees(model: PreTrainedModel) -> None:
-    """Switch a model to the registered implementation that suits it.
+    """Switch a model to the registered attention implementation that suits it.
 
-    That is FlexAttention where it was loaded with that, otherwise sdpa, or eager where the model refuses sdpa. Whether
-    the model can run trees at all, ``probe`` finds out.
+    FlexAttention if the model was loaded with it; otherwise sdpa, or eager if the model was loaded with eager or
+    refuses sdpa. Whether the model can run trees at all is tested by :mod:`stepjepa.models.probe`.
     """
     sdpa = getattr(model, "_supports_sdpa", False)
     if uses_flex(model):
-        # Releases of transformers in which Gemma-2 takes sdpa leave its soft cap out there; FlexAttention has it.
+        # Releases of transformers that run Gemma-2 with sdpa omit its soft cap there; FlexAttention applies it.
         caps = getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
         model.set_attn_implementation(FLEX if sdpa and not caps else FLEX_UNFUSED)
         return

@@ -1,8 +1,8 @@
-"""Selective gradient checkpointing: the backward pass computes cheap things again, and no product a second time.
+"""Selective gradient checkpointing: the backward pass recomputes cheap operations, but no matrix products.
 
-Full checkpointing (``--gradient_checkpointing``) keeps the input of each block and runs the whole block again. Here the
-results of matrix products and of attention are kept as well, and only what stands between them is run again: norms,
-activations, rotary angles, casts. So it costs no FLOPs that are worth counting, and saves less memory.
+Full checkpointing (``--gradient_checkpointing``) keeps only the input of each block and runs the whole block again.
+Selective checkpointing also keeps the results of matrix products and of attention, and recomputes only the operations
+between them: norms, activations, rotary angles, casts. It adds a negligible number of FLOPs, and saves less memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers import TrainingArguments
 
 from stepjepa.models.architecture import base_model
 
-# By name, since not every build of torch has each of them.
+# Listed by name, since not every build of torch has all of them.
 KEPT = frozenset(
     {
         "aten::mm",
@@ -37,28 +37,28 @@ KEPT = frozenset(
         "flash_attn::_flash_attn_varlen_forward",
     }
 )
-"""Operations whose results are kept: products, and attention in one kernel."""
+"""Operations whose results are kept: matrix products, and attention computed by one kernel."""
 
 
 def enable_selective(model: nn.Module) -> None:
-    """Let a model, not yet wrapped by DDP or FSDP, keep the results of products and attention in its blocks.
+    """Make a model, not yet wrapped by DDP or FSDP, keep the results of products and attention in its blocks.
 
     Raises:
-        ValueError: its architecture has no gradient checkpointing.
+        ValueError: the architecture has no gradient checkpointing.
     """
     base = base_model(model)
-    # The newer name, where transformers has it already.
+    # The name in newer releases of transformers.
     enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
     enable({"use_reentrant": False, "context_fn": _contexts})
 
 
 def refuse_full(args: TrainingArguments) -> None:
-    """Selective checkpointing and another kind exclude each other.
+    """Refuse selective checkpointing together with another kind of checkpointing.
 
     Raises:
         ValueError: another kind is switched on as well.
     """
-    # FSDP has a checkpointing of its own.
+    # FSDP has its own activation checkpointing.
     sharding: dict[str, Any] = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
     if args.gradient_checkpointing:
         raise ValueError(
@@ -74,7 +74,7 @@ def _contexts() -> tuple[Any, Any]:
 
 
 def _policy(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    # A higher-order operation (FlexAttention) has no schema.
+    # A higher-order operation (FlexAttention) has no schema; it is recomputed.
     schema = getattr(operation, "_schema", None)
     kept = schema is not None and schema.name in KEPT
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

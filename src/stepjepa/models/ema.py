@@ -1,4 +1,4 @@
-"""The target embedding encoded with averaged weights, which follow the trained ones slowly (as in BYOL and I-JEPA)."""
+"""Target embeddings encoded with an exponential moving average of the trained weights (as in BYOL and I-JEPA)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class EmaEncoder:
     Frozen weights, such as those below an adapter, are shared with the model and take no memory.
 
     Args:
-        model: not wrapped by DDP; it must not have heads of terms.
-        decay: what the average keeps of itself at every update.
+        model: not wrapped by DDP, and without heads of terms (``heads.attach_heads``).
+        decay: weight of the previous average in every update.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -40,12 +40,12 @@ class EmaEncoder:
         self._weights = {name: p for name, p in self._model.named_parameters() if name in trained}
         for parameter in self._weights.values():
             parameter.requires_grad_(False)
-        # Half precision would swallow most of what an update adds, so the average is kept in single precision.
+        # In half precision most of an update would be rounded away, so the average is kept in float32.
         self._average = {name: p.detach().float() for name, p in self._weights.items()}
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """``average = decay * average + (1 - decay) * weight``, after an optimizer step."""
+        """Set ``average = decay * average + (1 - decay) * weight``; call it after an optimizer step."""
         for name, parameter in model.named_parameters():
             if name in self._average:
                 self._average[name].lerp_(parameter.detach().float(), 1 - self.decay)
@@ -58,7 +58,7 @@ class EmaEncoder:
 
     @torch.no_grad()
     def states(self, batch: Batch, layer: int = -1) -> Tensor:
-        """``[R * T, D]`` hidden states under the average: one more pass of the decoder, without a gradient."""
+        """``[R * T, D]`` hidden states under the averaged weights: one more pass of the decoder, without gradients."""
         decoder, states = find_decoder(self._model), []
         for each in batch.passes:
             with tree_mask(each.trees):
@@ -66,16 +66,16 @@ class EmaEncoder:
         return torch.cat(states)
 
     def save(self, folder: str | Path) -> None:
-        """Write the average into a checkpoint folder."""
+        """Write the averaged weights into a checkpoint folder."""
         state = {name: value.detach().cpu().contiguous().clone() for name, value in self._average.items()}
         save_file(state, Path(folder) / EMA_FILE)
 
     @torch.no_grad()
     def load(self, folder: str | Path) -> None:
-        """Read it back.
+        """Read the averaged weights from a checkpoint folder.
 
         Raises:
-            ValueError: the folder has none, or that of another model.
+            ValueError: the folder has no averaged weights, or those of another model.
         """
         path = Path(folder) / EMA_FILE
         if not path.is_file():
@@ -91,7 +91,7 @@ class EmaEncoder:
 
 
 class EmaCallback(TrainerCallback):
-    """Lets the average follow the model after every optimizer step that was taken."""
+    """Updates the averaged weights after every optimizer step that was taken."""
 
     def __init__(self, encoder: EmaEncoder, model: nn.Module, taken: Callable[[], bool]) -> None:
         self._encoder = encoder
@@ -99,6 +99,6 @@ class EmaCallback(TrainerCallback):
         self._taken = taken
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Update."""
+        """Update the averaged weights, unless the step was skipped."""
         if self._taken():
             self._encoder.update(self._model)

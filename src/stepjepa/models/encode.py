@@ -22,11 +22,11 @@ class Encoded:
     """The hidden states of a micro-batch, and the heads that act on them.
 
     Args:
-        states: layer, as transformers counts ``hidden_states`` (0 are the token embeddings, -1 is the last one, after
-            the final norm) -> ``[R * T, D]``.
-        batch: which positions are read.
-        layer: that embeddings are read from.
-        head: LM head.
+        states: layer -> ``[R * T, D]``; layers are numbered as in transformers' ``hidden_states`` (0: token embeddings,
+            -1: the last one, after the final norm).
+        batch: the micro-batch, which names the positions to read.
+        layer: the layer that embeddings are read from.
+        head: the LM head.
         heads: trained modules beside the model, by name.
     """
 
@@ -40,10 +40,10 @@ class Encoded:
         self.heads = nn.ModuleDict() if heads is None else heads
 
     def at(self, index: Tensor, layer: int = -1) -> Tensor:
-        """Hidden states at flat positions: ``[...]`` to ``[..., D]``.
+        """Hidden states of a layer at flat positions: ``[...]`` to ``[..., D]``.
 
         Raises:
-            ValueError: no term has asked for this layer (``Term.layers``).
+            ValueError: no term names this layer in ``Term.layers``.
         """
         if layer not in self._states:
             known = ", ".join(map(str, self._states))
@@ -52,7 +52,7 @@ class Encoded:
 
     @cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
-        """Source embeddings ``[P, D]``, through the predictor head if there is one; target embeddings ``[P, D]``."""
+        """Source embeddings ``[P, D]`` (after the predictor head, if there is one) and target embeddings ``[P, D]``."""
         states = self._states[self._layer]
         source, target = (read(states, self._batch, kind) for kind in ("source", "target"))
         if "predictor_head" in self.heads:
@@ -60,19 +60,19 @@ class Encoded:
         return source, target
 
     def replace_targets(self, averaged: Callable[[Batch, int], Tensor]) -> None:
-        """Read the target embeddings from other hidden states, those of averaged weights (``Context.averaged``)."""
+        """Read the target embeddings from other hidden states: those under averaged weights (``Context.averaged``)."""
         source, target = self.pairs
-        # Without gradient also where there is none: no process may wait for another in the backward pass.
+        # Detach also if the batch has no pairs, so that no process waits for another in the backward pass.
         found = read(averaged(self._batch, self._layer), self._batch, "target") if len(target) else target
         self.pairs = source, found.detach()
 
     def token_loss(self, index: Tensor, token_ids: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Cross-entropy of next tokens, summed: a float32 scalar. No logits of the whole batch are made.
+        """Summed cross-entropy of next tokens, a float32 scalar, without the logits of the whole batch.
 
         Args:
             index: ``[U]`` flat positions whose last hidden states go through the LM head.
-            token_ids: ``[N]`` the tokens that must be predicted.
-            rows: ``[N]`` which of the positions each is predicted at; None for one token a position.
+            token_ids: ``[N]`` tokens to be predicted.
+            rows: ``[N]`` number in ``index`` of the position that predicts each token; None for one token per position.
         """
         return self.head.cross_entropy(self._states[-1][index], token_ids, rows)
 
@@ -82,7 +82,7 @@ class Encoded:
 
 
 def read(states: Tensor, batch: Batch, kind: str) -> Tensor:
-    """Embeddings ``[P, D]`` at the readouts of a batch, of states ``[R * T, D]``; kind is ``source`` or ``target``."""
+    """Embeddings ``[P, D]`` at a batch's readouts, from states ``[R * T, D]``; ``kind`` is ``source`` or ``target``."""
     index = batch[f"{kind}_index"]
     if f"{kind}_tokens" not in batch:
         return states[index]
@@ -100,25 +100,25 @@ def encode(
     layer: int = -1,
     layers: Sequence[int] = (-1,),
 ) -> dict[str, Tensor]:
-    """Run a micro-batch once, in one pass or several, and evaluate something on its hidden states before the pass ends.
+    """Run a micro-batch in one or several passes, and evaluate a function of its hidden states inside the last pass.
 
-    The decoder's output is caught by a hook; another one, on the LM head, evaluates and then leaves the head nothing to
-    do. So all parameters are used inside the wrapped forward (which DDP and FSDP rely on), sharded weights are whole
-    when they are used, and logits exist only where somebody asks for them.
+    A hook catches the decoder's output. Another hook, on the LM head, calls ``evaluate`` and then gives the head an
+    empty input. So all parameters are used inside the wrapped forward (which DDP and FSDP rely on), sharded weights are
+    gathered when they are used, and logits exist only where ``evaluate`` asks for them.
 
     Args:
         model: a causal language model, possibly wrapped (PEFT, DDP, FSDP); prepared by ``attention.enable_trees`` if
             the batch is one of trees.
-        batch: of ``collate.Collator``, on the model's device.
-        evaluate: called once, inside the pass; what it returns has all that gradients flow through.
-        layer: that embeddings are read from.
-        layers: all hidden states that are read.
+        batch: from ``collate.Collator``, on the model's device.
+        evaluate: called once, inside the last pass; its result must hold every tensor that gradients flow through.
+        layer: the layer that embeddings are read from.
+        layers: other layers that are read.
 
     Returns:
-        What ``evaluate`` did.
+        The result of ``evaluate``.
 
     Raises:
-        ValueError: the model has no such hidden state.
+        ValueError: the model lacks one of the layers, or does not call its LM head exactly once in a pass.
     """
     passes = batch.passes
     caught: list[dict[int, Tensor]] = []
@@ -135,15 +135,15 @@ def encode(
 
     def before_head(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if len(caught) == len(passes):
-            # The flat positions of several passes stand one pass behind the other.
+            # Flat positions count on from pass to pass.
             joined = {each: torch.cat([found[each] for found in caught]) for each in wanted if len(caught) > 1}
             states = joined or caught[0]
             results.append(evaluate(Encoded(states, batch, layer, head, find_heads(model))))
         return (args[0][:, :0],)
 
     def show(_module: nn.Module, _args: Any, output: Any) -> Any:
-        # DDP looks for parameters without a gradient in what the output depends on. It makes the output anew from its
-        # fields, so this must be one that the class has.
+        # DDP finds parameters without a gradient by following the output's graph, so the results must be part of the
+        # output. DDP rebuilds the output from its fields, so this must be a field that its class has.
         if results:
             output["hidden_states"] = tuple(results[-1].values())
         return output
@@ -168,7 +168,7 @@ def encode(
 
 
 def decoder_inputs(batch: Batch, layers: Sequence[int] = (-1,)) -> dict[str, Any]:
-    """What a model is called with for a batch; under ``attention.tree_mask`` if it is one of trees."""
+    """Keyword arguments of a model for a batch; a batch of trees must be run under ``attention.tree_mask``."""
     inputs: dict[str, Any] = {
         "input_ids": batch["input_ids"],
         "attention_mask": batch["attention_mask"],
@@ -186,10 +186,10 @@ def decoder_inputs(batch: Batch, layers: Sequence[int] = (-1,)) -> dict[str, Any
 
 
 def flat_states(output: Any, layer: int) -> Tensor:
-    """One of the hidden states of a decoder's output, ``[R * T, D]``.
+    """Hidden states of one layer from a decoder's output, ``[R * T, D]``.
 
     Raises:
-        ValueError: there is none of this number.
+        ValueError: the output has no such layer.
     """
     states = output[0]
     if layer != -1:
@@ -200,10 +200,10 @@ def flat_states(output: Any, layer: int) -> Tensor:
 
 
 def check_layer(last: int, layer: int) -> None:
-    """Refuse a hidden state that a model of so many layers does not have.
+    """Refuse a hidden state that a model of ``last`` layers does not have.
 
     Raises:
-        ValueError: it is out of range.
+        ValueError: ``layer`` is out of range.
     """
     if not -last - 1 <= layer <= last:
         raise ValueError(f"jepa_layer: expected {-last - 1} to {last} for a model of {last} layers, got {layer}")

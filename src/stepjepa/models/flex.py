@@ -1,7 +1,7 @@
-"""FlexAttention over prefix trees: their rule as a mask that skips blocks of tokens nobody sees.
+"""FlexAttention over prefix trees: the trees' rule as a block mask that skips blocks in which no key is seen.
 
-The kernel is compiled for one shape at a time, so attention runs over rows of few lengths. Only what attention reads is
-padded to them; all other layers see rows as long as they are.
+The kernel is compiled for one shape at a time, so the inputs of attention are padded to one of a few row lengths. All
+other layers run without this padding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from stepjepa.batch.mask import BLOCK, Rule, Trees, blocks, evaluated_blocks, padded, sees, static_length, under
 
 SHAPES = 256
-"""For how many shapes the kernel may be compiled; beyond torch's default of 8 it would silently run uncompiled."""
+"""Most shapes that the kernel is compiled for; beyond this limit (torch's default is 8) it silently runs uncompiled."""
 
 NO_TRAINING_ON_CPU = (
     "FlexAttention has no backward pass on a CPU; train with attention implementation 'sdpa' there "
@@ -34,7 +34,7 @@ def uses_flex(model: PreTrainedModel) -> bool:
 
 
 def refuse_flex_training(model: PreTrainedModel, device: torch.device) -> None:
-    """Say before the first step what FlexAttention can't train.
+    """Refuse, before the first step, training that FlexAttention does not support.
 
     Raises:
         ValueError: the model's attention is FlexAttention, and the device is a CPU or the attention has dropout.
@@ -50,17 +50,17 @@ def refuse_flex_training(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def block_mask(trees: Trees, rule: Rule | None = None) -> BlockMask:
-    """The mask of a batch for FlexAttention, over rows of ``static_length(T)`` tokens.
+    """The FlexAttention mask of a batch, over rows of ``static_length(T)`` tokens.
 
     Args:
         trees: of the batch, on the model's device.
-        rule: of the model, over positions; None for the ordinary causal one, for which no pair of tokens is evaluated
-            to find the blocks.
+        rule: of the model, over positions; None for the ordinary causal one. With None, and trees that isolate no
+            token, the blocks are found without evaluating the rule for every pair of tokens.
     """
     rows, length = trees.start.shape
     length = static_length(length)
     narrow = padded(trees, length)
-    # 32 bits are read faster by the kernel.
+    # The kernel reads 32-bit integers faster.
     small = Trees(narrow.start.int(), narrow.end.int(), narrow.position_ids.int(), trees.isolates)
     allowed = sees(small) if rule is None else under(rule, small)
     simple = rule is None and not trees.isolates
@@ -75,7 +75,7 @@ def block_mask(trees: Trees, rule: Rule | None = None) -> BlockMask:
 
 
 def _listed(dense: Tensor) -> tuple[Tensor, Tensor]:
-    """For each block of queries how many blocks of keys there are, and all of them, those first."""
+    """For each block of queries: the number of key blocks that it sees, and all key blocks, those first."""
     dense = dense[:, None]  # [B, 1, N, N], for all heads
     order = dense.int().argsort(dim=-1, descending=True, stable=True)
     return dense.sum(-1, dtype=torch.int32), order.int().contiguous()
@@ -83,7 +83,7 @@ def _listed(dense: Tensor) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _compiled() -> Any:
-    # For shapes as they come it would be compiled anew or run many times slower.
+    # With dynamic shapes the kernel would be recompiled, or run many times slower.
     return torch.compile(flex_attention, dynamic=False)
 
 
@@ -95,7 +95,7 @@ def _run(query: Tensor, *args: Any, **kwargs: Any) -> Any:
     if torch.compiler.is_compiling():
         return flex_attention(query, *args, **kwargs)
     if _on_cpu(query):
-        # Evaluation of a few rows of many lengths: compiling takes longer than they do.
+        # Evaluation of a few rows of many lengths: compiling takes longer than running them.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
             return flex_attention(query, *args, **kwargs)
@@ -116,27 +116,27 @@ def flex_forward(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it, under the mask of :func:`block_mask`.
+    """Attention with the signature that transformers calls, under the mask of :func:`block_mask`.
 
     Args:
         module: the attention layer.
         query: ``[B, H, T, d]``.
         key: ``[B, G, T, d]``, H a multiple of G.
-        value: the same.
-        attention_mask: its blocks.
-        scaling: of the scores; None is ``d ** -0.5``.
-        dropout: 0, else ValueError.
-        softcap: bound of the scores.
-        s_aux: ``[H]`` attention sinks: scores that take a share of the softmax and give nothing.
+        value: ``[B, G, T, d]``.
+        attention_mask: the block mask.
+        scaling: factor of the scores; None for ``d ** -0.5``.
+        dropout: must be 0, else ValueError.
+        softcap: bound of the scores, applied by tanh; None for no bound.
+        s_aux: ``[H]`` attention sinks: additional scores that take a share of the softmax and have no value.
 
     Returns:
-        ``[B, T, H, d]``, and None for the weights.
+        ``[B, T, H, d]``, and None in place of the attention weights.
     """
     if dropout:
         raise ValueError(f"FlexAttention has no dropout, got {dropout}; set it to 0 in the model's configuration")
     grouped = query.shape[1] != key.shape[1]
     if isinstance(query, FakeTensor) and not torch.compiler.is_compiling():
-        # A dry run, for shapes and memory: those of a fused kernel that is given no mask tensor.
+        # A dry run, for shapes and memory: use those of a fused kernel without a mask tensor.
         found = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
         return found.transpose(1, 2).contiguous(), None
     if _on_cpu(query) and torch.is_grad_enabled() and query.requires_grad:

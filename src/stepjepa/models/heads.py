@@ -1,4 +1,4 @@
-"""Trained modules beside a model, such as the predictor head: trained with it, never part of what is saved as it."""
+"""Trained modules beside a model, such as the predictor head: trained with the model, but never saved as part of it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 HEADS = "term_heads"
-"""Name of the submodule of a model that holds them, each under a name of its own."""
+"""Name of the submodule of a model that holds the heads, each under its own name."""
 
 
 class PredictorHead(nn.Module):
-    """``[P, D]`` to ``[P, D]``: one ``linear`` layer, or an ``mlp`` of two with a GELU, twice as wide inside."""
+    """``[P, D]`` to ``[P, D]``: one ``linear`` layer, or an ``mlp`` of two with a GELU and inner width ``2 * D``."""
 
     def __init__(self, kind: str, width: int) -> None:
         super().__init__()
@@ -37,13 +37,13 @@ class PredictorHead(nn.Module):
 
 
 def attach_heads(model: nn.Module, heads: Mapping[str, nn.Module]) -> None:
-    """Make heads submodules of a model, in place of earlier ones: they are trained, sharded and moved with it."""
+    """Make heads submodules of a model, replacing earlier ones: they are trained, sharded and moved with it."""
     model._modules.pop(HEADS, None)
     if not heads:
         return
     embedding = model.get_input_embeddings().weight  # type: ignore[operator]  # a method of every PreTrainedModel
     trained = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
-    # As what is trained beside them: an adapter is in single precision also where its base is not.
+    # The dtype of the weights trained beside them: an adapter is in float32 even if its base is not.
     dtype = torch.float32 if torch.float32 in trained else embedding.dtype
     model.add_module(HEADS, nn.ModuleDict(dict(heads)).to(device=embedding.device, dtype=dtype))
 
@@ -58,7 +58,7 @@ def find_heads(model: nn.Module) -> nn.ModuleDict | None:
 
 @contextmanager
 def without_heads(model: nn.Module) -> Iterator[nn.ModuleDict | None]:
-    """Take the heads out of a model while the model alone is saved or loaded; gives the heads, or None."""
+    """Remove the heads of a model while the model alone is saved or loaded; yields the heads, or None."""
     heads = model._modules.pop(HEADS, None)
     try:
         yield heads  # type: ignore[misc]  # attach_heads put it there
@@ -68,14 +68,14 @@ def without_heads(model: nn.Module) -> Iterator[nn.ModuleDict | None]:
 
 
 def split_state(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The weights of a model in two: without those of the heads, and those alone, by their names in the heads."""
+    """Split a model's weights into those outside the heads, and those of the heads (named as in the heads)."""
     rest = {name: value for name, value in state.items() if not name.startswith(f"{HEADS}.")}
     own = {name.removeprefix(f"{HEADS}."): value for name, value in state.items() if name not in rest}
     return rest, own
 
 
 def save_heads(state: Mapping[str, Tensor], folder: str | Path) -> None:
-    """Write the weights of heads into the folder of a model, a file each: ``predictor_head.safetensors``."""
+    """Write the weights of heads into a model's folder, one file per head (``predictor_head.safetensors``)."""
     heads: dict[str, dict[str, Tensor]] = {}
     for name, value in state.items():
         head, _, inner = name.partition(".")
@@ -85,10 +85,10 @@ def save_heads(state: Mapping[str, Tensor], folder: str | Path) -> None:
 
 
 def load_heads(heads: nn.ModuleDict, folder: str | Path) -> None:
-    """Read them back.
+    """Read the weights of heads from a model's folder.
 
     Raises:
-        ValueError: the folder lacks one, or has one of another shape.
+        ValueError: the folder lacks a head, or has one of another shape.
     """
     for name, head in heads.items():
         path = Path(folder) / f"{name}.safetensors"
@@ -96,7 +96,7 @@ def load_heads(heads: nn.ModuleDict, folder: str | Path) -> None:
             raise ValueError(f"expected {path.name} in {folder}, got none; the checkpoint was made without this head")
         state: dict[str, Any] = load_file(path)
         try:
-            if state.keys() != head.state_dict().keys():  # Torch passes over those that are missing.
+            if state.keys() != head.state_dict().keys():  # Torch ignores missing weights.
                 raise RuntimeError(f"it has {', '.join(state)}")
             set_model_state_dict(head, state, options=StateDictOptions(full_state_dict=True))
         except RuntimeError as error:

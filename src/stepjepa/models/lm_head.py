@@ -1,8 +1,8 @@
-"""Next-token prediction without the logits of a whole batch: LM head and cross-entropy in chunks, exact.
+"""Next-token prediction without the logits of a whole batch: LM head and exact cross-entropy in chunks.
 
-With a vocabulary of 128,000 the logits of a batch, their softmax and their gradient take more memory than everything
-else. Here they exist for some rows at a time: the gradients of a chunk are taken while its logits are there, so that
-nothing is computed twice. A state that several labels are read at goes through the head once.
+With a vocabulary of 128,000 tokens the logits of a batch, their softmax and their gradient take more memory than
+everything else. Here they exist for one chunk of states at a time: the gradients of a chunk are computed while its
+logits exist, so that nothing is computed twice. A state at which several labels are read goes through the head once.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from stepjepa.models.architecture import base_model, causal_model, find_decoder
 
 FEWEST_LOGITS = 2**20
-"""A chunk is not cut smaller than this many logits: products of few rows are slow."""
+"""Minimum number of logits in a chunk: matrix products of few rows are slow."""
 
-# Causal model -> whether its logits are what its head gives, unchanged.
+# Causal model -> whether its logits are the unchanged output of its LM head.
 _plain: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def summed_cross_entropy(
     states: Tensor, head: nn.Linear, label_ids: Tensor, rows: Tensor, chunk: int | None = None
 ) -> Tensor:
-    """``cross_entropy(head(states)[rows], label_ids, reduction="sum")`` in single precision, in chunks of states.
+    """``cross_entropy(head(states)[rows], label_ids, reduction="sum")`` in float32, in chunks of states.
 
     Args:
         states: ``[U, D]``, hidden states.
-        head: the LM head, ``[V, D]``; its gradient is taken if it is trained.
+        head: the LM head, its weight ``[V, D]``; its gradient is computed if it is trained.
         label_ids: ``[N]`` int64, the tokens to be predicted.
-        rows: ``[N]`` int64, which state each is read at.
-        chunk: states of a chunk; None takes a quarter of D, so that a chunk of logits is small beside the head's
-            weight, but at least ``FEWEST_LOGITS`` logits.
+        rows: ``[N]`` int64, the number of the state at which each label is read.
+        chunk: states per chunk; None for a quarter of D, so that a chunk of logits is small beside the head's weight,
+            but at least ``FEWEST_LOGITS`` logits.
 
     Returns:
         A float32 scalar. It can be differentiated once.
@@ -52,7 +52,7 @@ def summed_cross_entropy(
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
-    """The gradients of the sum are taken in the forward pass, and multiplied by what comes back."""
+    """Computes the gradients of the sum in the forward pass; the backward pass scales them by the upstream gradient."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, *labels: Any) -> Tensor:
@@ -62,13 +62,13 @@ class _SummedCrossEntropy(torch.autograd.Function):
         dtype = multiplies_in(states)
         several = len(states) > chunk
         starts = range(0, len(states), chunk)
-        # Not bincount: its shape depends on values, of which a dry run has none.
+        # Not bincount: the shape of its result depends on values, which a dry run does not have.
         ones = torch.ones_like(rows, dtype=torch.float32)
         shared = ones.new_zeros(len(states)).index_add_(0, rows, ones)[:, None]
         with torch.autocast(device, enabled=False):
             values, matrix = states.to(dtype), weight.to(dtype)
             total = states.new_zeros((), dtype=torch.float32)
-            # 16 bits would swallow what the later chunks add.
+            # In 16 bits the contributions of later chunks would be rounded away.
             summed = torch.float32 if several else dtype
             by_state = torch.empty_like(values) if wanted[0] else None
             by_weight = torch.zeros(weight.shape, dtype=summed, device=weight.device) if wanted[1] else None
@@ -76,15 +76,15 @@ class _SummedCrossEntropy(torch.autograd.Function):
             for start in starts:
                 part = slice(start, start + chunk)
                 logits = F.linear(values[part], matrix, None if bias is None else bias.to(dtype)).float()
-                # Labels of other chunks weigh nothing; to pick out the own ones, the device would be waited for.
+                # Mask the labels of other chunks: selecting the chunk's own would need a device synchronisation.
                 place = (rows - start).clamp(0, len(logits) - 1), label_ids
                 own = (rows >= start) & (rows < start + chunk)
                 norms = logits.logsumexp(-1, keepdim=True)
-                # Filled, not multiplied: the loss of another chunk's label may be infinite here.
+                # masked_fill, not a product: the loss of another chunk's label may be infinite here.
                 total += (norms[place[0], 0] - logits[place]).masked_fill(~own, 0).sum()
                 if not any(wanted):
                     continue
-                # d loss / d logits = labels * softmax - one-hot of each, in the memory of the logits.
+                # d loss / d logits = number of labels * softmax - their one-hot vectors, in the memory of the logits.
                 errors = logits.sub_(norms).exp_().mul_(shared[part])
                 errors.index_put_(place, -own.float(), accumulate=True)
                 if by_bias is not None:
@@ -93,7 +93,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 if by_state is not None:
                     torch.mm(errors, matrix, out=by_state[part])
                 if by_weight is not None and summed == dtype:
-                    # Unlike addmm_, torch's FLOP counter knows this one.
+                    # torch's FLOP counter knows addmm, but not addmm_.
                     torch.addmm(by_weight, errors.T, values[part], out=by_weight)
                 elif by_weight is not None:
                     by_weight += errors.T @ values[part]
@@ -109,20 +109,20 @@ class _SummedCrossEntropy(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise RuntimeError("expected one backward pass through the LM loss, got a second one")
-        # In place: one of them is as large as the head's weight.
+        # In place: one of the gradients is as large as the head's weight.
         return (*(None if gradient is None else gradient.mul_(upstream[0]) for gradient in gradients), *[None] * 4)
 
 
 def multiplies_in(states: Tensor) -> torch.dtype:
-    """The dtype of a linear layer's product here, under autocast or not."""
+    """The dtype in which a linear layer multiplies these states: autocast's, or their own."""
     device = states.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
 
 
 class LMHead:
-    """The LM head of a model, as its hidden states go through it: with the model's own scaling and capping of logits.
+    """The LM head of a model, including the model's own scaling and capping of logits.
 
-    To be used inside the model's forward pass, where sharded weights are whole; see ``encode.encode``.
+    Use it inside the model's forward pass, where sharded weights are gathered; see ``encode.encode``.
 
     Args:
         model: a causal language model, possibly wrapped.
@@ -131,7 +131,7 @@ class LMHead:
     def __init__(self, model: nn.Module) -> None:
         self._causal = causal_model(model)
         self.module: nn.Module = self._causal.get_output_embeddings()
-        # Some models scale or cap their logits; found by a pass of one token, once for each model.
+        # Some models scale or cap their logits; this is detected by a pass of one token, once per model.
         if self._causal not in _plain:
             _plain[self._causal] = _gives_out_its_logits(self._causal, self.module)
         self.is_plain = _plain[self._causal]
@@ -146,16 +146,16 @@ class LMHead:
         return found.reshape(*states.shape[:-1], found.shape[-1])
 
     def cross_entropy(self, states: Tensor, label_ids: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Cross-entropy of labels, summed: a float32 scalar.
+        """Summed cross-entropy of labels, a float32 scalar.
 
         Args:
             states: ``[U, D]``.
             label_ids: ``[N]`` tokens to be predicted.
-            rows: ``[N]`` which state each is read at; None for one label a state.
+            rows: ``[N]`` number of the state at which each label is read; None for one label per state.
         """
         if rows is None:
             rows = torch.arange(len(label_ids), device=label_ids.device)
-        # The small gradients of half precision live on the scale that comes back with the loss.
+        # In float16 small gradients underflow unless scaled, and the loss scale arrives only in the backward pass.
         half = multiplies_in(states) == torch.float16
         if type(self.module) is nn.Linear and self.is_plain and not half:
             return summed_cross_entropy(states, self.module, label_ids, rows)
@@ -163,7 +163,7 @@ class LMHead:
         return (logits.logsumexp(-1)[rows] - logits[rows, label_ids]).sum()
 
     def _by_the_model(self, states: Tensor) -> Tensor:
-        """What the model makes of hidden states, its decoder left out."""
+        """Logits from the model's own forward pass, with its decoder replaced by the given hidden states."""
         base = base_model(self._causal)
         decoder = find_decoder(base)
         stand_in = {"forward": lambda *_, **__: BaseModelOutputWithPast(last_hidden_state=states)}
@@ -175,7 +175,7 @@ class LMHead:
 
 @contextmanager
 def _replaced(module: nn.Module, **attributes: Any) -> Iterator[None]:
-    """Other attributes for a module inside the block."""
+    """Replace attributes of a module inside the block."""
     own = {name: module.__dict__[name] for name in attributes if name in module.__dict__}
     module.__dict__.update(attributes)
     try:

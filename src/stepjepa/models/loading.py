@@ -1,4 +1,4 @@
-"""Load or build a model with its tokenizer, give it predictor tokens, wrap it with LoRA, load it again."""
+"""Load or build a model with its tokenizer, add predictor tokens, wrap it with LoRA, load a trained model."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model")
-"""One of them is in every folder that has a tokenizer."""
+"""Patterns of file names; every folder with a tokenizer has a file that matches one of them."""
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
-"""Endings of weights in other formats. Reading some of them runs what they hold."""
+"""File endings of weight formats other than safetensors. Reading some of them can run code that they contain."""
 
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """How an adapter is made.
+    """Settings of a LoRA adapter.
 
     Attributes:
         rank: r.
-        alpha: scale; twice the rank if None.
-        dropout: of the adapter's input.
-        targets: names of the layers that get an adapter, with commas between them, or ``all-linear``.
-        dora: train the size of each weight apart from its direction (DoRA, arXiv 2402.09353).
+        alpha: scale; None for twice the rank.
+        dropout: on the adapter's input.
+        targets: comma-separated names of the layers that get an adapter, or ``all-linear``.
+        dora: train the magnitude of each weight apart from its direction (DoRA, arXiv 2402.09353).
         rslora: scale by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732).
     """
 
@@ -63,7 +63,7 @@ class LoraSettings:
 
 
 def new_dtype(config: Any, name: str) -> torch.dtype:
-    """The dtype of a model that is built from a configuration; ``auto`` is the configuration's, or float32."""
+    """The dtype of a model built from a configuration; ``auto`` takes the configuration's, or else float32."""
     dtype: torch.dtype = (config.dtype or torch.float32) if name == "auto" else getattr(torch, name)
     return dtype
 
@@ -71,12 +71,12 @@ def new_dtype(config: Any, name: str) -> torch.dtype:
 def load_tokenizer(
     name: str, *, chat_template: str | None = None, trust_remote_code: bool = False, gguf_file: str | None = None
 ) -> Any:
-    """The tokenizer of a folder or hub id, with the template of a Jinja file instead of its own if one is named.
+    """Load the tokenizer of a folder or hub id, optionally with the chat template of a Jinja file instead of its own.
 
-    ``gguf_file`` names the file there that holds it.
+    ``gguf_file`` names a file of the folder or hub id that holds the tokenizer.
 
     Raises:
-        UserError: there is none, or it can't be read.
+        UserError: there is no tokenizer, or it can't be read.
     """
     from transformers import AutoTokenizer
 
@@ -105,30 +105,30 @@ def load_model(
     allow_missing_weights: bool = False,
     gguf_file: str | None = None,
 ) -> tuple[PreTrainedModel, Any]:
-    """A causal language model for training, with its tokenizer.
+    """Load or build a causal language model for training, with its tokenizer.
 
     Args:
         name: a folder, a hub id, or ``preset:NAME`` for a small model with random weights.
-        texts: what a new tokenizer is trained on: that of a preset, or of ``train_tokenizer``.
-        predictors: K, how many predictor tokens to add.
+        texts: training texts of a new tokenizer, that of a preset or of ``train_tokenizer``.
+        predictors: K, the number of predictor tokens to add.
         seed: of random weights and of new embedding rows.
         dtype: of the weights: ``float32``, ``bfloat16``, ``float16`` or ``auto``, the checkpoint's own.
-        chat_template: a Jinja file instead of the tokenizer's template.
+        chat_template: a Jinja file that replaces the tokenizer's template.
         attn_implementation: as in transformers.
         trust_remote_code: run code that comes with the model.
-        pretrain: take only the configuration from ``name``, and random weights; what a preset does anyway.
-        train_tokenizer: for random weights alone: train a tokenizer of at most so many tokens, see
+        pretrain: take only configuration and tokenizer from ``name``, and draw random weights; a preset always does.
+        train_tokenizer: with random weights only: train a tokenizer of at most this many tokens, see
             ``presets.train_tokenizer``. The tokens of ``plain`` and predictor tokens come on top.
-        plain: add the tokens of the form without a chat, and let generation stop at its end of turn.
-        quantization: of ``quantization.quantization_options``, to load trained weights in 4 or 8 bits.
-        allow_missing_weights: draw weights at random that ``name`` lacks, instead of refusing it.
-        gguf_file: a file of ``name`` with weights and tokenizer in that format; they are dequantised.
+        plain: add the tokens of the plain format (``chat.plain_template``), and stop generation at its end of turn.
+        quantization: from ``quantization.quantization_options``, to load trained weights in 4 or 8 bits.
+        allow_missing_weights: draw weights that ``name`` lacks at random, instead of refusing it.
+        gguf_file: a GGUF file of ``name`` with weights and tokenizer; the weights are dequantised.
 
     Returns:
         The model, in training mode, and the tokenizer.
 
     Raises:
-        UserError: no such preset, folder or hub id, or it can't be loaded, or its weights are no safetensors.
+        UserError: ``name`` does not exist, can't be loaded, is an adapter, or has weights in other formats only.
     """
     tokenizer: Any
     if (Path(name) / "adapter_config.json").is_file():
@@ -174,7 +174,7 @@ def load_model(
 
 
 def load_config(name: str, *, trust_remote_code: bool, gguf_file: str | None = None) -> Any:
-    """The configuration of a folder or hub id; UserError if there is none."""
+    """Load the configuration of a folder or hub id; UserError if there is none."""
     from transformers import AutoConfig
 
     refuse_missing(name)
@@ -183,17 +183,17 @@ def load_config(name: str, *, trust_remote_code: bool, gguf_file: str | None = N
 
 
 def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: int) -> tuple[Any, Any, Any]:
-    """A model that may be named, the tokenizer that belongs to it, and data that may be named.
+    """Load a model and data that may be given by name; return the model, its tokenizer and the data.
 
     Args:
-        model: a model, or what :func:`load_model` loads.
-        tokenizer: None for that of the model.
-        data: records, or what ``sources.read_any`` reads; a preset learns its tokenizer from them.
-        predictors: predictor tokens to add to a model that is loaded here.
+        model: a model, or a name for :func:`load_model`.
+        tokenizer: None for the model's own.
+        data: records, or a path for ``sources.read_any``; a preset's tokenizer is trained on them.
+        predictors: number of predictor tokens to add to a model that is loaded here.
         seed: of random weights.
 
     Raises:
-        ValueError: a tokenizer is missing, and the model does not know where it came from.
+        ValueError: no tokenizer is given for a model that was not loaded from anywhere, or a preset gets no list.
     """
     if isinstance(data, str | os.PathLike):
         data = read_any(data)
@@ -209,7 +209,7 @@ def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: 
     elif tokenizer is None:
         name = str(getattr(model.config, "_name_or_path", ""))
         if not name:
-            raise ValueError("processing_class: expected the tokenizer of a model that was not loaded from anywhere")
+            raise ValueError("processing_class: expected a tokenizer, since the model has no name to load one from")
         tokenizer = load_tokenizer(name)
     return model, tokenizer, data
 
@@ -223,7 +223,7 @@ def new_config(
     trust_remote_code: bool,
     plain: bool,
 ) -> tuple[Any, Any]:
-    """Tokenizer and configuration of a model with random weights, fitted to each other."""
+    """The tokenizer and the configuration of a model with random weights, fitted to each other."""
     tokenizer: Any = None
     if name.startswith(PREFIX):
         config = presets.preset_config(name)
@@ -246,10 +246,10 @@ def new_config(
 
 
 def refuse_pickled(folder: str | os.PathLike[str]) -> None:
-    """Refuse a model or checkpoint folder whose weights are there, but not as safetensors.
+    """Refuse a model or checkpoint folder that has weights, but none as safetensors.
 
     Raises:
-        UserError: it holds pickled weights alone, which can run code when they are read.
+        UserError: all weights are in formats of which some can run code when they are read.
     """
     found = Path(folder)
     kind = "adapter_model" if (found / "adapter_config.json").is_file() else "model"
@@ -265,31 +265,30 @@ def refuse_pickled(folder: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def reported(what: str) -> Iterator[None]:
-    """Turn what the libraries raise for a model that can't be had into one line."""
+    """Re-raise the libraries' errors about a model that can't be loaded as a ``UserError`` of one line."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # of a broken folder comes any error: a tokenizer cut short is an Exception, no more
+    except Exception as error:  # a broken folder can raise any error, a truncated tokenizer a bare Exception
         remedy = "; pass --trust_remote_code if you trust it" if "trust_remote_code" in str(error) else ""
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if "couldn't connect to" in line or "outgoing traffic has been disabled" in line:
-            # Not in transformers' words: whoever mistyped a folder, or named --offline, would look for a network.
+            # Not transformers' message: it sends a user who mistyped a folder, or set --offline, to look for a network.
             line = "neither a folder here nor in the hub's cache, and the hub was not reached; check the name"
         raise UserError(f"{what}: {line.rstrip(' .') if remedy else line}{remedy}") from None
 
 
 def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequence[int]) -> nn.Module:
-    """Wrap a model with a LoRA adapter; the given embedding rows are trained as well.
+    """Wrap a model with a LoRA adapter that also trains the given embedding rows.
 
     Args:
         model: the base model, with its predictor tokens.
         settings: of the adapter.
-        trainable_ids: ids of the new tokens (``token_rows.adapter_ids``); plain LoRA would leave their rows as they
-            were drawn for ever, and save none of them.
+        trainable_ids: of the new tokens (``token_rows.adapter_ids``), whose rows plain LoRA neither trains nor saves.
 
     Raises:
-        UserError: the model has no layer of these names.
+        UserError: the model has no layer with these names.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -320,17 +319,17 @@ def load_for_inference(
     device: str | torch.device | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[PreTrainedModel, Any]:
-    """A trained model in evaluation mode: a whole model, or an adapter merged on its base.
+    """Load a trained model in evaluation mode, with its tokenizer; an adapter is merged into its base model.
 
     Args:
         path: run folder, checkpoint folder or hub id.
         dtype: see ``config.DTYPES``.
         quantization: ``4bit`` or ``8bit`` through bitsandbytes, None for neither.
-        device: where to put it; the accelerator if there is one, else the CPU.
+        device: where to put the model; None for the accelerator if there is one, else the CPU.
         trust_remote_code: run code that comes with the model.
 
     Raises:
-        UserError: nothing there can be loaded.
+        UserError: no model can be loaded from ``path``.
     """
     name = str(path)
     if name.startswith(PREFIX):
@@ -360,5 +359,5 @@ def load_for_inference(
             model = load_adapter(model, name).merge_and_unload()
     if device is None:
         device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
-    # Quantized weights are where they belong already.
+    # Quantized weights are on their device already.
     return (model if options else model.to(device)).eval(), tokenizer

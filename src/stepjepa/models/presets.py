@@ -28,8 +28,8 @@ PRESETS = {
     for suffix, family in (("", "llama"), ("-qwen", "qwen3"))
     for size, shape in _SIZES.items()
 }
-"""Name -> configuration. There are as many heads as layers, and a quarter as many of keys and values; ``vocab_size``
-is the most tokens of the tokenizer that is trained for it."""
+"""Preset name -> configuration. A preset has as many attention heads as layers, and a quarter as many key-value heads;
+``vocab_size`` is the maximum size of the tokenizer that is trained for it."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -39,21 +39,21 @@ CHAT_TEMPLATE = (
 )
 SPECIAL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
 
-# Every record says these words, once it is in the template; so they are as frequent as anything in the texts.
+# The chat template writes these words into every record, so they must be frequent when merges are learnt.
 ROLE_WORDS = ("system\n", "user\n", "assistant\n") * 1000
 
 SPARE_ROWS = 32
-"""Rows of the embedding kept free for predictor tokens, so that every mode and every K trains a model of one shape."""
+"""Embedding rows kept free for predictor tokens, so that models of every mode and every K have the same shape."""
 
-# Learning merges takes a time that is quadratic in the length of a word: one of a million characters would take hours.
+# The time to learn merges is quadratic in the length of a word: one of a million characters would take hours.
 _LONG_WORD = re.compile(r"\S{200}")
 
-# Digits, blanks, line ends, contractions, letters outside ASCII: what tokenizers differ in.
+# Digits, blanks, line breaks, contractions, letters outside ASCII: tokenizers differ in how they split them.
 _MIXED_TEXT = "It's 3,145.92  km\n\n\tto A\u00df\u4e2d: don't\n"
 
 
 def find_preset(name: str) -> dict[str, Any]:
-    """The configuration of a name such as ``preset:tiny``; UserError if there is none."""
+    """The configuration of a preset such as ``preset:tiny``; UserError if there is none."""
     key = name.removeprefix(PREFIX)
     if key not in PRESETS:
         raise UserError(f"no preset '{key}'; choose one of {', '.join(PREFIX + known for known in PRESETS)}")
@@ -61,14 +61,14 @@ def find_preset(name: str) -> dict[str, Any]:
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, old: Any = None) -> PreTrainedTokenizerFast:
-    """A tokenizer trained on some texts.
+    """Train a tokenizer on texts.
 
     Args:
-        texts: what to learn merges from.
-        vocabulary: most tokens, special ones and the 256 bytes included.
-        old: the tokenizer whose place it takes: its kind, special tokens and chat template are kept. Without one it is
-            byte-level BPE with ChatML, in which every digit is a token of its own, as arithmetic needs, and which puts
-            no token of its own before or behind a text.
+        texts: what merges are learnt from.
+        vocabulary: maximum number of tokens, including special tokens and the 256 bytes.
+        old: the tokenizer to replace: its type, special tokens and chat template are kept. None for byte-level BPE with
+            ChatML, in which every digit is a token of its own, as arithmetic needs, and which adds no token before or
+            after a text.
 
     Raises:
         UserError: the vocabulary has no room for special tokens and bytes.
@@ -116,13 +116,13 @@ def _train_chatml(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerF
 def preset_tokenizer(
     name: str, texts: Iterable[str], chat_template: str | None = None, vocabulary: int | None = None
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer of a preset, trained on some texts.
+    """Train the tokenizer of a preset on texts.
 
     Args:
         name: such as ``preset:tiny``.
-        texts: what to learn merges from.
+        texts: what merges are learnt from.
         chat_template: a Jinja file instead of ChatML.
-        vocabulary: most tokens; None for the preset's own number.
+        vocabulary: maximum number of tokens; None for the preset's own.
 
     Raises:
         UserError: there is no such preset or file, or the vocabulary is too small.
@@ -134,7 +134,7 @@ def preset_tokenizer(
 
 
 def read_template(path: str) -> str:
-    """The text of a chat template file; UserError if there is none."""
+    """Read a chat template file; UserError if there is none."""
     return existing_file(path, "chat template").read_text(encoding="utf-8")
 
 
@@ -155,13 +155,13 @@ def preset_config(name: str) -> PretrainedConfig:
 
 
 def as_loaded(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, *, trust_remote_code: bool) -> Any:
-    """A new tokenizer as transformers will load it from a folder of a model with this configuration.
+    """Reload a new tokenizer as transformers will load it from the folder of a model with this configuration.
 
-    For some families (Qwen2 is one) it cuts texts into words in their own way, whatever was saved. A model must be
-    trained on the tokens that it will be shown later.
+    Some model families (such as Qwen2) split texts into words in their own way, whatever was saved. A model must be
+    trained on the tokens that it will get later.
 
     Raises:
-        UserError: the family's own tokenizer does not understand this one's vocabulary, or texts do not survive it.
+        UserError: the family's tokenizer loses tokens of this vocabulary, or does not reproduce texts.
     """
     from transformers import AutoTokenizer
 
@@ -170,29 +170,29 @@ def as_loaded(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, *, t
         tokenizer.save_pretrained(folder)
         loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     ids = loaded(_MIXED_TEXT, add_special_tokens=False)["input_ids"]
-    # A token more, as some families want, is no harm.
+    # Additional tokens, which some families add, are harmless.
     if not tokenizer.get_vocab().items() <= loaded.get_vocab().items() or loaded.decode(ids) != _MIXED_TEXT:
         raise UserError(
             f"a new tokenizer of the family '{config.model_type}' would not keep all texts as they are; leave "
             "--train_tokenizer out"
         )
-    # The name is that of the temporary folder.
+    # The loaded name is the path of the temporary folder.
     loaded.name_or_path = ""
     return loaded
 
 
 def fit_config(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, *, anew: bool) -> None:
-    """Give a configuration the vocabulary and the special ids of a tokenizer.
+    """Set the vocabulary size and the special token ids of a configuration from a tokenizer.
 
     Args:
         config: changed in place.
-        tokenizer: with all tokens but those of predictors, for which there are rows to spare.
-        anew: the tokenizer is a new one, so the number of rows follows from it alone; otherwise a configuration that
-            has rows enough keeps them.
+        tokenizer: with all tokens except predictor tokens, which use the spare rows.
+        anew: the tokenizer is newly trained, so the number of rows follows from it alone; otherwise a configuration
+            with enough rows keeps its own number.
     """
     decoder = config.get_text_config(decoder=True)
     rows = len(tokenizer) + SPARE_ROWS
-    # A multiple of 64, as hardware likes.
+    # A new number of rows is a multiple of 64, which suits the hardware.
     rows = decoder.vocab_size if not anew and decoder.vocab_size >= rows else -(-rows // 64) * 64
     used = (tokenizer.bos_token_id, tokenizer.eos_token_id)
     # The row of the padding token is zero and not trained, so no other token may share it.
@@ -205,10 +205,9 @@ def fit_config(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, *, 
 def random_model(
     config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int], seed: int, **options: Any
 ) -> PreTrainedModel:
-    """A causal language model with random weights, as its family draws them.
+    """Build a causal language model with random weights, initialised as its model family does.
 
-    Weights depend on the seed alone, wherever the global generator stands, which is left where it is; so they are equal
-    on all processes.
+    The weights depend on the seed alone, so they are equal on all processes; the state of the global generator is kept.
 
     Args:
         config: fitted to the tokenizer.
@@ -231,7 +230,7 @@ def random_model(
 
 
 def add_ends(model: PreTrainedModel, ends: Sequence[int]) -> None:
-    """Let a model's generation stop at some tokens as well, by its generation settings, changed in place."""
+    """Add tokens at which a model's generation stops to its generation configuration, in place."""
     settings: Any = model.generation_config
     known = settings.eos_token_id
     every = [*known] if isinstance(known, list) else [] if known is None else [known]
@@ -240,9 +239,9 @@ def add_ends(model: PreTrainedModel, ends: Sequence[int]) -> None:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a model would be asked of the hub: neither a preset, nor a folder, nor what can only be a path.
+    """Whether a name may be a hub id: not a preset, not a folder, and not a name that can only be a path.
 
-    A name such as ``runs/one`` is a path where there is a folder ``runs``.
+    A name such as ``runs/one`` is a path if there is a folder ``runs``.
     """
     if ":" in name or Path(name).is_dir() or name.startswith(("/", ".", "~")) or name.count("/") > 1:
         return False
@@ -250,10 +249,12 @@ def is_hub_id(name: str) -> bool:
 
 
 def refuse_missing(name: str) -> None:
-    """Say of a folder or a preset that it is missing before it is taken for a hub id.
+    """Refuse a missing folder or misspelt preset before transformers looks for it on the hub.
+
+    For a hub id, switch to the local cache if the hub does not answer.
 
     Raises:
-        UserError: it is no folder, and no hub id either.
+        UserError: the name is neither a folder nor a possible hub id.
     """
     if Path(name).is_dir():
         return

@@ -1,9 +1,9 @@
-"""Find out by running it whether a model can be trained on prefix trees, on plain rows only, or not at all.
+"""Test by running it whether a model can be trained on prefix trees, on plain rows only, or not at all.
 
-What is run is a small copy of its architecture with random weights, in which every limit on what a token sees is short.
-Three things are checked: that a later token changes no earlier state, that rows padded on the right give the states of
-sequences run alone, and that a tree gives them, too. No list of model names is kept. The page ``docs/design.md`` has a
-table of which model types are found by which check.
+The probe runs a small copy of the architecture with random weights, in which every limit on what a token sees is short.
+It checks that a later token changes no earlier state, that rows padded on the right give the same states as sequences
+run alone, that a tree gives these states too, and that attention layers get the bounds of concatenated sequences. No
+list of model names is kept. ``docs/design.md`` has a table of the model types that fail each check.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from stepjepa.models.attention import enable_trees
 from stepjepa.models.encode import encode
 
 ROUNDING = 1e-3
-"""The largest relative difference between states that is put down to rounding."""
+"""Largest relative difference between states that counts as rounding."""
 
 LIMIT, TABLE, VOCABULARY = 5, 24, 97
-"""Of the copy: windows, chunks and the like; its position table, longer than any sequence of the probe and shorter than
-their tree; its vocabulary."""
+"""Sizes in the copy: LIMIT of windows, chunks and the like; TABLE of the position table, longer than any sequence of
+the probe and shorter than their tree; VOCABULARY of the vocabulary."""
 MOST_LAYERS = 16
 MOST_PARAMETERS = 6 * 10**7
 
@@ -42,25 +42,25 @@ _LARGEST = {
     LIMIT: "sliding_window sliding_window_size window_size attention_window_size attention_chunk_size local_attention "
     "floor_scale index_topk index_block_size",
     TABLE: "max_position_embeddings n_positions max_seq_len max_target_positions context_length",
-    # With few heads an indexer gives many tokens the same score of 0, and chooses among them at random.
+    # With few heads an indexer scores many tokens 0, and chooses among them at random.
     16: "index_n_heads indexer_n_heads",
     8: "num_experts num_local_experts n_routed_experts moe_num_experts",
     2: "num_experts_per_tok moe_topk moe_top_k top_k_experts moe_k n_group",
     1: "topk_group n_groups mamba_n_groups mamba_ngroups num_kv_shared_layers index_topk_blocks index_local_blocks",
 }
 LARGEST = {name: most for most, names in _LARGEST.items() for name in names.split()}
-"""Settings of the copy's configuration, and the largest value of each."""
+"""Setting in the copy's configuration -> its largest value."""
 
 BOUNDS = "probe_bounds"
-"""An attention that stands in for FlashAttention: it refuses to run unless told where concatenated sequences begin."""
+"""Attention that stands in for FlashAttention: it raises if it does not get the bounds of concatenated sequences."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Why a model can't be run in some way; each is None where it can.
+    """Reasons why a model can't be run in some way; None where it can.
 
     Attributes:
-        no_rows: on plain causal rows, without which it can't be trained at all.
+        no_rows: on plain causal rows; such a model can't be trained at all.
         no_tree: on trees.
         no_bounds: on concatenated sequences, under FlashAttention.
     """
@@ -71,36 +71,36 @@ class Findings:
 
 
 _found: dict[str, Findings] = {}
-"""By class and configuration."""
+"""Findings by class and configuration."""
 
 
 def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[str, str]:
-    """Settle how a model's micro-batches are laid out.
+    """Choose the encoding of a model's micro-batches.
 
     Args:
-        model: not a PEFT wrapper but the transformers model itself; any device, also meta. It is not run.
+        model: the transformers model itself, not a PEFT wrapper; on any device, also meta. It is not run.
         wanted: ``auto``, ``tree`` or ``rows``.
 
     Returns:
-        The encoding, see ``collate.Encoding``, and the reason in words.
+        The encoding (``collate.Encoding``; ``concatenated`` for rows under FlashAttention) and the reason in words.
 
     Raises:
-        ValueError: the model can't do what is wanted; the message names the remedy.
+        ValueError: the model does not support what is wanted; the message names the remedy.
     """
     found = probe(model)
     if found.no_rows is not None:
-        raise ValueError(f"{found.no_rows}; no encoding serves it, choose a causal language model")
+        raise ValueError(f"{found.no_rows}; no encoding can train it, choose a causal language model")
     attention = model.config._attn_implementation or "sdpa"
     no_tree, remedy = found.no_tree, "use encoding 'rows'"
     if no_tree is None and not (attention in ("sdpa", "eager", "flex_attention") or attention.startswith("tree_")):
-        no_tree = f"attention implementation '{attention}' takes no mask of trees"
+        no_tree = f"attention implementation '{attention}' does not take the mask of a prefix tree"
         remedy += ", or attention implementation 'sdpa'"
     if wanted == "tree" and no_tree is not None:
         raise ValueError(f"{no_tree}; {remedy}")
     if wanted != "rows" and no_tree is None:
         same = f"a probe of {type(model).__name__} found the states of a tree to be those of plain rows"
         return "tree", "as asked for" if wanted == "tree" else same
-    # What keeps a tree from being exact (a recurrent layer) lets concatenated sequences hear each other as well.
+    # Whatever makes a tree inexact (a recurrent layer) also passes state between concatenated sequences.
     if "flash" in attention and found.no_tree is None:
         if found.no_bounds is None:
             return "concatenated", f"attention implementation '{attention}' is told where sequences begin"
@@ -109,7 +109,7 @@ def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[str, str]:
 
 
 def probe(model: PreTrainedModel) -> Findings:
-    """What a model's architecture allows, found once for each configuration."""
+    """What a model's architecture supports; probed once for each class and configuration."""
     kind = type(model)
     if getattr(model.config, "is_encoder_decoder", False):
         return Findings(no_rows=f"{kind.__name__} is an encoder-decoder")
@@ -142,9 +142,11 @@ def _check(model: PreTrainedModel) -> Findings:
         enable_trees(small)
         difference = _difference(_states(small, sequences, "tree"), alone)
         if difference > ROUNDING:
-            no_tree = f"{name} gives a tree other states than plain rows (by {difference:.1%})"
+            no_tree = (
+                f"{name} computes other hidden states for a prefix tree than for plain rows ({difference:.1%} apart)"
+            )
     except Exception as error:  # whatever an unknown architecture raises
-        no_tree = f"{name} fails on trees ({type(error).__name__}: {error})"
+        no_tree = f"{name} fails on prefix trees ({type(error).__name__}: {error})"
     try:
         small.set_attn_implementation(BOUNDS)
         _states(small, sequences, "concatenated")
@@ -165,15 +167,15 @@ def _why_no_rows(model: PreTrainedModel, sequences: Sequence[Ids], alone: Sequen
 
 
 def _sequences() -> list[Ids]:
-    """Sequences with common beginnings of several lengths, all of them beyond ``LIMIT``."""
-    # The first few ids are often special tokens, which some models treat by their ids.
+    """Sequences with shared prefixes of several lengths, all sequences longer than ``LIMIT``."""
+    # The first few ids are often special tokens, which some models treat differently.
     ids = np.random.default_rng(0).integers(5, VOCABULARY - 1, 46).astype(np.int32)
     first, second, third, fourth = np.split(ids, [19, 28, 39])
     return [first, np.concatenate([first[:8], second]), np.concatenate([first[:3], third]), fourth]
 
 
 def _states(model: PreTrainedModel, sequences: Sequence[Ids], encoding: Encoding) -> list[Tensor]:
-    """Last hidden states of each sequence, ``[N, D]``, by the pass that training makes."""
+    """Last hidden states of each sequence, ``[N, D]``, computed as in training."""
     pad = max(getattr(model.config.get_text_config(), "pad_token_id", None) or 0, 0)
     none = np.empty(0, np.int32)
     collator = Collator("separate", none, encoding=encoding, row_length=10**6, pad_id=pad)
@@ -187,7 +189,7 @@ def _states(model: PreTrainedModel, sequences: Sequence[Ids], encoding: Encoding
 
 
 def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """The largest relative difference between the states of a token."""
+    """Largest relative difference between two states of the same token."""
     first, second = torch.cat([*found]), torch.cat([*expected])
     return float(((first - second).norm(dim=-1) / second.norm(dim=-1).clamp_min(1e-6)).max())
 
@@ -204,7 +206,7 @@ AttentionMaskInterface.register(BOUNDS, sdpa_mask)
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """Draw no random numbers that others would have drawn, and hold back the warnings of small configurations."""
+    """Leave the global random state unchanged, and suppress warnings about small configurations."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
     try:
@@ -219,13 +221,13 @@ def _apart() -> Iterator[None]:
 
 
 def shrink(model: PreTrainedModel) -> PreTrainedModel:
-    """A small copy of a model's architecture with random weights: float32, on the CPU, in evaluation mode.
+    """Make a small copy of a model's architecture with random weights: float32, on the CPU, in evaluation mode.
 
-    It has as few layers as have every kind of part that the model has. Head sizes are kept, and with them all that is
-    derived from them.
+    Its number of layers is doubled from 2 until it has every kind of part that the model has. Head sizes are kept, and
+    with them everything derived from them.
 
     Raises:
-        ValueError: it would be too large.
+        ValueError: the copy would be too large, or need more than ``MOST_LAYERS`` layers.
     """
     layers = 2
     while True:
@@ -249,7 +251,7 @@ def shrink(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _kinds(model: PreTrainedModel) -> set[str]:
-    """The classes of a model's parts that belong to its architecture, and the types of layers that it is told."""
+    """Class names of the parts of a model's architecture, and the layer types in its configuration."""
     ours = "transformers.models.", type(model).__module__
     parts = {type(part) for part in model.modules()}
     told = getattr(model.config.get_text_config(), "layer_types", None) or ()
@@ -258,7 +260,7 @@ def _kinds(model: PreTrainedModel) -> set[str]:
 
 @torch.no_grad()
 def _redraw(model: PreTrainedModel) -> None:
-    """Draw weights so large that attention is far from uniform, and no gate is closed."""
+    """Draw weights large enough that attention is far from uniform and no gate is closed."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.weight.normal_(std=1.5 * module.in_features**-0.5)
@@ -272,7 +274,7 @@ def _redraw(model: PreTrainedModel) -> None:
 
 
 def _shrink_config(config: Any, layers: int) -> None:
-    """Change a configuration, and those inside it, in place."""
+    """Shrink a configuration, and those inside it, in place."""
     for name in config.sub_configs:
         if getattr(config, name, None) is not None:
             _shrink_config(getattr(config, name), layers)
@@ -294,7 +296,7 @@ def _shrink_config(config: Any, layers: int) -> None:
 
 
 def _narrow(config: Any) -> None:
-    """Take fewer heads of the same size, and widths in proportion."""
+    """Reduce the number of heads, but not their size, and the widths in proportion."""
     named = ("hidden_size", "num_attention_heads", "num_key_value_heads")
     width, heads, groups = (getattr(config, name, None) for name in named)
     if not _is_size(width) or not _is_size(heads):
@@ -320,6 +322,6 @@ def _is_size(value: Any) -> TypeGuard[int]:
 
 
 def _plain_attention(model: PreTrainedModel) -> str:
-    """What the copy runs with: the implementation of the model's kind that runs on any device."""
+    """The copy's attention: sdpa, or eager if the model uses eager or refuses sdpa; both run on any device."""
     eager = "eager" in (model.config._attn_implementation or "")
     return "sdpa" if getattr(model, "_supports_sdpa", False) and not eager else "eager"

@@ -1,8 +1,8 @@
-"""Weights in 4 or 8 bits through bitsandbytes: to train an adapter on them (QLoRA, arXiv 2305.14314), and to answer.
+"""Weights in 4 or 8 bits through bitsandbytes, to train an adapter on them (QLoRA, arXiv 2305.14314) or for inference.
 
-``peft.prepare_model_for_kbit_training`` is not needed: PEFT freezes everything but the adapter, ``add_lora`` lets the
-embedding's output have a gradient, checkpointing has flags of its own, and turning norms, embedding and head into
-float32, as it does, costs gigabytes where a vocabulary is large.
+``peft.prepare_model_for_kbit_training`` is not needed: PEFT freezes everything but the adapter, ``add_lora`` lets
+gradients reach the embedding's output, and checkpointing has its own flags. That function also converts norms,
+embedding and head to float32, which costs gigabytes with a large vocabulary.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ KINDS = ("4bit", "8bit")
 def quantization_options(
     kind: str, compute: torch.dtype | None = None, device: str | torch.device | None = None
 ) -> dict[str, Any]:
-    """What ``from_pretrained`` must be told.
+    """Arguments of ``from_pretrained`` that quantize weights.
 
-    Four bits are NF4 with doubly quantized scales. The embedding and the head keep their dtype.
+    4-bit weights are NF4 with doubly quantized scales. The embedding and the head keep their dtype.
 
     Args:
         kind: ``4bit`` or ``8bit``.
-        compute: dtype of products in 4 bits; None for bfloat16 where the accelerator has it, else float32. Products in
-            8 bits choose their own.
-        device: where the weights go; None for the accelerator, or the CPU where there is none.
+        compute: dtype of products with 4-bit weights; None for bfloat16 if there is an accelerator, else float32.
+            Products with 8-bit weights choose their own.
+        device: where the weights go; None for the accelerator, or the CPU if there is none.
 
     Raises:
         UserError: bitsandbytes is not installed.
@@ -62,7 +62,7 @@ def quantization_options(
 
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
-    """How many values a model's parameters have: those that are trained, and all. In 4 bits two share a byte."""
+    """Number of trained parameter values, and of all; two 4-bit values that share a byte count as two."""
 
     def size(parameter: nn.Parameter) -> int:
         state = getattr(parameter, "quant_state", None)
@@ -73,7 +73,7 @@ def parameter_counts(model: nn.Module) -> tuple[int, int]:
 
 
 def compute_dtype(dtype: str, *, bf16: bool, fp16: bool) -> torch.dtype:
-    """The dtype of products for a run: of autocast, else that of the weights that are not quantized."""
+    """The dtype of a run's matrix products: autocast's, else that of the weights that are not quantized."""
     if bf16 or (dtype in ("bfloat16", "auto") and not fp16):
         return torch.bfloat16
     return torch.float16 if fp16 or dtype == "float16" else torch.float32

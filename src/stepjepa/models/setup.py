@@ -1,4 +1,4 @@
-"""Give a model what an objective needs of it: predictor tokens, the attention of trees."""
+"""Prepare a model for an objective: add predictor tokens, switch attention to trees."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CPU_ROW, DENSE_ROW, FLEX_ROW = 1024, 2048, 8192
-"""Tokens of a row where nobody says: under a dense mask attention costs what the square of a row costs."""
+"""Default tokens per row: under a dense mask the cost of attention grows with the square of a row's length."""
 
 CPU_ATTENTION = 2.8
-"""Tokens of a row, over the model's width, at which attention under a mask costs as much on a CPU as all else of a
-layer (measured on ``preset:tiny``: a quarter of a step at 250 tokens without a mask)."""
+"""Row length, divided by the model's width, at which attention under a mask costs as much on a CPU as the rest of a
+layer (measured on ``preset:tiny``: attention takes a quarter of a step at 250 tokens without a mask)."""
 
 
 def set_up(model: Any, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, seed: int = 42) -> tuple[str, str]:
-    """Make a model ready for training with an objective; the heads of its terms are attached by ``heads.attach_heads``.
+    """Prepare a model for training with an objective; ``heads.attach_heads`` attaches the heads of its terms.
 
     Args:
         model: a causal language model, or a PEFT wrapper of one; changed in place.
-        tokenizer: changed in place where it lacks predictor tokens.
+        tokenizer: changed in place if it lacks tokens of the objective.
         config: the objective.
         seed: of new embedding rows.
 
     Returns:
-        The encoding, see ``collate.Encoding``, and why.
+        The encoding, see ``collate.Encoding``, and the reason for it.
 
     Raises:
         ValueError: the model can't be trained with this objective; the message names the remedy.
@@ -55,16 +55,16 @@ def set_up(model: Any, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, s
 
 
 def set_up_attention(model: Any, config: JepaConfig) -> tuple[str, str]:
-    """The part of :func:`set_up` that needs no values, so that a model on the meta device can be set up, too.
+    """The part of :func:`set_up` that reads no weights, so that it also works for a model on the meta device.
 
-    Takes, returns and raises the same; the model must have rows for all tokens of the objective.
+    Arguments, result and errors are those of :func:`set_up`; the model must have rows for all tokens of the objective.
     """
     base = base_model(model)
     encoding, reason = choose_encoding(base, config.encoding)
     assert config.layout is not None
     if LAYOUTS[config.layout].changes_text and config.uses_views and encoding != "tree":
         raise ValueError(f"layout '{config.layout}' needs encoding 'tree', but {reason}; use 'branched'")
-    # Plain rows under FlexAttention are better run by sdpa, which is what the trees' kind of it does.
+    # Plain rows run better under sdpa than under FlexAttention, and ``tree_flex`` runs them under sdpa.
     if encoding == "tree" or uses_flex(base):
         enable_trees(base)
     check_layer(int(base.config.get_text_config().num_hidden_layers), config.jepa_layer)
@@ -77,8 +77,8 @@ def packing(model: Any, config: JepaConfig, device_type: str, processes: int = 1
     Args:
         model: after :func:`set_up`; a PEFT wrapper or not.
         config: the objective.
-        device_type: where it is trained, such as ``cpu`` or ``cuda``.
-        processes: that train together. They must run the same number of passes, so several run one each.
+        device_type: type of the training device, such as ``cpu`` or ``cuda``.
+        processes: number that train together. All must run equally many passes, so if there are several, each runs one.
     """
     decoder = base_model(model).config.get_text_config()
     on_cpu = device_type == "cpu"

@@ -1,4 +1,4 @@
-"""Rows of new tokens in a model's embedding and head: spare ones first; trained with an adapter; removed for export."""
+"""Embedding and head rows of new tokens: use spare rows, train rows with an adapter, remove rows for export."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TOKEN_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-"""Files of a tokenizer that name its added tokens."""
+"""Tokenizer files that list added tokens."""
 
 
 def give_plain_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int = 42) -> list[int]:
-    """Add the tokens of the form without a chat to a tokenizer and rows for them to a model, which stops at its end.
+    """Add the plain format's tokens to a tokenizer and rows for them to a model, and stop generation at ``<|eot_id|>``.
 
     Args:
         model: changed in place, as by :func:`give_predictors`.
@@ -43,9 +43,9 @@ def give_plain_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 def give_predictors(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, seed: int = 42) -> None:
     """Add ``<|predictor_1|>`` .. ``<|predictor_count|>`` to a tokenizer and rows for them to a model.
 
-    Rows that the embedding has beyond the tokenizer are used first; only then is it made larger. New rows, and spare
-    ones that can't be told apart (all zeros, or all alike), are drawn around the mean of the others, so that the K
-    tokens do not act as one. In a head of its own they stay at that mean: no predictor token is ever a label.
+    The embedding is enlarged only if its rows beyond the tokenizer do not suffice. New rows, and spare ones that can't
+    be told apart (all zeros, or all alike), are drawn around the mean of the others, so that the K tokens get different
+    embeddings. New rows of a separate head are set to the mean: no predictor token is ever a label.
 
     Args:
         model: changed in place.
@@ -61,7 +61,7 @@ def give_predictors(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
 
 
 def grow(model: PreTrainedModel, rows: int) -> bool:
-    """Make the embedding larger if need be; new rows of a separate head are the mean of the others."""
+    """Enlarge the embedding if needed (True if so); new rows of a separate head are the mean of the others."""
     known = model.get_input_embeddings().weight.shape[0]
     if known >= rows:
         return False
@@ -74,7 +74,7 @@ def grow(model: PreTrainedModel, rows: int) -> bool:
 
 
 def _fill_rows(model: PreTrainedModel, rows: int, new: Sequence[int], seed: int) -> None:
-    """Rows for new tokens, drawn from the distribution of those before them unless spare ones tell them apart."""
+    """Rows for new tokens: spare rows that differ are kept; else rows are drawn from the distribution of the others."""
     resized = grow(model, rows)
     if not new:
         return
@@ -94,27 +94,27 @@ def _fill_rows(model: PreTrainedModel, rows: int, new: Sequence[int], seed: int)
 
 
 def adapter_ids(tokenizer: PreTrainedTokenizerBase, *, plain: bool) -> list[int]:
-    """Tokens whose rows an adapter must train and carry with it: its base, loaded again, has none of them.
+    """Tokens whose rows an adapter must train and save, since its base, loaded again, does not have them.
 
-    They are the predictor tokens and, for a run without a chat format (``plain``), the tokens of that form.
+    They are the predictor tokens and, for a run in the plain format (``plain``), that format's tokens.
     """
     return sorted({*all_predictor_ids(tokenizer), *(add_plain_tokens(tokenizer) if plain else ())})
 
 
 def keep_rows_alone(model: Any) -> None:
-    """Let a PEFT model save its trained rows, and no copy of the whole embedding as PEFT does when it was resized."""
+    """Make a PEFT model save its trained rows only; PEFT saves the whole embedding when it was resized."""
     model.save_pretrained = partial(model.save_pretrained, save_embedding_layers=False)
 
 
 def train_rows(model: Any, ids: Sequence[int]) -> None:
-    """Let the active adapter of a PEFT model train and save the embedding rows of some tokens.
+    """Make the active adapter of a PEFT model train and save the embedding rows of some tokens.
 
     Args:
         model: a PEFT wrapper of a model that has these rows; changed in place.
         ids: of the tokens.
 
     Raises:
-        ValueError: this type of adapter can't train rows, or trains other ones already.
+        ValueError: this type of adapter can't train rows, or the adapter trains other rows already.
     """
     from peft.utils.other import set_additional_trainable_modules
 
@@ -142,19 +142,19 @@ def train_rows(model: Any, ids: Sequence[int]) -> None:
 
 
 def strip_rows(model: PreTrainedModel, tokenizer: Any, base_rows: int | None = None) -> int:
-    """Remove the rows of the predictor tokens from the embedding and the head, where they were added for them.
+    """Remove the rows that were added for predictor tokens from the embedding and the head.
 
     Args:
-        model: changed in place; its generation configuration no longer suppresses what it no longer has.
+        model: changed in place; its generation configuration no longer suppresses the removed tokens.
         tokenizer: with the predictor tokens.
-        base_rows: rows of the base model, which stay, where they are known; else rows are removed where none are beyond
-            the predictor tokens.
+        base_rows: rows of the base model, which are kept; None if unknown: then rows are removed only if those of the
+            predictor tokens are the last.
 
     Returns:
         How many rows were removed.
 
     Raises:
-        UserError: there are no predictor tokens, or others stand behind them and would change their ids.
+        UserError: there are no predictor tokens, or other tokens behind them would change their ids.
     """
     ids, known = all_predictor_ids(tokenizer), len(tokenizer)
     if not ids:
@@ -181,10 +181,10 @@ def strip_tokenizer(folder: str | Path, tokenizer: Any, load: Callable[[str], An
     Args:
         folder: where ``tokenizer`` was saved; changed in place.
         tokenizer: with the predictor tokens.
-        load: reads a tokenizer of a folder.
+        load: loads the tokenizer of a folder.
 
     Raises:
-        UserError: the tokenizer still has them then, since its format names them elsewhere.
+        UserError: the tokenizer still has the tokens afterwards, since its format stores them in other files.
     """
     names = frozenset(tokenizer.convert_ids_to_tokens(all_predictor_ids(tokenizer)))
     for path in (Path(folder) / name for name in TOKEN_FILES):
@@ -199,7 +199,7 @@ def strip_tokenizer(folder: str | Path, tokenizer: Any, load: Callable[[str], An
 
 
 def _without(value: Any, names: frozenset[str]) -> Any:
-    """A JSON value without what stands for one of the tokens: by its key, as a text, or by its ``content``."""
+    """A JSON value without entries that name one of the tokens: by key, as a string, or by ``content``."""
 
     def stays(inner: Any) -> bool:
         text = inner.get("content") if isinstance(inner, dict) else inner

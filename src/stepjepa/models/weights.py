@@ -1,4 +1,4 @@
-"""Weights are loaded whole or not at all: what the libraries would fill with random numbers is refused here."""
+"""Load weights completely or not at all: refuse weights that the libraries would fill with random numbers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from stepjepa.errors import UserError, shown
 
 
 def load_weights(name: str, *, allow_missing: bool = False, gguf_file: str | None = None, **options: Any) -> Any:
-    """A causal language model from safetensors, with all of its weights.
+    """Load a causal language model from safetensors, with all of its weights.
 
     Args:
         name: folder or hub id.
-        allow_missing: weights that are not there are drawn at random, as the library does.
-        gguf_file: a file there, to be dequantised, instead of safetensors.
+        allow_missing: draw missing weights at random, as the library does.
+        gguf_file: a GGUF file of ``name`` to read and dequantise, instead of safetensors.
         options: of ``AutoModelForCausalLM.from_pretrained``.
 
     Raises:
-        UserError: weights are missing, belong to further layers, or are not finite.
+        UserError: weights are missing, belong to layers that the configuration lacks, or are not finite.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -32,7 +32,7 @@ def load_weights(name: str, *, allow_missing: bool = False, gguf_file: str | Non
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
     level = logging.get_verbosity()
-    logging.set_verbosity_error()  # what it would warn of is refused below
+    logging.set_verbosity_error()  # the problems that it warns of are refused below
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
             name, use_safetensors=True, output_loading_info=True, gguf_file=gguf_file, **options
@@ -41,22 +41,22 @@ def load_weights(name: str, *, allow_missing: bool = False, gguf_file: str | Non
         logging.set_verbosity(level)
     if found["missing_keys"] and not allow_missing:
         raise UserError(
-            f"the weights of '{name}' lack {_named(found['missing_keys'])}, which would be random numbers; get them "
-            "(or pass --allow_missing_weights to 'stepjepa train')"
+            f"the weights of '{name}' lack {_named(found['missing_keys'])}, which would be initialised at random; get "
+            "the complete weights (or pass --allow_missing_weights to 'stepjepa train')"
         )
-    # A model with fewer layers than its weights, say; single tensors of other kinds (buffers, other heads) are no harm.
+    # Refuse layers beyond the configuration's, for example; ignore other single tensors (buffers, other heads).
     kinds = {_kind(key) for key in model.state_dict()}
     if further := [key for key in found["unexpected_keys"] if _kind(key) in kinds]:
         raise UserError(
-            f"the weights of '{name}' have {_named(further)}, which its config.json leaves out; correct the number of "
-            "layers there"
+            f"the weights of '{name}' have {_named(further)}, which the model of its config.json does not have; "
+            "correct the number of layers there"
         )
     refuse_nonfinite(model, name)
     return model if gguf_file is None else _saveable(model)
 
 
 def _saveable(model: Any) -> Any:
-    """A model read from GGUF as one that the library saves: it refuses those that it takes for quantized."""
+    """Rebuild a model read from GGUF so that the library can save it; it refuses models that it takes for quantized."""
     from transformers import AutoModelForCausalLM
 
     del model.config.quantization_config
@@ -67,7 +67,7 @@ def _saveable(model: Any) -> Any:
 
 
 def load_adapter(model: Any, folder: str) -> Any:
-    """A model with the PEFT adapter of a folder, all of it.
+    """Load the PEFT adapter of a folder onto a model, with all of its weights.
 
     Raises:
         UserError: weights are missing or not finite.
@@ -77,16 +77,17 @@ def load_adapter(model: Any, folder: str) -> Any:
     try:
         wrapped = PeftModel.from_pretrained(model, folder)
         lost = missing_of_adapter(wrapped, Path(folder))
-    except KeyError as error:  # rows of trained tokens, which PEFT looks up by their name
+    except KeyError as error:  # PEFT looks up the rows of trained tokens by name
         lost = [str(error.args[0])]
     if lost:
-        raise UserError(f"the adapter lacks {_named(lost)}, which would be as they were drawn; get them", path=folder)
+        told = f"the adapter lacks {_named(lost)}, which would keep random initial values; get the complete file"
+        raise UserError(told, path=folder)
     refuse_nonfinite(wrapped, folder)
     return wrapped
 
 
 def missing_of_adapter(model: Any, folder: Path) -> list[str]:
-    """The weights of a PEFT model's adapter that its file lacks, of which PEFT only warns."""
+    """Weights of a PEFT model's adapter that its file lacks; PEFT itself only warns of them."""
     from peft import get_peft_model_state_dict
     from safetensors import safe_open
 
@@ -98,10 +99,10 @@ def missing_of_adapter(model: Any, folder: Path) -> list[str]:
 
 
 def refuse_nonfinite(model: nn.Module, name: str) -> None:
-    """Refuse weights that are not finite, of which one is enough to make every answer meaningless.
+    """Refuse weights that are not finite: a single one makes every answer meaningless.
 
     Raises:
-        UserError: there is one; it is named.
+        UserError: a weight is not finite; the message names it.
     """
     for key, value in model.named_parameters():
         if value.is_floating_point() and not value.is_meta and not bool(torch.isfinite(value).all()):
@@ -109,7 +110,7 @@ def refuse_nonfinite(model: nn.Module, name: str) -> None:
 
 
 def _kind(key: str) -> str:
-    """The name of a weight, for all layers alike."""
+    """The name of a weight, with ``N`` for layer numbers."""
     return re.sub(r"\.\d+(?=\.)", ".N", key)
 
 

@@ -1,1 +1,1 @@
-"""Raw data of all kinds to training records."""
+"""Conversion of raw data sets and responses into training records."""

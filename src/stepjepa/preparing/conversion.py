@@ -1,4 +1,4 @@
-"""Rows of published data sets become training records; those that can't are counted by reason."""
+"""Convert rows of published data sets into training records, counting the rows that are dropped, by reason."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from stepjepa.tasks.sentiment import SentimentTask
 from stepjepa.tasks.spider import SpiderTask
 
 Rows = Iterable[tuple[int, Mapping[str, Any]]]
-# From a row to a record, or to several that belong together; raises Unusable, or UserError without a place.
+# From a row to a record, or to several of one group. Raises Unusable to drop the row; UserError needs no line.
 Convert = Callable[[Mapping[str, Any]], dict[str, Any] | list[dict[str, Any]]]
 
 
 @dataclass
 class Counts:
-    """How many rows were read and dropped.
+    """Numbers of rows that were read, dropped and changed.
 
     Attributes:
         read: rows read, used or not.
-        dropped: rows without a record, by reason.
-        changed: what was done to records that were kept.
+        dropped: rows that gave no record, by reason.
+        changed: records that were kept but changed, by the kind of change.
         columns: the names in the first row, for error messages.
     """
 
@@ -49,17 +49,17 @@ def convert_rows(
     path: object = "<memory>",
     bad: BadRecords | None = None,
 ) -> tuple[list[dict[str, Any]], Counts]:
-    """Make records of every row that can be one.
+    """Convert rows to records, dropping those that are unusable.
 
     Args:
         rows: line numbers and rows.
-        convert: makes a record of one; several of one row get the field ``group``, the number of the line.
-        limit: stop when there are so many records.
+        convert: makes a record of a row, or a list, whose records get the line number as the field ``group``.
+        limit: stop after this number of records.
         path: for error messages.
-        bad: takes the rows that are wrong; None makes the first of them an error.
+        bad: collects invalid rows, which are skipped; None raises an error for the first one.
 
     Raises:
-        UserError: a row is wrong, or ``convert`` gives something that is no record; both only without ``bad``.
+        UserError: a row is invalid, or ``convert`` returned an invalid record; only if ``bad`` is None.
     """
     counts = Counts()
 
@@ -83,7 +83,7 @@ def convert_rows(
             else:
                 yield from records
 
-    # Lazily, so that nothing behind the last record is read.
+    # Lazy, so that no row after the last record is read.
     return list(islice(converted(), limit)), counts
 
 
@@ -94,8 +94,8 @@ class Conversion:
     Attributes:
         summary: one line of help.
         rows: the fields of its rows, for the help.
-        convert: makes records of a row.
-        datasets: where such rows are found on the hub, for the help.
+        convert: makes a record, or several, of a row.
+        datasets: names of such data sets on the hub, for the help.
     """
 
     summary: str

@@ -29,9 +29,9 @@ Splitter = Callable[[str], list[str]]
 
 
 def load_splitter(name: str) -> Splitter:
-    """Import a user's own splitter, ``module:function``, from a response without its thinking to the list of its steps.
+    """Import a user's own splitter, ``module:function``, which takes a response and returns the list of its steps.
 
-    The module is looked for in the current folder, too.
+    The module may also be in the current folder.
     """
     splitter = load("--custom", name, "function, such as my_splitter:split")
     if not callable(splitter):
@@ -41,12 +41,12 @@ def load_splitter(name: str) -> Splitter:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How raw records become training records.
+    """How raw rows become training records.
 
     Attributes:
         splitter: a function from a response to its steps, in place of :func:`split_response`.
-        thinking: what becomes of ``<think>...</think>``: ``remove`` it, ``keep`` it as it is, or make ``steps`` of the
-            blocks that blank lines divide it into.
+        thinking: what to do with ``<think>...</think>``: ``remove`` it, ``keep`` it as it is, or split it into
+            ``steps`` at blank lines.
     """
 
     question_field: str = option("question", "field of the question", metavar="NAME")
@@ -64,7 +64,7 @@ def _text_field(value: Mapping[str, Any], name: str) -> str:
 
 
 def _ground_truth(value: Mapping[str, Any]) -> str | None:
-    """The field ``ground_truth``, or what the field ``answer`` marks or, as a number, is."""
+    """The answer in ``ground_truth``; else the marked answer in ``answer``, or ``answer`` itself if it is a number."""
     texts = {}
     for name in ("ground_truth", "answer"):
         given = value.get(name)
@@ -86,7 +86,7 @@ def _find_steps(response: str, options: StepOptions) -> list[str]:
         return thinking_steps(response) if options.thinking == "steps" else split_response(response)
     try:
         steps: object = options.splitter(response)
-    except Exception as error:  # whatever the user's function comes up with
+    except Exception as error:  # the user's function may raise anything
         raise UserError(f"--custom: the splitter failed ({type(error).__name__}: {error}); correct it") from error
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
         got = type(steps).__name__ if not isinstance(steps, list) else "a list with other things than strings"
@@ -105,7 +105,7 @@ def _prepare(value: Mapping[str, Any], options: StepOptions) -> dict[str, Any]:
     if len(steps) < 2:
         raise Unusable(FEW_STEPS)
     if options.require_correct:
-        # As in evaluation: an answer counts where it is marked and nowhere else.
+        # As in evaluation, only a marked answer counts.
         marked = marked_answers(response)
         if truth is None:
             raise Unusable("no ground truth to compare with")
@@ -129,11 +129,11 @@ def prepare_records(
     limit: int | None = None,
     bad: BadRecords | None = None,
 ) -> tuple[list[dict[str, Any]], Counts]:
-    """Make training records of raw ones; the arguments are those of :func:`convert_rows`.
+    """Make training records of raw rows; for the other arguments see :func:`convert_rows`.
 
     Returns:
-        The records, each with ``question``, ``total_steps``, ``messages`` and, where known, ``answer`` and
-        ``ground_truth`` (if the row has none, what its answer marks or, as a number, is); and the counts.
+        The records, each with ``question``, ``total_steps``, ``messages`` and, if known, ``answer`` and
+        ``ground_truth`` (by default the marked answer in ``answer``, or ``answer`` if it is a number); and the counts.
     """
     changed: Counter[str] = Counter()
 

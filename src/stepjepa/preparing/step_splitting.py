@@ -1,6 +1,6 @@
 """Find the reasoning steps in the free text of a model's response.
 
-Work on a text grows as the text does: a hundred thousand openings of a block without an end take no longer than one.
+The time is linear in the length of the text, also for a hundred thousand openings of blocks that never end.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 _BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
 _STEP_MARKER = re.compile(
-    # A decorated marker may run on ("### Step 2 Add them"); a plain one needs a mark behind the number, because
-    # "Step 1 gives 12" is a sentence.
+    # A decorated marker may have text after it ("### Step 2 Add them"); a plain one needs punctuation or the end of the
+    # line after the number, because "Step 1 gives 12" is a sentence.
     r"^(?P<indent>[ \t]*)(?:(?:#{1,6}[ \t]*\**|\*\*)[ \t]*step[ \t]*(?P<decorated>\d{1,9})\b"
     r"|step[ \t]*(?P<plain>\d{1,9})[ \t]*(?:[:.)–—-]|$))",
     re.M | re.I,
@@ -20,7 +20,7 @@ _STEP_MARKER = re.compile(
 _NUMBER_MARKER = re.compile(r"^(?P<indent>[ \t]*)(?:#{1,6}[ \t]+)?\**(?P<plain>\d{1,2})[.)]\**[ \t]+(?=\S)", re.M)
 _ITEM_NUMBER = re.compile(r"^\s*\d{1,2}[.)]\s+")
 _RULE = re.compile(r"[ \t]*(?:-{3,}|\*{3,}|_{3,})[ \t]*")
-# Of pieces without white space around them. With an equation in it a line has content, however it is set.
+# The next two match pieces stripped of white space. A line with an equation has content, so it is no heading.
 _HEADING = re.compile(r"#{1,6}\s+[^\s=][^=]*|\*\*[^*=]+\*\*:?")
 _BARE_ANSWER = re.compile(r"####\s*[-$\d].*|[$*\s]*\\boxed\{.*\}[$*.\s]*|\**\$?-?\d[\d,.]*\**")
 _CLOSING = re.compile(
@@ -29,18 +29,18 @@ _CLOSING = re.compile(
     re.I,
 )
 
-# What a blank line must not cut: code fences, display mathematics, LaTeX environments. A display ends with the first
-# closing mark, or not at all where more than full stops stands behind it.
+# Blocks that a blank line must not split: code fences, display mathematics, LaTeX environments. A display ends at the
+# first closing mark; it is no block if anything but blanks, commas and full stops follows on that line.
 _BLOCK_START = re.compile(
     r"^[ \t]*(?P<mark>(?P<fence>```|~~~)|\$\$|(?P<bracket>\\\[)|\\begin\{(?P<name>[a-z]+\*?)\})", re.M
 )
 
 
 def find_blocks(text: str) -> list[tuple[int, int]]:
-    """First and one past the last character of each block, with the blanks in front of its first line.
+    """Find code fences, displays and LaTeX environments: (start, end) offsets, the indent of the first line included.
 
     Args:
-        text: with line ends of one character.
+        text: with Unix line ends.
     """
     blocks: list[tuple[int, int]] = []
     position = 0
@@ -49,7 +49,7 @@ def find_blocks(text: str) -> list[tuple[int, int]]:
         if start.start() < position:
             continue
         mark = start["mark"]
-        # Each end is looked for once, whatever the number of openings before it.
+        # Reuse an end that was found for an earlier opening: searching for each opening would take quadratic time.
         found = ends.get(mark)
         if mark not in ends or (found is not None and found.start() < start.end()):
             found = ends[mark] = _block_end(start).search(text, start.end())
@@ -68,10 +68,10 @@ def _block_end(start: re.Match[str]) -> re.Pattern[str]:
 
 
 def drop_thinking(text: str) -> str:
-    """The answer part of a response: ``<think>...</think>`` is taken out.
+    """Remove ``<think>...</think>`` from a response.
 
     A closing tag alone ends thinking that began in the prompt; an opening tag alone begins thinking that never
-    ended, so nothing behind it is an answer.
+    ended, so all text after it is removed.
     """
     kept, position = [], 0
     while (start := text.find("<think>", position)) >= 0 and (end := text.find("</think>", start)) >= 0:
@@ -82,14 +82,14 @@ def drop_thinking(text: str) -> str:
 
 
 def thinking_steps(text: str) -> list[str]:
-    """The blocks of a response's thinking, divided by blank lines, and behind them the steps of its answer.
+    """Split the thinking of a response at blank lines, and append the steps of its answer.
 
     Args:
         text: the response, perhaps with ``<think>...</think>``; a closing tag alone ends thinking that began in the
             prompt.
 
     Returns:
-        Steps without tags and without blank lines in them; those of :func:`split_response` where there is no thinking.
+        Steps without tags and blank lines; those of :func:`split_response` if there is no closing tag.
     """
     before, closed, answer = _unix_lines(text).rpartition("</think>")
     if not closed:
@@ -99,7 +99,7 @@ def thinking_steps(text: str) -> list[str]:
 
 
 def _trim(text: str) -> str:
-    """Without blank lines around it; the first line keeps its indent, which says how deep a list is nested."""
+    """Strip blank lines around a text; the first line keeps its indent, which shows how deep a list is nested."""
     return re.sub(r"^\s*\n", "", text).rstrip()
 
 
@@ -108,12 +108,12 @@ def _unix_lines(text: str) -> str:
 
 
 def tidy_step(step: str) -> str:
-    """One step without blank lines in it or white space around it, so that blank lines separate steps only."""
+    """Remove blank lines inside a step and white space around it, so that blank lines only separate steps."""
     return _BLANK_LINES.sub("\n", _unix_lines(step)).strip()
 
 
 def _paragraphs(text: str) -> list[str]:
-    # Spaces in front of a paragraph stay: an indented paragraph belongs to the list item above it.
+    # Keep the indent of a paragraph: an indented paragraph belongs to the list item above it.
     return [part.rstrip() for part in _BLANK_LINES.split(text) if part.strip()]
 
 
@@ -123,7 +123,7 @@ def _is_heading(piece: str) -> bool:
 
 
 def _leads_in(piece: str) -> bool:
-    """Whether a piece only announces what follows: a heading, "Therefore:", a few words without a figure."""
+    """Whether a piece only announces what follows: a heading, "Therefore:", under four words without a digit."""
     piece = _ITEM_NUMBER.sub("", piece)
     if _is_heading(piece) or piece.rstrip(" \t*_").endswith(":"):
         return True
@@ -131,7 +131,7 @@ def _leads_in(piece: str) -> bool:
 
 
 def _continues(piece: str) -> bool:
-    """Whether a piece only completes what stands before it: a formula, the next line of an equation, "#### 18"."""
+    """Whether a piece only completes the piece before it: a block, the next line of an equation, "#### 18"."""
     stripped = piece.strip()
     return (
         stripped.startswith(("=", "where "))
@@ -141,12 +141,12 @@ def _continues(piece: str) -> bool:
 
 
 def _join_trivial(pieces: Iterable[str], marked: bool) -> list[str]:
-    """Steps from pieces: those without content of their own go to a neighbour, horizontal rules go away."""
-    # Each step in parts: of a hundred thousand formulas in a row, each would be copied with all before it.
+    """Make steps of pieces: join pieces without content of their own to a neighbour, drop horizontal rules."""
+    # Lists of parts, joined once: appending to strings would take quadratic time for many formulas in a row.
     steps: list[list[str]] = []
     waiting = ""
     for piece in pieces:
-        # A rule kept under a line of text would make a heading of that line in Markdown.
+        # In Markdown, a rule left under a line of text would turn that line into a heading.
         text = "\n".join(line for line in piece.split("\n") if not _RULE.fullmatch(line)).rstrip()
         if not text.strip():
             continue
@@ -169,7 +169,7 @@ def _join_trivial(pieces: Iterable[str], marked: bool) -> list[str]:
 
 
 def _markers(text: str, pattern: re.Pattern[str]) -> list[tuple[int, int]]:
-    """Numbers and positions of the markers, where they count steps; none where they do not run n, n + 1, ..."""
+    """(number, position) of the markers that count n, n + 1, ... or begin again at 1; empty if no number follows n."""
     blocks = find_blocks(text)
     starts = [start for start, _ in blocks]
     markers: list[tuple[int, int]] = []
@@ -180,19 +180,19 @@ def _markers(text: str, pattern: re.Pattern[str]) -> list[tuple[int, int]]:
             continue
         groups = match.groupdict()
         number = int(groups["plain"] or groups["decorated"])
-        # A number 1 further on is a fresh start (the model does it over); another indent is a list in a list.
+        # A later number 1 is a restart (the model begins again); another indent is a nested list.
         if markers and (number not in (markers[-1][0] + 1, 1) or groups["indent"] != indent):
             continue
         indent = groups["indent"]
         markers.append((number, match.start()))
     if len(markers) > 1 and markers[0][0] > 1 and markers[1][0] == 1:
-        # A lone number before the count begins.
+        # A single number before the count, which begins at 1.
         del markers[0]
     return markers if any(number > markers[0][0] for number, _ in markers) else []
 
 
 def _end_of_list(paragraphs: list[str]) -> int:
-    """How many paragraphs belong to the last item of a list: up to the first unindented one behind content."""
+    """Number of paragraphs in the last item of a list, which ends before an unindented paragraph with content."""
     for position in range(1, len(paragraphs)):
         part = paragraphs[position]
         if not (_leads_in(paragraphs[position - 1]) or part[0] in " \t-*" or _continues(part)):
@@ -201,7 +201,7 @@ def _end_of_list(paragraphs: list[str]) -> int:
 
 
 def _end_of_step(paragraphs: list[str]) -> int:
-    """How many paragraphs belong to the last step: those before the conclusion of the whole."""
+    """Number of paragraphs in the last step: those before the conclusion of the response."""
     end = len(paragraphs)
     while end > 1:
         under_closing = end > 2 and _is_heading(paragraphs[end - 2]) and _CLOSING.match(paragraphs[end - 2])
@@ -212,7 +212,7 @@ def _end_of_step(paragraphs: list[str]) -> int:
 
 
 def _marked_pieces(text: str, pattern: re.Pattern[str]) -> list[str]:
-    """The pieces between markers, what stands before and behind them apart; none without such markers."""
+    """Pieces between markers, and the paragraphs before and after them; empty if no markers number the steps."""
     markers = _markers(text, pattern)
     if not markers:
         return []
@@ -225,29 +225,28 @@ def _marked_pieces(text: str, pattern: re.Pattern[str]) -> list[str]:
         end = min(end, _end_of_list(last))
         outside = before + [paragraph for paragraph in last[end:] if not _CLOSING.match(paragraph)]
         if len(outside) > len(sections):
-            # More is said around the list than in it: it lists what is given, or sums up, and is not the solution.
+            # More paragraphs around the list than items in it: a list of facts or a summary, not the solution.
             return []
     items = [*map(tidy_step, sections[:-1]), tidy_step("\n".join(last[:end]))]
     if markers[0][0] == 1:
-        # What stands before the first marker introduces the first step; before a higher number it is the steps
-        # that have no marker.
+        # Text before marker 1 introduces the first step; text before a higher number is steps without a marker.
         items[0] = "\n".join([*before, items[0]])
         before = []
     return [*before, *items, *last[end:]]
 
 
 def split_response(text: str) -> list[str]:
-    """The steps of a response.
+    """Split a response into its steps.
 
-    Markers decide where the response numbers its steps one after the other ("**Step 2:**", "Step 2:", "### Step 2",
-    "2."); otherwise blank lines do. Pieces without content of their own (headings, lead-ins, a lone formula, a bare
+    Steps begin at markers if the response numbers them consecutively ("**Step 2:**", "Step 2:", "### Step 2", "2.");
+    otherwise blank lines separate them. Pieces without content of their own (headings, lead-ins, a lone formula, a bare
     answer) are joined to the step they belong to, and horizontal rules are dropped.
 
     Args:
         text: the response without its thinking.
 
     Returns:
-        Steps without blank lines in them; none for an empty text.
+        Steps without blank lines in them; an empty list for an empty text.
     """
     text = _trim(_unix_lines(text))
     parts, position = [], 0
