@@ -2,6 +2,7 @@
 
     python examples/experiment/collect.py runs/experiment/synth      # adds to examples/experiment/figures/synth.json
     python examples/experiment/collect.py runs/experiment/synth --missing
+    python examples/experiment/collect.py runs/experiment/synth --evaluation untouched    # figures/synth-untouched.json
 
 Trials that are in the file already stay as they are, so that an experiment may be run on several machines, some trials
 on each. ``--missing`` names those that are neither finished nor in the file, for ``stepjepa sweep --only``.
@@ -15,8 +16,10 @@ from pathlib import Path
 from run_figures import Figures, from_folder, read_figures, write_figures
 
 from stepjepa.errors import UserError
+from stepjepa.experiments.evaluated_run import SUMMARY
 from stepjepa.files import read_json_object
 
+PUBLISHED = "test"  # as a sweep calls its evaluation
 FIGURES = Path(__file__).resolve().parent / "figures"
 
 
@@ -30,18 +33,21 @@ def trials(sweep: Path) -> list[tuple[str, str, str]]:
     return [(each["name"], each["label"], str(each["seed"])) for each in content["trials"]]
 
 
-def finished(sweep: Path, name: str) -> bool:
+def finished(sweep: Path, name: str, evaluation: str) -> bool:
     """Whether a trial is trained and evaluated."""
     record = sweep / f"{name}.trial.json"
+    if not (sweep / name / f"{evaluation}{SUMMARY}").exists():
+        return False
     return record.exists() and read_json_object(record, "trial", "run it again").get("status") == "finished"
 
 
-def collect(sweep: Path, file: Path) -> tuple[list[Figures], list[str]]:
+def collect(sweep: Path, file: Path, evaluation: str) -> tuple[list[Figures], list[str]]:
     """What is known of a sweep.
 
     Args:
         sweep: its folder.
         file: of figures; may be missing.
+        evaluation: name of the evaluation in each run folder.
 
     Returns:
         Figures of all trials, those of the file first, and the names of the trials that are missing.
@@ -52,8 +58,8 @@ def collect(sweep: Path, file: Path) -> tuple[list[Figures], list[str]]:
     for name, label, seed in trials(sweep):
         if (label, seed) in keys:
             continue
-        if finished(sweep, name):
-            known.append(from_folder(sweep / name, label))
+        if finished(sweep, name, evaluation):
+            known.append(from_folder(sweep / name, label, evaluation))
         else:
             missing.append(name)
     return known, missing
@@ -64,12 +70,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweeps", nargs="+", type=Path, metavar="SWEEP", help="folders of sweeps")
     parser.add_argument("--figures", type=Path, default=FIGURES, metavar="DIR", help="where the files are")
+    parser.add_argument("--evaluation", default=PUBLISHED, help="its file's name in the run folders (%(default)s)")
     parser.add_argument("--missing", action="store_true", help="print what is missing, and write nothing")
     args = parser.parse_args(argv)
     try:
         for sweep in args.sweeps:
-            file = args.figures / f"{sweep.resolve().name}.json"
-            known, missing = collect(sweep, file)
+            name = sweep.resolve().name
+            file = args.figures / f"{name if args.evaluation == PUBLISHED else f'{name}-{args.evaluation}'}.json"
+            known, missing = collect(sweep, file, args.evaluation)
             if args.missing:
                 print(",".join(missing))
             elif known:

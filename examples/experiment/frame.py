@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pandas as pd  # type: ignore[import-untyped]  # comes with datasets
 from run_figures import Figures, read_figures
 from splits import read_splits
+from untouched import read_weights
 
 from stepjepa.experiments.statistics import PairedT, paired_t
 from stepjepa.experiments.verdict import SAME_FLOPS
@@ -24,23 +25,26 @@ class Test(NamedTuple):
     """What the runs of a file of figures are of.
 
     ``split`` is the test set in ``splits.json``; ``whole``: they trained on all of its training file, so that the file
-    says which answers are new to them.
+    says which answers are new to them; ``weighted``: its records have weights, see ``untouched.py``.
     """
 
     title: str
     split: str | None = None
     whole: bool = False
+    weighted: bool = False
 
 
 # By the file of figures; the other files are of validation sets, on which settings were chosen.
 TESTS = {
     "synth": Test("synth", "synth", whole=True),
+    "synth-untouched": Test("synth, untouched test", "untouched", weighted=True),
     "synth-small": Test("synth, preset:small", "synth", whole=True),
     "synth-long": Test("synth, 12 epochs", "synth", whole=True),
     "synth-1-2": Test("synth, 4,000 records, 12 epochs", "synth"),
     "synth-1-4": Test("synth, 2,000 records, 12 epochs", "synth"),
     "synth-1-8": Test("synth, 1,000 records, 12 epochs", "synth"),
     "synth-1-16": Test("synth, 500 records, 12 epochs", "synth"),
+    "limited-500-test": Test("500 records, own length and rate, untouched test", "untouched", weighted=True),
     "synth-finetune": Test("synth, pretrained on texts", "synth", whole=True),
     "smollm2": Test("synth, SmolLM2-135M", "synth"),
     "turk": Test("TURK", "turk", whole=True),
@@ -73,26 +77,31 @@ def read(directory: Path) -> pd.DataFrame:
 def _row(file: str, each: Figures, splits: dict[str, dict[str, list[bool]]]) -> dict[str, object]:
     right, about = each.run.examples["headline"] or [], TESTS.get(file, Test(file))
     row: dict[str, object] = {"file": file, "arm": each.label, "seed": each.run.seed}
-    row["records"], row["right"] = len(right), share(right)
+    weights = read_weights() if about.weighted else [1.0] * len(right)
+    row["records"], row["right"] = len(right), share(right, weights)
     if about.split in splits:
         # An evaluation of the first records of a file asks about these alone.
         asked = {what: [bits[index] for index in each.run.indices] for what, bits in splits[about.split].items()}
-        number, seen = asked["number"], asked["language"]
-        row["number"], row["rest"] = share(right, number), share(right, [not bit for bit in number])
+        number = asked["number"]
+        parts = {"number": number, "rest": [not bit for bit in number]}
         if about.whole:
-            row["language seen"], row["language new"] = share(right, seen), share(right, [not bit for bit in seen])
-            row["rest, language new"] = share(right, [not any(both) for both in zip(number, seen, strict=True)])
-            row["shape new"] = share(right, [not bit for bit in asked["shape"]])
+            seen = asked["language"]
+            parts |= {"language seen": seen, "language new": [not bit for bit in seen]}
+            parts["rest, language new"] = [not any(both) for both in zip(number, seen, strict=True)]
+            parts["shape new"] = [not bit for bit in asked["shape"]]
+        row |= {
+            name: share(right, [w * bit for w, bit in zip(weights, bits, strict=True)]) for name, bits in parts.items()
+        }
     row |= {name: 100 * each.scores[name] for name in ("exact", "prefix", "stopped") if name in each.scores}
     row |= {name: each.run.figures[name] for name in ("gold_loss", "tokens", "flops")}
     row |= {"steps": each.run.steps, "version": each.run.versions["stepjepa"]}
     return row | {name: each.similarity.get(name) for name in SIMILARITY}
 
 
-def share(right: Sequence[float], wanted: Sequence[bool] | None = None) -> float | None:
-    """Per cent of right answers, among those records that are wanted; None where there are none."""
-    kept = [value for value, want in zip(right, wanted or [True] * len(right), strict=True) if want]
-    return 100 * sum(kept) / len(kept) if kept else None
+def share(right: Sequence[float], weights: Sequence[float]) -> float | None:
+    """Weighted per cent of right answers; None where all weights are 0."""
+    total = sum(weights)
+    return 100 * sum(value * weight for value, weight in zip(right, weights, strict=True)) / total if total else None
 
 
 def runs(table: pd.DataFrame, file: str, arm: str) -> pd.DataFrame:
@@ -127,6 +136,13 @@ def objectives(table: pd.DataFrame, file: str) -> list[str]:
 def is_plain(arm: str) -> bool:
     """Whether an arm is plain training with right labels, as long as the others or for the FLOPs of one."""
     return re.fullmatch(rf"{BASELINE}(-[\d.]+x(-low)?)?", arm) is not None
+
+
+def searched(table: pd.DataFrame, file: str) -> pd.DataFrame:
+    """The runs of a search over learning rates and lengths: ``arm``, ``rate``, ``epochs`` and ``right``, held out."""
+    found = table[table.file == file]
+    parts = found.arm.str.extract(r"(?P<arm>.+)_learning_rate(?P<rate>[\d.e-]+)_num_epochs(?P<epochs>\d+)$")
+    return parts.astype({"rate": float, "epochs": int}).assign(right=found.right, gold_loss=found.gold_loss)
 
 
 def copies(row: pd.Series) -> bool:

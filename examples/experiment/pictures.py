@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]  # comes with datasets
-from frame import BASELINE, REFERENCE, is_plain, runs
+from frame import BASELINE, REFERENCE, is_plain, runs, searched
 from matplotlib.figure import Figure
 
 from stepjepa.drawing import PALETTE
@@ -107,9 +107,9 @@ def stopping(table: pd.DataFrame) -> Figure:
 
 
 def shares(table: pd.DataFrame) -> Figure:
-    """Does an objective help with fewer records?"""
-    figure = Figure(figsize=(6, 3.6), layout="constrained")
-    axis: Any = figure.subplots()
+    """Does an objective help with few records? By their number; and with 500, by how often they are trained on."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axis, other = figure.subplots(1, 2)
     for arm, mark in ((BASELINE, "o-"), ("branched-infonce", "s-")):
         found = {records: runs(table, file, arm)["right"] for file, records in SHARES.items()}
         axis.plot(list(found), [values.mean() for values in found.values()], mark, color=colour(arm), label=arm)
@@ -118,6 +118,22 @@ def shares(table: pd.DataFrame) -> Figure:
     axis.set_xscale("log", base=2)
     axis.set_xticks(list(SHARES.values()), [f"{records:,}" for records in SHARES.values()])
     axis.set_xlabel("records trained on, each twelve times")
-    axis.set_ylabel("right, %")
+    axis.set_ylabel("right of the test records, %")
     axis.legend()
+    search = searched(table, "limited-500")
+    for arm, mark in (
+        ("regular", "o-"),
+        ("regular-prompt", "v-"),
+        ("branched-cosine", "^-"),
+        ("branched-infonce", "s-"),
+    ):
+        best = search[search.arm == arm].groupby("epochs").right.max()
+        shade = OTHER if arm == "regular-prompt" else colour(arm)
+        other.plot(best.index, best, mark, color=shade, label=arm)
+    other.set_xscale("log", base=2)
+    lengths = sorted(set(search.epochs))
+    other.set_xticks(lengths, [str(each) for each in lengths])
+    other.set_xlabel("epochs on 500 records, best of three learning rates")
+    other.set_ylabel("right of 300 held-out records, %")
+    other.legend()
     return figure

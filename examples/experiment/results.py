@@ -72,6 +72,10 @@ class Questions:
         """Whether there is a run of an arm."""
         return bool(((self.table.file == file) & (self.table.arm == arm)).any())
 
+    def title(self, file: str) -> str:
+        """What the runs of a file are of."""
+        return TESTS[file].title
+
     def similarity(self, file: str, arm: str, column: str) -> str:
         """Mean over seeds of a similarity."""
         return f"{runs(self.table, file, arm)[column].mean():.3f}"
@@ -142,7 +146,7 @@ class Questions:
 
     def main_table(self) -> str:
         """All tests; arms of one seed show nothing and are left to the table of runs."""
-        files = [file for file in TESTS if (self.table.file == file).any()]
+        files = [file for file in TESTS if self.has(file, BASELINE)]
         lines = [row for file in files for row in self.rows(file) if self.seeds(file, row[1]) > 1]
         rule = "|---|---|" + "---:|" * (len(HEADS) - 2)
         return "\n".join(["| " + " | ".join(HEADS) + " |", rule, *("| " + " | ".join(row) + " |" for row in lines)])

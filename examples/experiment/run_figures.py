@@ -43,17 +43,18 @@ class Figures:
         return self.label, self.run.seed
 
 
-def from_folder(folder: str | os.PathLike[str], label: str) -> Figures:
+def from_folder(folder: str | os.PathLike[str], label: str, evaluation: str) -> Figures:
     """The figures of an evaluated run.
 
     Args:
         folder: of the run.
         label: of its arm.
+        evaluation: name of the evaluation in it.
 
     Raises:
         UserError: see :func:`read_evaluated_run`.
     """
-    run = read_evaluated_run(folder)
+    run = read_evaluated_run(folder, evaluation)
     summary = read_json_object(run.folder / f"{run.evaluation}{SUMMARY}", "summary", "evaluate again")
     numbers = {name: value for name, value in (summary.get("similarity") or {}).items() if isinstance(value, float)}
     return Figures(label, run, {name: score["mean"] for name, score in summary["scores"].items()}, numbers)

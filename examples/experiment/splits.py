@@ -1,12 +1,13 @@
 """Which test records ask for what, so that a score can be taken apart.
 
-    python examples/experiment/splits.py     # after data.py; writes splits.json, as which no data is needed any more
+    python examples/experiment/splits.py     # after data.py and untouched.py; writes splits.json
 
 Of every test set, one digit for each record, 1 where it is so:
 number: the right answer has a repetition count such as ``{3,}``, which has to be copied from the sentence;
 language: an answer that was trained on describes the same lines, though its text may be another one;
 shape: an answer that was trained on is the same but for its words, numbers and classes of characters;
 trivial: the right answer describes every line, or none.
+Of the untouched test only the first: no answer that was trained on describes the lines of one of its.
 """
 
 from __future__ import annotations
@@ -45,11 +46,16 @@ def split(train: Iterable[str], test: Sequence[str]) -> dict[str, list[bool]]:
     shapes = {shape(text) for text in trained}
     trivial = {languages.of(".*"), languages.of("~(.*)")}
     return {
-        "number": [bool(_NUMBER.search(text)) for text in test],
+        "number": numbers(test),
         "language": [languages.of(text) in known for text in test],
         "shape": [shape(text) in shapes for text in test],
         "trivial": [languages.of(text) in trivial for text in test],
     }
+
+
+def numbers(test: Iterable[str]) -> list[bool]:
+    """Whether each right answer has a repetition count."""
+    return [bool(_NUMBER.search(text)) for text in test]
 
 
 def shape(expression: str) -> str:
@@ -73,6 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args(argv)
     found = {name: split(answers(train), answers(test)) for name, (train, test) in SETS.items()}
+    found["untouched"] = {"number": numbers(answers(MADE / "untouched.jsonl"))}
     write_json(FILE, {name: {what: _digits(bits) for what, bits in each.items()} for name, each in found.items()})
     for name, each in found.items():
         counts = {what: sum(bits) for what, bits in each.items()}

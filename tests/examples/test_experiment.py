@@ -25,7 +25,7 @@ GRIDS = sorted(EXPERIMENT.glob("*.yaml"))
 def scripts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(EXPERIMENT))
     # Names as common as these may be taken by other tests' modules.
-    names = ("data", "collect", "languages", "splits", "frame", "pictures", "results")
+    names = ("data", "collect", "languages", "splits", "untouched", "frame", "pictures", "results")
     for name in names:
         monkeypatch.delitem(importlib.sys.modules, name, raising=False)
     yield {name: importlib.import_module(name) for name in names}
@@ -166,6 +166,25 @@ def test_a_score_is_taken_apart(scripts: dict[str, ModuleType], tmp_path: Path, 
     ]
     assert row["rest"] == pytest.approx(100 / 3)
     assert scripts["frame"].copies(row)
+
+
+def test_weights_give_a_set_the_operators_of_another(scripts: dict[str, ModuleType]) -> None:
+    # Of four answers two have "&" and one "|"; of those looked at two in three have "&", and none "~".
+    here, there = ["a&b", "c&d", "a|b", "e"], ["a&b", "x&y", "z", "~(q)"]
+    # 2 of 3 for two records, 1 of 3 for one, times four records; "|" is not among the others, "~" is not here.
+    assert scripts["untouched"].weights(here, there) == [pytest.approx(4 / 3, abs=1e-4)] * 2 + [
+        0,
+        pytest.approx(4 / 3, abs=1e-4),
+    ]
+    assert scripts["frame"].share([1, 0, 1, 1], [2, 1, 0, 1]) == 75
+    assert scripts["frame"].share([1, 0], [0, 0]) is None
+
+
+def test_the_weights_are_those_of_the_record(scripts: dict[str, ModuleType]) -> None:
+    found = json.loads((EXPERIMENT / "untouched.json").read_text())
+    weights = scripts["untouched"].read_weights()
+    assert len(weights) == found["untouched"]["records"]
+    assert sum(weights) / len(weights) == pytest.approx(1, abs=1e-3)
 
 
 def test_languages_are_those_of_every_pair_compared(scripts: dict[str, ModuleType], shared_data: Path) -> None:

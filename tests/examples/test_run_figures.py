@@ -29,7 +29,7 @@ def folders(tmp_path: Path) -> list[Path]:
 
 @pytest.fixture
 def figures(folders: list[Path]) -> list[Figures]:
-    return [from_folder(folder, folder.name.partition("-")[0]) for folder in folders]
+    return [from_folder(folder, folder.name.partition("-")[0], "test") for folder in folders]
 
 
 def test_what_is_written_is_read_back(figures: list[Figures], tmp_path: Path) -> None:
