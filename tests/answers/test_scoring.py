@@ -8,14 +8,12 @@ import pytest
 
 from stepjepa.answers.scoring import (
     canonical,
-    contains,
-    exact_match,
     last_number,
     marked_answers,
     parse_number,
-    prefix_match,
     same_answer,
     stated_number,
+    text_scores,
 )
 
 
@@ -35,9 +33,7 @@ from stepjepa.answers.scoring import (
     ],
 )
 def test_text_is_compared_whole_from_the_start_or_anywhere(generated, truth, exact, prefix, inside):
-    assert exact_match(generated, truth) is exact
-    assert prefix_match(generated, truth) is prefix
-    assert contains(generated, truth) is inside
+    assert text_scores(generated, truth) == {"exact": exact, "prefix": prefix, "contains": inside}
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""What answers are compared by, and the processes that do it within limits."""
+"""Comparison of answers, and processes with limits of time and memory for such work."""

@@ -1,4 +1,4 @@
-"""The text of an answer as a reader sees it: characters that look alike made equal, and its wrapping removed."""
+"""Normalise the text of an answer: characters that look alike become equal, and fences and boxes are removed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 import unicodedata
 
 GROUPING_SPACES = "\u2009\u202f\u00a0"
-"""Narrow spaces, which stand between the digits of a number."""
+"""Narrow and non-breaking spaces, which group the digits of a number."""
 
-# What other programs leave in their output: </s>, <|im_end|>.
+# Other programs leave </s> or <|im_end|> in their output.
 _SPECIAL_TOKEN = re.compile(r"</s>|<\|")
 _FENCE = re.compile(r"^[^\S\n]*(?:```|~~~)\w*[^\S\n]*\n")
 _LAST_TOKENS = re.compile(r"(?:</s>|<\|\w{1,40}\|>)\Z")
@@ -16,12 +16,12 @@ _CODE = re.compile(
     r"(?P<fence>```|~~~)(?:\w*[^\S\n]*\n)?(?P<block>(?:(?!(?P=fence)).)+)(?P=fence)|`(?P<inline>[^`\n]+)`", re.DOTALL
 )
 _BOX = re.compile(r"\$*\\(?:boxed|text)\s*\{([^{}]*)\}\$*")
-# A short answer begins in so many characters, which also keep searches in it short.
+# Number of characters that answer_start reads; the limit keeps its searches short.
 _LONGEST_START = 2000
 
 
-class _LookAlikes(dict[int, str]):
-    """For ``str.translate``, filled as characters come up."""
+class _Translation(dict[int, str]):
+    """A table for ``str.translate`` that computes each entry when it is first needed."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
@@ -42,20 +42,20 @@ class _LookAlikes(dict[int, str]):
         return seen
 
 
-_LOOK_ALIKES = _LookAlikes()
+_TO_PLAIN = _Translation()
 
 
 def plain_characters(text: str) -> str:
-    """The same text in ASCII where nobody would see a difference.
+    """Replace characters by the ASCII characters that look the same.
 
     Digits of all scripts and full-width forms become ASCII, ``½`` becomes `` 1/2``, spaces other than
-    :data:`GROUPING_SPACES` become spaces, and invisible characters (zero-width spaces, marks of direction) are removed.
+    :data:`GROUPING_SPACES` become spaces, and invisible characters (zero-width spaces, direction marks) are removed.
     """
-    return text if text.isascii() else text.translate(_LOOK_ALIKES)
+    return text if text.isascii() else text.translate(_TO_PLAIN)
 
 
 def before_special_token(text: str) -> str:
-    """A text up to the first ``</s>`` or ``<|...|>`` that another program left in it."""
+    """A text up to its first ``</s>`` or ``<|``, which begins a special token."""
     return _SPECIAL_TOKEN.split(text, maxsplit=1)[0]
 
 
@@ -66,7 +66,7 @@ def answer_start(text: str) -> str:
 
 
 def strip_code_fence(text: str) -> str:
-    """An answer that is code, without the fence or the backticks around it and a special token behind it."""
+    """An answer without the fence or backticks that enclose all of it, and without a special token at its end."""
     text = _LAST_TOKENS.sub("", text.strip()).strip()
     code = _CODE.fullmatch(text)
     return (code["block"] or code["inline"]).strip() if code else text

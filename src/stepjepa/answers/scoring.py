@@ -1,8 +1,8 @@
-r"""Is a generated answer right? Pure functions on strings: text against text, and the answers of mathematics.
+r"""Compare a generated answer with the truth: as text, or as an answer to a mathematical problem.
 
-An answer of mathematics is read where it is marked and nowhere else: in ``\boxed{...}`` or behind ``####``.
-Two answers are equal as numbers, or, where neither is a number, as text. One that is a number never equals one that
-is not. What is generated may be anything, so all work is bounded by a small multiple of the length of a text.
+A mathematical answer is read only where it is marked: in ``\boxed{...}`` or behind ``####``. Two answers are compared
+as numbers, or as text if neither is a number; a number never equals an answer that is none. A model may generate any
+text, so all work is bounded by a small multiple of its length.
 """
 
 from __future__ import annotations
@@ -18,30 +18,25 @@ from stepjepa.answers.plain_text import GROUPING_SPACES, before_special_token, p
 
 
 def exact_match(generated: str, truth: str) -> bool:
-    """The answer and nothing else; white space around either does not count."""
+    """Whether the texts are equal, white space at their ends ignored."""
     return generated.strip() == truth.strip()
 
 
 def prefix_match(generated: str, truth: str) -> bool:
-    """The answer comes first, whatever follows: right, but the model perhaps ran on."""
+    """Whether the generated text begins with the truth: right, though the model may have run on."""
     return generated.strip().startswith(truth.strip())
 
 
-def contains(generated: str, truth: str) -> bool:
-    """The answer is somewhere in what was generated."""
-    return truth.strip() in generated
-
-
 def text_scores(generated: str, truth: str) -> dict[str, bool | float]:
-    """``exact``, ``prefix`` and ``contains`` side by side: what is right, and what is right but for the stopping."""
+    """The scores ``exact``, ``prefix`` and ``contains`` (the truth is anywhere in the generated text)."""
     return {
         "exact": exact_match(generated, truth),
         "prefix": prefix_match(generated, truth),
-        "contains": contains(generated, truth),
+        "contains": truth.strip() in generated,
     }
 
 
-# Behind the mark a space, or at once what a number may begin with; or mark and answer together in bold face or in code.
+# After "####" comes a space or the beginning of a number; or mark and answer are together in bold face or in backticks.
 _HASHES = re.compile(
     rf"(?<!\S)####(?:[ \t{GROUPING_SPACES}]+(?=[^\s#])|(?=[-+−.\d$€£¥*`\\(]))(?P<line>[^\n]+)"
     r"|(?P<around>\*\*|`)####[ \t]*(?P<inside>[^\s*`][^*`\n]*)(?P=around)"
@@ -58,9 +53,9 @@ class _Mark(NamedTuple):
 def marked_answers(text: str) -> list[str]:
     r"""The answers that a text marks, in order: contents of ``\boxed{...}``, and the rest of a line behind ``####``.
 
-    Braces nest; a box that is not closed or is empty marks nothing. Of marks inside each other, as in
-    ``#### \boxed{18}``, the innermost counts. ``####`` must not stick to what is before it, but ``**#### 18**`` may.
-    Digits of any script come as ASCII, invisible characters are left out, and a line ends at a special token.
+    Braces nest; a box that is not closed or is empty marks nothing. Of nested marks, as in ``#### \boxed{18}``, the
+    innermost counts. White space must precede ``####``, except in ``**#### 18**``. Digits of any script are returned as
+    ASCII, invisible characters are removed, and a line ends at a special token.
     """
     text = plain_characters(text)
     marks = [
@@ -68,16 +63,16 @@ def marked_answers(text: str) -> list[str]:
         for match in _HASHES.finditer(text)
     ]
     marks = sorted([*marks, *_boxes(text)])
-    # The last needs no look ahead: nothing begins behind it.
+    # A mark is innermost if the next one begins after its end; the last one always is.
     inner = [mark for mark, after in pairwise(marks) if mark.end <= after.start] + marks[-1:]
     return [answer for mark in inner if (answer := mark.answer.strip())]
 
 
 def _boxes(text: str) -> list[_Mark]:
-    r"""The closed boxes that hold no other box. What a backslash precedes is no brace of the grouping."""
+    r"""The closed boxes that contain no other box; braces after a backslash do not group."""
     first = text.find("\\boxed")
     found: list[_Mark] = []
-    # For each open brace: where it began, where its content begins (-1: no box), how many boxes were found before.
+    # For each open brace: its start, the start of its content (-1: no box), the number of boxes found before it.
     opened: list[tuple[int, int, int]] = []
     for match in _BRACES.finditer(text, first) if first >= 0 else ():
         if match["box"]:
@@ -92,18 +87,18 @@ def _boxes(text: str) -> list[_Mark]:
 
 
 class Number(NamedTuple):
-    """A number as an answer states it.
+    """A number with its unit.
 
     Attributes:
-        value: exact, so that 0.1 is a tenth.
-        unit: the words of its unit in the singular, lower case; empty where none is given.
+        value: the exact value; 0.1 is a tenth.
+        unit: the words of the unit in the singular and lower case; empty if there is none.
     """
 
     value: Fraction
     unit: tuple[str, ...]
 
 
-# In groups of three, or as in India of two before the last three.
+# Digits in groups of three, or, as in India, of two before the last three.
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}|[0-9]+)"
 _DECIMAL = rf"(?:{_INTEGER}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{{1,2}})?"
 _FRACTION = (
@@ -114,7 +109,7 @@ _FRACTION = (
 _NUMBER = re.compile(
     r"(?P<sign>[+-]?)\s*(?P<currency>(?:[$€£¥₹]|(?i:usd|eur|gbp|jpy|inr|rs\.?))?)\s*(?P<inner_sign>[+-]?)\s*"
     rf"(?:(?:(?P<whole>{_INTEGER})(?:\s+|(?=\\frac)))?(?:{_FRACTION})|(?P<decimal>{_DECIMAL}))"
-    # A number must not be the beginning of a longer one: 1,2 or 1.2.3 or 1/2/3.
+    # The number must not continue, as in 1,2 or 1.2.3 or 1/2/3.
     r"(?![0-9]|[.,/]\s*[0-9])"
 )
 _ENCLOSED = re.compile(r"""\([^()\[\],]*\)|\[[^()\[\],]*\]|"[^"]*"|'[^']*'|“[^”]*”""")
@@ -127,18 +122,18 @@ _SIGNS = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupe
 _CURRENCIES = {"usd": "dollar", "eur": "euro", "gbp": "pound", "jpy": "yen", "inr": "rupee", "rs": "rupee"}
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 # A single letter behind a number is algebra (5x, 2n) or a scale (3k, 2M) unless it is one of these units, or of a
-# script that has no capitals (5元).
+# script without capitals (5元).
 _LETTER_UNITS = frozenset("mglLshWVJ")
-# "18 or more", "3 to one": not the number that stands in front.
+# "18 or more" and "3 to one" do not mean the number before these words.
 _NOT_UNITS = frozenset(
     {"or", "and", "to", "not", "plus", "minus", "times", "by", "over", "out", "if", "but", "is", "are", "was", "were"}
 )
 _POWERS = frozenset({"squared", "cubed", "factorial"})
 _LONGEST_UNIT = 5
-# Longer than any answer that is a number, or that says one; they keep the work bounded.
+# Numbers of characters above any real number, or sentence that states one; they limit the time.
 _LONGEST_NUMBER = 120
 _LONGEST_STATEMENT = 400
-# A longer answer is compared as it stands.
+# A longer answer is compared without removing its decoration.
 _LONGEST_TEXT = 2000
 
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\s*\{([^{}]*)\}")
@@ -146,14 +141,14 @@ _REPLACEMENTS = (
     (re.compile(r"\\[dt]frac"), r"\\frac"),
     (re.compile(r"\\left(?![a-z])|\\right(?![a-z])"), ""),
     (re.compile(r"\{,\}"), ","),
-    # Narrow spaces group digits; an escaped or tied space parts words.
+    # Narrow spaces group digits; an escaped space or a tie separates words.
     (re.compile(rf"\\[,!;:]|[{GROUPING_SPACES}]"), ""),
     (re.compile(r"\\ |~"), " "),
     (re.compile(r"\\([$%])"), r"\1"),
     (re.compile(r"\^\s*(?:\{\s*)?\\circ\s*\}?|°"), " degrees "),
     (re.compile(r"[−–]"), "-"),
     (re.compile(r"\bUS\$"), "$"),
-    # Powers of ten, as scientists write a number.
+    # Scientific notation, 2 \times 10^3.
     (
         re.compile(
             r"(?<=[0-9])\s*(?:\\times|\\cdot|×|·)\s*10\s*\^\s*(?:\{\s*([+-]?[0-9]{1,2})\s*\}|([+-]?[0-9]{1,2}))"
@@ -174,7 +169,7 @@ _DELIMITERS = (
 
 
 def _clean(text: str) -> str:
-    """An answer without what only sets it: delimiters of formulas, bold face, spacing, a full stop at the end."""
+    """Remove decoration from an answer: delimiters of formulas, bold face, LaTeX spacing, a full stop at the end."""
     text = plain_characters(text)
     if len(text) > _LONGEST_TEXT:
         return text.strip()
@@ -197,13 +192,13 @@ def _clean(text: str) -> str:
 
 
 def parse_number(text: str) -> Number | None:
-    r"""The number that an answer is, or None where it is something else.
+    r"""Parse an answer that is a number, perhaps with a unit; None if it is anything else.
 
     Understood: signs, thousands separators (``1,000``, ``1{,}000``), decimals, currency signs before or behind,
     simple fractions (``3/4``, ``\frac{3}{4}``, ``1 1/2``, ``½``), powers of ten (``2\times 10^3``), units in words,
-    scale words (``3 million``), LaTeX spacing and text commands, digits of any script, ``about`` in front, brackets or
-    quotation marks around it all. Percent is a unit: ``50%`` equals ``50`` and ``50 percent``, not ``0.5``. Not
-    understood, on purpose: several numbers, calculations, letters that stand for values.
+    scale words (``3 million``), LaTeX spacing and text commands, digits of any script, ``about`` before the number,
+    brackets or quotation marks around it. Percent is a unit: ``50%`` equals ``50`` and ``50 percent``, not ``0.5``.
+    Refused on purpose: several numbers, calculations, letters that stand for values.
     """
     text = _clean(text)
     if len(text) > _LONGEST_NUMBER:
@@ -239,12 +234,13 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _parse_unit(text: str) -> tuple[tuple[str, ...], int] | None:
-    """The words of a unit and what its scale words multiply by; None for text that is no unit."""
+    """The words of a unit and the factor of its scale words; None for text that is no unit."""
     match = _UNIT.fullmatch(text)
     if match is None:
         return None
     words = re.split(r"[ .·*-]+", match["words"]) if match["words"] else []
-    if len(words) == 1 and len(words[0]) == 1 and words[0] not in _LETTER_UNITS and not _is_word(words[0]):
+    letter = words[0] if len(words) == 1 and len(words[0]) == 1 else None
+    if letter and letter not in _LETTER_UNITS and unicodedata.category(letter) != "Lo":
         return None
     words = [word.lower() for word in words]
     scale = 1
@@ -256,87 +252,79 @@ def _parse_unit(text: str) -> tuple[tuple[str, ...], int] | None:
     return (*([_SIGNS[match["sign"]]] if match["sign"] else []), *singular), scale
 
 
-def _is_word(character: str) -> bool:
-    return unicodedata.category(character) == "Lo"
-
-
 _VERBS = r"\b(?:is|are|was|were|be|equals|equal\s+to|totals)\b"
 _STATEMENT = re.compile(rf"(?P<subject>.*)(?P<copula>=|:|≈|\\approx\b|{_VERBS})(?P<rest>.*)", re.DOTALL)
-# Directly before the copula: what is said is denied, only possible, or no equality.
+# Directly before the copula: the statement is denied, only possible, or an inequality.
 _DOUBT = re.compile(r"(?:\b(?:may|might|could|can|cannot|not|never)|n['’]t|[!<>])$")
 _CONDITION = re.compile(r"(?:if|unless|whether|suppose|assuming|maybe|perhaps|possibly)\b[^,]*$", re.IGNORECASE)
 _TERM = r"[\s($€£]*[-+−]?[0-9][0-9.,]*[)%\s]*"
 _OPERATOR = r"(?:[-+−*/×÷·=x]|\\times|\\cdot)"
 _CALCULATION = re.compile(
     rf"(?:[^0-9]*(?:=|:|{_VERBS}))?{_TERM}(?:{_OPERATOR}{_TERM})*"
-    # Without a copula a word must go before, not the letter of an equation.
+    # Without a copula a word must come first, not the letter of an equation.
     rf"|[^0-9]*[^\W\d_]{{2}}\s{_TERM}(?:{_OPERATOR}{_TERM})+"
 )
 _SEVERAL = re.compile(r"[;&:]|[,.]\s|\b(?:and|or)\b")
 
 
-class _Stated(NamedTuple):
-    number: Number
-    symbol: str = ""
-
-
-def _state(text: str) -> _Stated | None:
-    """The one number that an answer says, bare or in a short sentence or equation; None where it says anything else."""
+def _parse_statement(text: str) -> tuple[Number, str] | None:
+    """The one number that an answer states, and its symbol ("x" in "x = 5", else empty); None if there is none."""
     number = parse_number(text)
     if number is not None:
-        return _Stated(number)
+        return number, ""
     text = _clean(text)
     match = _STATEMENT.fullmatch(text) if len(text) <= _LONGEST_STATEMENT else None
     if match is None:
         return None
     subject, rest = match["subject"], match["rest"].strip()
     if subject.count("**") % 2:
-        # Bold face that opens in front of the subject may close behind the copula.
+        # Bold face that opens before the subject may close after the copula.
         subject, rest = subject.replace("**", ""), rest.removeprefix("**")
     subject, number = subject.strip(" \t\n$"), parse_number(rest)
     if number is None or _DOUBT.search(subject) or _CONDITION.match(subject):
         return None
     if re.search("[0-9]", subject):
-        # Of "x = 5, y = 8" neither is the answer; "6 * 3 = 18" and "what they pay after 3 days is 18" say one.
+        # "x = 5, y = 8" states two answers; "6 * 3 = 18" and "what they pay after 3 days is 18" state one.
         equation = match["copula"] in ("=", "≈", "\\approx")
         one = _CALCULATION.fullmatch(subject) if equation else not _SEVERAL.search(subject)
         if not one or match["copula"] == ":":
             return None
-    return _Stated(number, subject if len(subject) == 1 and subject.isalpha() else "")
+    return number, subject if len(subject) == 1 and subject.isalpha() else ""
 
 
 def stated_number(text: str) -> Number | None:
-    """The number that a marked answer says, as a reader takes it.
+    """The number that a marked answer states, bare or in a short sentence or equation.
 
     Beyond :func:`parse_number`: ``The final answer is 8.``, ``x = 8``, ``6 + 2 = 8``, ``Answer: **8**``. Refused:
     several numbers, ranges, alternatives, denials, bounds and questions.
     """
-    stated = _state(text)
-    return None if stated is None else stated.number
+    stated = _parse_statement(text)
+    return None if stated is None else stated[0]
 
 
 def same_answer(answer: str, truth: str) -> bool:
-    """Whether two answers say the same.
+    """Whether two answers are equal.
 
-    Numbers (:func:`stated_number`) are compared exactly; a unit counts only where both give one, and then one must
-    begin the other (``$18`` equals ``18 dollars per day``; ``5 cm`` is not ``5 m``), and ``x = 5`` is not ``y = 5``.
-    Other answers are compared as text without spaces and LaTeX decoration, upper and lower case told apart.
+    Numbers (:func:`stated_number`) are compared exactly. Units are compared only if both answers have one; then one
+    must begin with the other (``$18`` equals ``18 dollars per day``; ``5 cm`` is not ``5 m``). ``x = 5`` is not
+    ``y = 5``. Other answers are compared as text without spaces and LaTeX decoration, with regard to case.
     """
-    stated, true = _state(answer), _state(truth)
-    if stated is not None and true is not None:
-        if stated.symbol and true.symbol and stated.symbol != true.symbol:
-            return False
-        shared = min(len(stated.number.unit), len(true.number.unit))
-        return stated.number.value == true.number.value and stated.number.unit[:shared] == true.number.unit[:shared]
-    if stated is not None or true is not None:
+    stated, true = _parse_statement(answer), _parse_statement(truth)
+    if stated is None and true is None:
+        return "".join(_clean(answer).split()) == "".join(_clean(truth).split())
+    if stated is None or true is None:
         return False
-    return "".join(_clean(answer).split()) == "".join(_clean(truth).split())
+    (number, symbol), (true_number, true_symbol) = stated, true
+    if symbol and true_symbol and symbol != true_symbol:
+        return False
+    shared = min(len(number.unit), len(true_number.unit))
+    return number.value == true_number.value and number.unit[:shared] == true_number.unit[:shared]
 
 
 def canonical(answer: str) -> str:
-    """One writing for answers of the same value, so that they can be counted: ``$18.00`` and ``18`` give ``18``.
+    """The same string for equal answers, so that votes can be counted: ``$18.00`` and ``18`` give ``18``.
 
-    Units are left out; what is no number comes without spaces and LaTeX decoration.
+    Units are dropped; an answer that is no number is returned without spaces and LaTeX decoration.
     """
     number = stated_number(answer)
     return "".join(_clean(answer).split()) if number is None else str(number.value)
@@ -346,15 +334,15 @@ _DIGITS = re.compile(r"[0-9][0-9.,/]*")
 
 
 def last_number(text: str) -> str | None:
-    """The last number of a text, whatever it counts: a guess at what an unmarked answer is.
+    """The last number of a text, which is a guess at its answer if none is marked.
 
     Returns:
-        It as written, its sign and fraction included; None where there is none, or what stands last is unclear
+        The number as written, with its sign or as a fraction; None if there is none or the last one is unclear
         (``1.2.3``).
     """
     text = plain_characters(text)
     end = max(map(text.rfind, "0123456789")) + 1
-    # As far back as a number can reach; spaces that group digits in LaTeX are none.
+    # Search only as far back as a number can reach; LaTeX spaces and braces that group digits become commas.
     near = re.sub(r"\{,\}|\\,", ",", text[max(0, end - _LONGEST_NUMBER) : end])
     runs = list(_DIGITS.finditer(near))
     if not runs or (runs[-1].start() == 0 and end > _LONGEST_NUMBER):

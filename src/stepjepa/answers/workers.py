@@ -1,4 +1,4 @@
-"""Run untrusted or unbounded work in processes of their own, with a limit of time and of memory for each call."""
+"""Run untrusted or unbounded work in separate processes, with limits of time and memory for each call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_WORKERS = 8
 
 Failure = Literal["time", "memory", "crash", "error"]
 
-# The exit code of a process that ran out of memory; any number that Python and shells don't use.
+# Exit code of a process that ran out of memory; a number that neither Python nor shells use.
 _OUT_OF_MEMORY = 113
 _LONGEST_MESSAGE = 500
 
@@ -30,10 +30,10 @@ class Outcome(NamedTuple):
     """The result of one call.
 
     Attributes:
-        value: what the function returned; None if it failed.
-        failure: None for success; ``time`` or ``memory`` for a limit that was reached, ``crash`` for a process that
-            ended by itself, ``error`` for an exception of the function.
-        message: of the exception, or what happened.
+        value: the return value of the function; None if it failed.
+        failure: None for success; ``time`` or ``memory`` if a limit was reached, ``crash`` if the process ended,
+            ``error`` if the function raised an exception.
+        message: description of the failure.
     """
 
     value: Any
@@ -44,15 +44,14 @@ class Outcome(NamedTuple):
 class Workers:
     """A pool of processes that run one function.
 
-    A call that reaches a limit costs its process and no other call. The processes are new ones, not copies of this
-    one, and import nothing but the function's module, so they are small even where this process holds a model.
+    If a call reaches a limit, only its own process is ended. The processes are spawned, not forked, and import only the
+    function's module, so they stay small even if this process holds a model.
 
     Args:
-        function: at the top level of an importable module, which loads quickly and does nothing when loaded.
-        seconds: the longest a call may take, counted from its own beginning.
-        memory: MiB that a call may take beside what its process takes at the start. Not kept on systems without such
-            a limit (Windows, macOS).
-        processes: None for one per CPU core, :data:`MOST_WORKERS` at most.
+        function: a function at the top level of a module that is quick to import and has no side effects.
+        seconds: time limit of a call, counted from its own beginning.
+        memory: memory limit of a call in MiB, beyond what its process uses at the start; enforced only on Linux.
+        processes: number of processes; None for one per CPU core, at most :data:`MOST_WORKERS`.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Workers:
         """Call the function with each tuple of arguments, in parallel, and wait for all.
 
         Raises:
-            UserError: a process can't start, most likely because it gets too little memory.
+            UserError: a process can't start, most likely because the memory limit is too low.
             RuntimeError: the pool is closed.
         """
         try:
@@ -84,7 +83,7 @@ class Workers:
                 ]
             return [self._outcome(future) for future in futures]
         except BaseException:
-            # Ctrl-C most of all: nobody may have to wait for the processes.
+            # On Ctrl-C above all, the program must not wait for the processes.
             self.close()
             raise
 
@@ -111,13 +110,13 @@ class Workers:
             return Outcome(None, "crash", f"the process ended with code {error.exitcode}")
         except TimeoutError:
             return Outcome(None, "time", f"took longer than {self._seconds:g} s")
-        except Exception as error:  # whatever the function raised, it is this call's alone
+        except Exception as error:  # an exception of the function concerns only this call
             return Outcome(None, "error", f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE])
 
 
 @contextmanager
 def _safe_path() -> Iterator[None]:
-    """Python processes that start meanwhile import nothing from the current folder of their own accord."""
+    """Python processes that start in this context do not search the working folder for modules."""
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
@@ -130,7 +129,7 @@ def _safe_path() -> Iterator[None]:
 
 
 class _Process(SpawnProcess):
-    """A new process that does not run the main script again, which may import torch or lack the ``__main__`` guard."""
+    """A spawned process that does not run the main script again, which may import torch or lack a main guard."""
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802  # the name that multiprocessing calls
@@ -148,10 +147,10 @@ class _Context(SpawnContext):
 
 
 def _set_limits(memory: int, parent: int) -> None:
-    """Prepare a new process: it dies with its parent, at once when told to, and gets no more memory than it may."""
-    # The pool's own handler would wait for the end of a call into C.
+    """Prepare a new process: limit its memory, and end it with its parent and on SIGTERM."""
+    # The pool's own handler of SIGTERM would wait for the end of a call into C.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # What the function prints must not mix with the output of the program.
+    # Output of the function goes to standard error, so that it does not mix with the output of the program.
     os.dup2(2, 1)
     if sys.platform != "linux":
         return
@@ -168,7 +167,7 @@ def _set_limits(memory: int, parent: int) -> None:
 
 
 def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """One call in a process, which ends where memory runs out: what it still holds nobody knows."""
+    """Call the function in a worker process; out of memory, end the process, since its state is unknown."""
     try:
         return function(*arguments)
     except MemoryError:
