@@ -300,7 +300,7 @@ def test_a_model_that_says_the_right_answer_gets_full_marks(name, shared_data, t
     gold = {tuple(example.prompt_ids): example.gold.ids for example in examples}
 
     def oracle(self, prompts, batch_number):
-        return [[self._read(gold[tuple(prompt)][len(prompt) :])] for prompt in prompts]
+        return [[self._decode(gold[tuple(prompt)][len(prompt) :])] for prompt in prompts]
 
     monkeypatch.setattr(Generator, "answer", oracle)
     monkeypatch.setattr(Batcher, "_check_length", lambda *_: None)

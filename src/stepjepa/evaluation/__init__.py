@@ -1,1 +1,1 @@
-"""From a model or a file of answers and a test file to one scored line per example and a summary."""
+"""Score the answers of a model, or of a file, to a test file: one line per example, and a summary."""

@@ -1,59 +1,45 @@
-"""From records to scored lines, a batch at a time."""
+"""Answer and score records batch by batch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stepjepa.data.records import Record
-from stepjepa.errors import UserError
-from stepjepa.evaluation.judging import Answer, Question, judge
-from stepjepa.evaluation.prompts import Example, ShownTexts, Span, Template, continuation_spans, make_example
-from stepjepa.tasks.base import Likelihood, Task
+from stepjepa.evaluation.judging import Question, judge
+from stepjepa.evaluation.prompts import Example, ShownTexts, Template, continuation_spans, make_example
+from stepjepa.tasks.base import Likelihood, Task, record_error
 
-
-class Engine(Protocol):
-    """One model that answers and weighs."""
-
-    positions: int | None
-    """How many tokens the model has positions for; None for no limit."""
-    max_new_tokens: int
-    """Where answers are cut off."""
-
-    def answer(self, prompts: Sequence[Sequence[int]], batch_number: int = 0) -> list[list[Answer]]:
-        """For each prompt its samples; ``batch_number`` seeds draws."""
-        ...
-
-    def log_probabilities(self, spans: Sequence[Span]) -> list[float]:
-        """The natural logarithm of the probability of each span's weighed tokens, given what stands before them."""
-        ...
+if TYPE_CHECKING:
+    from stepjepa.evaluation.generation import Generator
+    from stepjepa.evaluation.vllm_engine import VllmEngine
 
 
 class Batcher:
-    """Has records answered, weighed and judged.
+    """Let a model answer records, and score the answers.
 
     Args:
-        task: knows what is right.
-        records: what is asked, by index.
-        engine: answers and weighs.
-        tokenizer: of the engine's model.
-        template: how records are shown.
-        batch_size: rows that are weighed at a time.
-        headline: the score that decides what is an error; the task's own by default.
+        task: scores the answers.
+        records: the records by index.
+        engine: generates answers and computes likelihoods.
+        tokenizer: the tokenizer of the engine's model.
+        template: renders the records.
+        batch_size: number of rows in a forward pass for likelihoods.
+        headline: the score that decides what is an error; by default that of the task.
 
     Attributes:
-        examples: the records as tokens, the longest prompts first, so that memory problems show at once.
+        examples: the tokenised records, longest prompts first, so that the first batch needs the most memory.
 
     Raises:
-        UserError: a record can't be rendered, or is longer than the model's positions.
+        UserError: a record can't be rendered, or has more tokens than the model has positions.
     """
 
     def __init__(
         self,
         task: Task,
         records: Mapping[int, Record],
-        engine: Engine,
+        engine: Generator | VllmEngine,
         tokenizer: Any,
         template: Template,
         *,
@@ -69,25 +55,26 @@ class Batcher:
         self.examples.sort(key=lambda example: (-len(example.prompt_ids), example.index))
 
     def lines(self, batch: Sequence[Example], number: int) -> list[dict[str, Any]]:
-        """What ``judging.judge`` makes of a batch, with ``gold_loss``, the LM loss per token, and ``gold_tokens``.
+        """The scored lines of a batch.
 
         Args:
             batch: some of :attr:`examples`.
-            number: seeds draws.
+            number: the number of the batch, which seeds sampling.
+
+        Returns:
+            The lines of ``judging.judge`` with ``gold_loss``, the LM loss per token of the right answer, and
+            ``gold_tokens``.
 
         Raises:
-            UserError: the model's numbers overflow.
+            UserError: the loss is not finite.
         """
-        # First, since of numbers that overflow nothing can be drawn.
+        # Computed first: sampling from logits that overflow fails without naming the record.
         gold = self._engine.log_probabilities([example.gold for example in batch])
         records = [self._records[example.index] for example in batch]
         for record, value in zip(records, gold, strict=True):
             if not math.isfinite(value):
-                raise UserError(
-                    f"the model's loss on this record is {-value}; its numbers overflow: try --dtype float32",
-                    path=record.path,
-                    line=record.line,
-                )
+                told = f"the model's loss on this record is {-value}; its numbers overflow: try --dtype float32"
+                raise record_error(record, told)
         answers = self._engine.answer([example.prompt_ids for example in batch], number)
         questions = [
             Question(example.index, record, example.prompt, self._likelihoods(record))
@@ -108,20 +95,19 @@ class Batcher:
         return {each.label: Likelihood(value, span.tokens) for each, value, span in found} or None
 
     def _check_length(self, example: Example) -> None:
-        """Refuse a prompt that is too long for the model with its answer, generated or given."""
+        """Check that the prompt fits into the model's positions with a new answer and with each given one."""
         positions, new = self._engine.positions, self._engine.max_new_tokens
         if positions is None:
             return
         record, length = self._records[example.index], len(example.prompt_ids)
-        weighed = continuation_spans(record, self._task.continuations(record), self._texts, self._template)
-        longest = max(len(span.ids) for span in [example.gold, *weighed])
-        message = None
+        spans = continuation_spans(record, self._task.continuations(record), self._texts, self._template)
+        longest = max(len(span.ids) for span in [example.gold, *spans])
         if length + new > positions:
-            message = (
+            raise record_error(
+                record,
                 f"the prompt's {length} tokens and {new} new ones are more than the model's {positions} positions; "
-                "lower --max_new_tokens or remove the record"
+                "lower --max_new_tokens or remove the record",
             )
-        elif longest > positions:
-            message = f"prompt and answer have {longest} tokens, more than the model's {positions} positions; remove it"
-        if message:
-            raise UserError(message, path=record.path, line=record.line)
+        if longest > positions:
+            told = f"prompt and answer have {longest} tokens, more than the model's {positions} positions; remove it"
+            raise record_error(record, told)

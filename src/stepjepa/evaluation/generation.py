@@ -1,4 +1,4 @@
-"""Let a model answer prompts in batches, and weigh texts that are given."""
+"""Generate answers to prompts in batches, and compute the likelihoods of given texts."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 
 class Generator:
-    """Answers batches of prompts with one model.
+    """Generates answers with a transformers model.
 
-    Greedy unless ``sampling.temperature`` is above 0; then tokens are drawn, each batch from a generator seeded by
-    ``sampling.seed`` and the batch's number, so that batches can be run in any order or again. What the model's own
-    ``generation_config`` says of sampling and penalties is left aside, its stop tokens are not.
+    Decoding is greedy unless ``sampling.temperature`` is above 0. Sampling is seeded for each batch by
+    ``sampling.seed`` and the number of the batch, so batches can be run in any order, or again. Of the model's own
+    ``generation_config`` only the stop tokens are used, not sampling and penalties.
 
     Args:
-        model: in evaluation mode, perhaps with an adapter; it is not changed.
+        model: the model in evaluation mode, perhaps with an adapter; it is not changed.
         tokenizer: its tokenizer; it is not changed.
-        end_of_turn_ids: tokens that end an answer beside the eos tokens.
-        sampling: how tokens are chosen, and how many.
+        end_of_turn_ids: tokens that end an answer, beside the eos tokens.
+        sampling: settings of decoding.
 
     Attributes:
-        stop_ids: tokens that end an answer: those of the template's end of turn and every eos token.
-        positions: how many tokens the model has positions for; None for no limit.
-        max_new_tokens: of ``sampling``.
+        stop_ids: tokens that end an answer: the template's end of turn and every eos token.
+        positions: number of tokens that the model has positions for; None for no limit.
+        max_new_tokens: greatest length of an answer.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Generator:
     ) -> None:
         from transformers import GenerationConfig
 
-        # PEFT would hand its wrapper's generation settings down to the model and leave them there.
+        # PEFT would copy the generation settings of its wrapper to the model and leave them there.
         self.model: Any = model.get_base_model() if hasattr(model, "peft_config") else model
         model = self.model
         self.tokenizer = tokenizer
@@ -57,10 +57,10 @@ class Generator:
         own = model.generation_config
         ends = _as_list(own.eos_token_id if own is not None else None) + _as_list(tokenizer.eos_token_id)
         self.stop_ids = sorted({*end_of_turn_ids, *ends})
-        # Padding is masked wherever it stands, so any token does; a stop token is one that every tokenizer here has.
+        # Padding is masked, so any token will do; every tokenizer here has a stop token.
         self._pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.stop_ids[0]
+        # Predictor tokens are no text, and embedding rows after the tokenizer's last token belong to no token.
         rows = model.get_input_embeddings().weight.shape[0]
-        # Predictor tokens are no text, and rows beyond the tokenizer's last token stand for nothing at all.
         never = [*all_predictor_ids(tokenizer), *range(len(tokenizer), rows)]
         settings: dict[str, Any] = {"do_sample": False}
         if sampling.temperature > 0:
@@ -85,15 +85,23 @@ class Generator:
 
     @torch.inference_mode()
     def answer(self, prompts: Sequence[Sequence[int]], batch_number: int = 0) -> list[list[Answer]]:
-        """Continue prompts, best of similar length, until every one has stopped or ``max_new_tokens`` is reached."""
+        """Generate answers until each has stopped or has ``max_new_tokens`` tokens.
+
+        Args:
+            prompts: token ids; padding costs least if their lengths are similar.
+            batch_number: seeds sampling, together with ``sampling.seed``.
+
+        Returns:
+            The samples of each prompt.
+        """
         ids, mask = self._pad_rows(prompts, left=True)
         with _fresh_generation_config(self.model), _seeded(self.model.device, self.sampling.seed, batch_number):
             output = self.model.generate(input_ids=ids, attention_mask=mask, generation_config=self._config)
-        answers = [self._read(row) for row in output[:, ids.shape[1] :].tolist()]
+        answers = [self._decode(row) for row in output[:, ids.shape[1] :].tolist()]
         count = self.sampling.num_samples
         return [answers[at : at + count] for at in range(0, len(answers), count)]
 
-    def _read(self, generated: list[int]) -> Answer:
+    def _decode(self, generated: list[int]) -> Answer:
         end = next((index for index, token in enumerate(generated) if token in self.stop_ids), None)
         text = self.tokenizer.decode(
             generated if end is None else generated[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -102,24 +110,24 @@ class Generator:
 
     @torch.inference_mode()
     def log_probabilities(self, spans: Sequence[Span]) -> list[float]:
-        """The natural logarithm of the probability of each span's weighed tokens, given what stands before them."""
+        """The natural logarithm of the probability of each span's scored tokens, given the tokens before them."""
         ids, mask = self._pad_rows([span.ids for span in spans], left=False)
         low = min(span.start for span in spans) - 1
         options: dict[str, Any] = {}
         if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
-            # Logits of whole prompts are most of the memory where the vocabulary is large.
+            # With a large vocabulary the logits of whole prompts would take most of the memory.
             options["logits_to_keep"] = torch.arange(low, ids.shape[1], device=ids.device)
         logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits
         offset = low if options else 0
         losses = []
         for row, span in enumerate(spans):
             first, last = span.start, len(span.ids)
-            predictions = logits[row, first - 1 - offset : last - 1 - offset].float()  # [weighed, V]
+            predictions = logits[row, first - 1 - offset : last - 1 - offset].float()  # [scored tokens, V]
             losses.append(F.cross_entropy(predictions, ids[row, first:last], reduction="sum"))
         return [-float(loss) for loss in torch.stack(losses).tolist()]
 
     def _pad_rows(self, rows: Sequence[Sequence[int]], *, left: bool) -> tuple[Tensor, Tensor]:
-        """``[B, T]`` ids and mask."""
+        """Token ids and attention mask, ``[B, T]`` each, padded on the left or the right."""
         width = max(map(len, rows))
         ids = torch.full((len(rows), width), int(self._pad))
         mask = torch.zeros_like(ids)
@@ -136,7 +144,7 @@ def _as_list(ids: int | list[int] | None) -> list[int]:
 
 @contextmanager
 def _fresh_generation_config(model: PreTrainedModel) -> Iterator[None]:
-    """Hide the model's own settings: ``generate`` takes from them whatever a given configuration leaves open."""
+    """Hide the model's own settings, from which ``generate`` takes every value that its argument leaves unset."""
     from transformers import GenerationConfig
 
     own = model.generation_config
@@ -149,7 +157,7 @@ def _fresh_generation_config(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _seeded(device: torch.device, seed: int, batch_number: int) -> Iterator[None]:
-    """Seed the global generators, which ``generate`` draws from, and put them back afterwards."""
+    """Seed the global random generators, which ``generate`` uses, and restore them afterwards."""
     digest = hashlib.sha256(f"{seed}:{batch_number}".encode()).digest()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(int.from_bytes(digest[:7]))

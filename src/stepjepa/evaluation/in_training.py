@@ -1,4 +1,4 @@
-"""Scores of generated answers while a model trains."""
+"""Score generated answers during training."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from stepjepa.tasks.base import Task
 from stepjepa.tasks.registry import keep
 
 COUNT = "answers"
+"""The name under which :class:`AnswerScores` returns the number of records."""
 
 
 def spread(records: Sequence[Record], count: int) -> list[Record]:
-    """So many records from all over a file, which may be sorted by label; all if there are no more."""
+    """At most ``count`` records at even distances, since a file may be sorted by label."""
     count = min(count, len(records))
     return [records[at * len(records) // count] for at in range(count)]
 
 
 class AnswerScores:
-    """Lets a model answer some held-out records greedily and adds up the scores.
+    """Lets a model answer held-out records greedily, and sums up the scores.
 
     Args:
-        records: what is asked.
-        task: knows what is right.
-        tokenizer: of the model.
-        max_new_tokens: where an answer is cut off.
+        records: the records; those that the task leaves out are dropped.
+        task: scores the answers.
+        tokenizer: the tokenizer of the model.
+        max_new_tokens: greatest length of an answer.
         batch_size: prompts per batch.
-        plain: asks without a chat format.
+        plain: render the records without a chat format.
 
     Raises:
-        UserError: a record has no truth that the task can use.
+        UserError: a record has no truth that the task can use, or no record is left.
     """
 
     def __init__(
@@ -53,11 +54,7 @@ class AnswerScores:
         self._sampling, self._batch_size = Sampling(max_new_tokens=max_new_tokens), batch_size
 
     def check(self, model: Any) -> None:
-        """Refuse records that the model has no positions for, before it is trained.
-
-        Raises:
-            UserError: a prompt with its answer, generated or given, is too long.
-        """
+        """Raise ``UserError`` before training if a record with its answer is longer than the model's positions."""
         self._batcher(model)
 
     def _batcher(self, model: Any) -> Batcher:
@@ -66,18 +63,18 @@ class AnswerScores:
         return Batcher(self._task, self._records, engine, self._tokenizer, template, batch_size=self._batch_size)
 
     def __call__(self, model: Any, rank: int, world: int) -> dict[str, float]:
-        """The sums of every score over one process's share of the records.
+        """The sums of the scores over the records of one process.
 
         Args:
-            model: in evaluation mode.
-            rank: of this process.
+            model: the model in evaluation mode.
+            rank: number of this process.
             world: number of processes.
 
         Returns:
-            A sum for each of the task's scores and ``stopped``, and :data:`COUNT`. The same names in every process.
+            The sum of each of the task's scores, of ``stopped`` and of :data:`COUNT`; the same names in every process.
         """
         batcher = self._batcher(model)
-        # Processes without an example of their own repeat one, to know the names; it does not count.
+        # A process without records scores the first one to learn the names, and counts it as 0.
         share = batcher.examples[rank::world]
         sums: Counter[str] = Counter()
         for number, start in enumerate(range(0, max(len(share), 1), self._batch_size)):
@@ -88,12 +85,17 @@ class AnswerScores:
         return dict(sums)
 
     def close(self) -> None:
-        """End the task's processes."""
+        """End the processes of the task."""
         self._task.close()
 
 
 def answer_means(score: Callable[[Any, int, int], dict[str, float]], trainer: Any) -> dict[str, float]:
-    """The mean of each score over the processes of a ``JepaTrainer``; ``score`` gives the sums of one process."""
+    """The mean of each score over all processes of a ``JepaTrainer``.
+
+    Args:
+        score: returns the sums of one process, such as :class:`AnswerScores`.
+        trainer: the trainer.
+    """
     sums = score(trainer.model, trainer.accelerator.process_index, trainer.accelerator.num_processes)
     totals = dict(zip(sums, trainer.total(list(sums.values())), strict=True))
     count = totals.pop(COUNT)

@@ -1,15 +1,16 @@
-"""From answers to scored lines: one sample or several, errors named, a majority of samples."""
+"""Score answers: one line per question, with the kind of error, and a majority vote of several samples."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
+from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings
 from stepjepa.evaluation.summary import summarise
 from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task, TaskOptions
 from stepjepa.tasks.reference import ReferenceTask
@@ -19,47 +20,47 @@ RAN_ON = "ran on"
 
 
 class Answer(NamedTuple):
-    """What a model, or another program, said."""
+    """A generated answer."""
 
     text: str
-    """Everything before the first stop token, special tokens left out."""
+    """The text before the first stop token, without special tokens."""
     stopped: bool | None = None
-    """The model ended its turn by itself; None where nobody knows."""
+    """Whether the model ended its turn by itself; None if unknown."""
     new_tokens: int | None = None
-    """How many tokens it generated, the stop token included; None where nobody knows."""
+    """Number of generated tokens, including the stop token; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What an answer belongs to."""
+    """A record that is answered."""
 
     index: int
-    """Position in the test file, counted from 0."""
+    """Position in the test file, from 0."""
     record: Record
     prompt: str | None = None
-    """The text that the model was shown; None where another program made it."""
+    """The prompt as text; None if another program rendered it."""
     likelihoods: Mapping[str, Likelihood] | None = None
-    """Of the continuations that the task asked for."""
+    """Likelihoods of the task's continuations, by label; None if there are none or another program answered."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The records of a test file that are evaluated, and their task."""
+class Selection:
+    """The task of a test file and the records that are evaluated."""
 
     task: Task
     headline: str
     """The score that decides what is an error."""
     records: dict[int, Record]
-    """By position in the test file."""
+    """The records by position in the test file."""
     left_out: dict[str, int]
-    """How many records are not evaluated, by reason."""
+    """Number of records that are not evaluated, by reason."""
 
     def options(self, options: TaskOptions) -> dict[str, Any]:
-        """The options that make a difference to this task's scores."""
+        """The task options that affect the scores."""
         return {name: getattr(options, name) for name in self.task.takes if name != "workers"}
 
     def summarise(self, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The part of a summary that follows from the lines."""
+        """The part of a summary that is computed from the lines."""
         return {
             "left_out": self.left_out,
             "task": self.task.name,
@@ -69,39 +70,35 @@ class Asked:
         }
 
 
-def choose_records(settings: Any, records: Sequence[Record]) -> Asked:
-    """The task of a test file and the records that it can score.
-
-    Args:
-        settings: with ``task``, ``task_options``, ``scoring`` and ``startswith``.
-        records: of the test file.
+def select_records(settings: EvaluationSettings | ScoreSettings, records: Sequence[Record]) -> Selection:
+    """Choose the task of a test file and the records that it can score.
 
     Raises:
-        UserError: no record is left, or the task can't be made.
+        UserError: no record is left, or the task does not exist or lacks a setting.
     """
     task = choose_task(settings.task, records, settings.task_options)
     if settings.scoring == "reference":
         task = ReferenceTask(task)
-    return Asked(task, task.beginning if settings.startswith else task.headline, *keep(task, records))
+    return Selection(task, task.beginning if settings.startswith else task.headline, *keep(task, records))
 
 
 def judge(
     task: Task, questions: Sequence[Question], answers: Sequence[Sequence[Answer]], headline: str | None = None
 ) -> list[dict[str, Any]]:
-    """Score answers and make their lines.
+    """Score answers.
 
     Args:
-        task: knows what is right.
-        questions: the examples.
-        answers: for each of them one answer or several samples, equally many.
-        headline: the score that decides what is an error; the task's own by default.
+        task: scores the answers.
+        questions: the records that are answered.
+        answers: the samples of each question, the same number for all.
+        headline: the score that decides what is an error; by default that of the task.
 
     Returns:
-        For each question ``index``, ``prompt``, ``truth``, ``generated``, ``extracted``, ``scores``, ``error``,
-        ``stopped``, ``new_tokens`` and, where they were measured, ``likelihoods``. With several samples ``scores``
-        are their means, beside ``pass@1`` (the mean of the headline), ``pass@n`` (one of them is right) and
-        ``majority`` (what most of them say is right); ``generated``, ``extracted`` and ``error`` are those of the
-        majority, and ``samples`` holds every one.
+        One line per question: ``index``, ``prompt``, ``truth``, ``generated``, ``extracted``, ``scores``, ``error``,
+        ``stopped``, ``new_tokens`` and, if there are any, ``likelihoods``. With several samples ``scores`` are their
+        means, beside ``pass@1`` (the mean of the headline), ``pass@n`` (one sample is right) and ``majority`` (the
+        majority answer is right); ``generated``, ``extracted`` and ``error`` are those of the majority answer, and
+        ``samples`` holds all of them.
 
     Raises:
         UserError: the task has no such score.
@@ -118,7 +115,7 @@ def judge(
     for question, said in zip(questions, answers, strict=True):
         part = slice(at, at + len(said))
         at += len(said)
-        # A verdict on likelihoods is none on where the text was cut off.
+        # Where likelihoods decide, a text that was cut off is not the reason of an error.
         by_text = question.likelihoods is None
         samples = [_sample(answer, scored, name, by_text) for answer, scored in zip(said, verdicts[part], strict=True)]
         line: dict[str, Any] = {
@@ -130,7 +127,7 @@ def judge(
             line |= samples[0]
         else:
             votes = map(task.vote, verdicts[part], responses[part])
-            line |= _together(samples, list(votes), name)
+            line |= _combine(samples, list(votes), name)
         if question.likelihoods is not None:
             line["likelihoods"] = {label: list(found) for label, found in question.likelihoods.items()}
         lines.append(line)
@@ -151,13 +148,15 @@ def _sample(answer: Answer, scored: Scored, headline: str, by_text: bool) -> dic
     }
 
 
-def _together(samples: Sequence[dict[str, Any]], votes: Sequence[str | None], headline: str) -> dict[str, Any]:
-    """One line's worth of several samples."""
-    chosen = samples[_majority(votes)]
+def _combine(samples: Sequence[dict[str, Any]], votes: Sequence[str | None], headline: str) -> dict[str, Any]:
+    """The fields of a line with several samples."""
+    # The majority answer is the first sample with the most frequent vote; of equally frequent ones the first counts.
+    counts = Counter(vote for vote in votes if vote is not None)
+    chosen = samples[votes.index(counts.most_common(1)[0][0]) if counts else 0]
     right = [sample["scores"][headline] for sample in samples]
-    scores = {name: _mean([sample["scores"][name] for sample in samples]) for name in chosen["scores"]}
+    scores = {name: fmean(sample["scores"][name] for sample in samples) for name in chosen["scores"]}
     scores |= {
-        "pass@1": _mean(right),
+        "pass@1": fmean(right),
         f"pass@{len(samples)}": any(right),
         "majority": chosen["scores"][headline],
     }
@@ -166,17 +165,7 @@ def _together(samples: Sequence[dict[str, Any]], votes: Sequence[str | None], he
     return {
         **chosen,
         "scores": scores,
-        "stopped": None if None in stopped else _mean(stopped),
+        "stopped": None if None in stopped else fmean(stopped),
         "new_tokens": None if None in tokens else sum(tokens),
         "samples": list(samples),
     }
-
-
-def _mean(values: Sequence[bool | float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _majority(votes: Sequence[str | None]) -> int:
-    """The first sample that says what most samples say; of equally frequent ones, what was said first."""
-    counts = Counter(vote for vote in votes if vote is not None)
-    return votes.index(max(counts, key=counts.__getitem__)) if counts else 0

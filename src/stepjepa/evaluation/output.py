@@ -1,4 +1,4 @@
-"""The file of answers that an evaluation writes: it grows line by line and is resumed after a kill."""
+"""The output file of an evaluation, which grows batch by batch and can be resumed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _ANEW = "name another --output_file, or pass --overwrite to start anew"
 
 
 class OutputFile:
-    """One line per example, in any order until it is complete, then in the order of the test file.
+    """One JSON line per example; a complete file is in the order of the test file.
 
     ``<name>.meta.json`` beside it holds the identity of the evaluation, ``<stem>.summary.json`` its summary.
 
     Args:
-        path: of the lines.
-        indices: of the examples, in the order of the test file.
+        path: the file of lines.
+        indices: the indices of the examples, in the order of the test file.
         identity: settings that must be equal for lines to belong to one evaluation.
         overwrite: replace an existing file.
 
@@ -36,7 +36,7 @@ class OutputFile:
         done: the finished lines by index.
 
     Raises:
-        UserError: the existing file or summary belongs to another evaluation, or is damaged.
+        UserError: an existing file or summary belongs to another evaluation, or is damaged.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class OutputFile:
         if not overwrite:
             if self.path.exists():
                 self.done = self._read()
-            # A damaged summary beside its own lines is made again; any other may be that of a file with this stem.
+            # A damaged summary beside its own lines is written again; any other may belong to a file with this stem.
             found = _json_at(self.summary_file)
             if self.summary_file.exists() and found.get("settings") != self._identity and (found or not self.done):
                 raise other_summary(self.path)
@@ -70,7 +70,7 @@ class OutputFile:
         ]
         if changed:
             raise UserError(f"was begun with another {', '.join(changed)}; {_ANEW}", path=self.path)
-        # A kill may have left half a line.
+        # An evaluation that was killed may have left half a line.
         content = self.path.read_bytes()
         if not content.endswith(b"\n"):
             os.truncate(self.path, content.rfind(b"\n") + 1)
@@ -84,28 +84,28 @@ class OutputFile:
 
     @property
     def complete(self) -> bool:
-        """Every example has its line."""
+        """Whether every example has its line."""
         return len(self.done) == len(self._indices)
 
     def summary(self) -> dict[str, Any] | None:
-        """The summary of a complete file; None where it was not written yet."""
+        """The summary of a complete file; None if there is none yet."""
         found = _json_at(self.summary_file) if self.complete else {}
         return found if found.get("settings") == self._identity else None
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary, whose ``settings`` are the identity."""
+        """Write the summary; its ``settings`` must be the identity."""
         with naming_disk_errors(self.summary_file):
             write_json(self.summary_file, summary)
 
     @contextmanager
     def begin(self, **description: Any) -> Iterator[IO[str]]:
-        """Open the file for more lines; an overwritten one is removed only now.
+        """Open the file for :meth:`add`; a file that is overwritten is removed only now.
 
         Args:
-            description: written beside the identity, for people.
+            description: values for readers, written beside the identity.
         """
         with naming_disk_errors(self.path):
-            # While lines are missing there is no summary.
+            # The summary of an incomplete file would be wrong.
             self.summary_file.unlink(missing_ok=True)
             if not self.done:
                 self.path.unlink(missing_ok=True)
@@ -115,14 +115,14 @@ class OutputFile:
                 yield stream
 
     def add(self, stream: IO[str], lines: Sequence[Line]) -> None:
-        """Write lines to the stream of :meth:`begin`."""
+        """Append lines to the stream of :meth:`begin`."""
         for line in lines:
             stream.write(json.dumps(line, ensure_ascii=False) + "\n")
             self.done[line["index"]] = line
         stream.flush()
 
     def finish(self) -> list[Line]:
-        """Sort the lines into the order of the test file; returns them."""
+        """Write the lines in the order of the test file, and return them."""
         lines = [self.done[index] for index in self._indices]
         with naming_disk_errors(self.path):
             write_jsonl(self.path, lines)
@@ -130,24 +130,24 @@ class OutputFile:
 
 
 def summary_file(output: str | os.PathLike[str]) -> Path:
-    """The summary's file beside a file of lines."""
+    """The path of the summary of a file of lines."""
     return Path(output).with_suffix(".summary.json")
 
 
 def meta_file(output: str | os.PathLike[str]) -> Path:
-    """The identity's file beside a file of lines."""
+    """The path of the identity of a file of lines."""
     return Path(output).with_name(f"{Path(output).name}.meta.json")
 
 
 def other_summary(output: str | os.PathLike[str]) -> UserError:
-    """The error for a summary of other lines in the place of a new one."""
+    """The error if the summary at this path belongs to another file of lines."""
     return UserError(
         f"exists already and is not the summary of {Path(output).name}; move it, {_ANEW}", path=summary_file(output)
     )
 
 
 def _json_at(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is none that can be read."""
+    """The object in a JSON file; empty if the file is missing or damaged."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -155,7 +155,7 @@ def _json_at(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-# The files of a run folder that decide a model's answers; "*.py" is model code.
+# The files of a model folder that affect its answers; "*.py" is model code.
 _MODEL_FILES = (
     *("*.safetensors", "pytorch_model*.bin", "adapter_model.bin", "config.json", "generation_config.json", "*.py"),
     *("adapter_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
@@ -165,9 +165,9 @@ _CHUNK, _CHUNKS = 2**16, 256
 
 
 def model_fingerprint(path: str | os.PathLike[str]) -> str:
-    """A hash of a model folder, with an adapter's base; a hub id itself.
+    """A hash of the files of a model folder and of an adapter's base model; a hub id is returned as it is.
 
-    Of weight files above 16 MiB 256 evenly spaced parts are hashed: training changes all of them.
+    Of files above 16 MiB only 256 evenly spaced chunks are hashed, which is enough since training changes all weights.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -183,7 +183,7 @@ def model_fingerprint(path: str | os.PathLike[str]) -> str:
                 for part in range(_CHUNKS):
                     stream.seek(part * (size - _CHUNK) // (_CHUNKS - 1))
                     digest.update(stream.read(_CHUNK))
-    # An unreadable configuration is an error at loading; an adapter that names itself has no other base.
+    # A damaged configuration is reported when the model is loaded; an adapter that names itself has no other base.
     base = _json_at(folder / "adapter_config.json").get("base_model_name_or_path")
     if isinstance(base, str) and Path(base).is_dir() and Path(base).resolve() != folder.resolve():
         digest.update(model_fingerprint(base).encode())

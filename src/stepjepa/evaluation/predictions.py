@@ -1,4 +1,4 @@
-"""Score answers that another program generated."""
+"""Score a file of answers that another program generated."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from tqdm import tqdm
 
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
-from stepjepa.evaluation.judging import Answer, Question, choose_records, judge
+from stepjepa.evaluation.judging import Answer, Question, judge, select_records
 from stepjepa.evaluation.output import meta_file, summary_file
 from stepjepa.evaluation.settings import ScoreSettings
 from stepjepa.files import fingerprint, read_jsonl, write_json, write_jsonl
 
 NO_PREDICTION = "no prediction"
 
-# Answers judged side by side between two updates of the progress bar.
+# Records scored between two updates of the progress bar; a task may score them in parallel.
 _CHUNK = 128
 
 
 def score_predictions(settings: ScoreSettings) -> dict[str, Any]:
-    """Score a file of answers; writes the lines and the summary that ``stepjepa evaluate`` would write.
+    """Score a file of answers, write lines and summary as ``stepjepa evaluate`` does, and return the summary.
 
     Raises:
         UserError: a file is wrong, or the predictions don't fit the test file.
     """
     records = read_records(settings.test_file)
-    asked = choose_records(settings, records)
-    found = _read_answers(settings, len(records), asked.records)
+    selection = select_records(settings, records)
+    found = _read_answers(settings, len(records), selection.records)
     nothing = [Answer("")] * max(map(len, found.values()), default=1)
-    questions = [Question(index, record) for index, record in asked.records.items()]
+    questions = [Question(index, record) for index, record in selection.records.items()]
     lines: list[dict[str, Any]] = []
     try:
         for start in tqdm(range(0, len(questions), _CHUNK), desc=f"score, {_CHUNK} at a time", disable=None):
             chunk = questions[start : start + _CHUNK]
             answers = [found.get(question.index, nothing) for question in chunk]
-            lines += judge(asked.task, chunk, answers, asked.headline)
+            lines += judge(selection.task, chunk, answers, selection.headline)
     finally:
-        asked.task.close()
+        selection.task.close()
     lines = [line if line["index"] in found else _without_prediction(line) for line in lines]
     summary = {
         "predictions": str(settings.predictions),
         "test_file": str(settings.test_file),
         "test_fingerprint": fingerprint(settings.test_file),
-        **asked.summarise(lines),
+        **selection.summarise(lines),
         "settings": {
-            "task_options": asked.options(settings.task_options),
+            "task_options": selection.options(settings.task_options),
             "scoring": settings.scoring,
             "missing": settings.missing,
         },
     }
-    # Those of an earlier evaluation belonged to other lines.
+    # Files of an earlier evaluation belong to the lines that are replaced.
     for file in (summary_file(settings.output_file), meta_file(settings.output_file)):
         file.unlink(missing_ok=True)
     write_jsonl(settings.output_file, lines)
@@ -61,7 +61,7 @@ def score_predictions(settings: ScoreSettings) -> dict[str, Any]:
 
 
 def _without_prediction(line: dict[str, Any]) -> dict[str, Any]:
-    """A line that is wrong by every score: some rules, the published ones among them, find an empty answer right."""
+    """Set all scores of a line to wrong: by some rules, such as the published ones, an empty answer would be right."""
     wrong = {"scores": dict.fromkeys(line["scores"], False), "error": NO_PREDICTION}
     if "samples" in line:
         scores = dict.fromkeys(line["samples"][0]["scores"], False)
@@ -70,10 +70,15 @@ def _without_prediction(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -> dict[int, list[Answer]]:
-    """The answers that are there, by position in the test file, which has so many records.
+    """Read the answers by position in the test file.
+
+    Args:
+        settings: the file of predictions and what a missing prediction is.
+        size: number of records in the test file.
+        wanted: positions of the records that are scored.
 
     Raises:
-        UserError: a line is wrong, or not all that are wanted have one, which is an error unless it is asked for.
+        UserError: a line is wrong, or, with ``missing="error"``, a wanted prediction is missing.
     """
     path = Path(settings.predictions)
     found: dict[int, list[Answer]] = {}
@@ -102,10 +107,10 @@ def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -
 
 
 def _read_samples(line: dict[str, Any], path: Path, number: int) -> list[Answer]:
-    """The answers of a line, which may be one that ``stepjepa evaluate`` wrote."""
-    said = line.get("samples") or line.get("generated")
+    """The answers of a line, which ``stepjepa evaluate`` may have written."""
+    given = line.get("samples") or line.get("generated")
     answers = []
-    for part in said if isinstance(said, list) else [said]:
+    for part in given if isinstance(given, list) else [given]:
         text, stopped = (part.get("generated"), part.get("stopped")) if isinstance(part, dict) else (part, None)
         if not (isinstance(part, dict) or line.get("samples")):
             stopped = line.get("stopped")

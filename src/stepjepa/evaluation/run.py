@@ -1,4 +1,4 @@
-"""Evaluate a model on a test file. Free of torch until it generates."""
+"""Evaluate a model on a test file. Torch is imported only to generate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -17,8 +17,8 @@ from stepjepa.data.records import bad_records
 from stepjepa.data.sources import read_records
 from stepjepa.data.trained_prompts import share_trained_on
 from stepjepa.errors import UserError
-from stepjepa.evaluation.batcher import Batcher, Engine
-from stepjepa.evaluation.judging import choose_records
+from stepjepa.evaluation.batcher import Batcher
+from stepjepa.evaluation.judging import select_records
 from stepjepa.evaluation.output import OutputFile, model_fingerprint
 from stepjepa.evaluation.prompts import make_template
 from stepjepa.evaluation.settings import EvaluationSettings
@@ -26,18 +26,22 @@ from stepjepa.files import fingerprint
 from stepjepa.memory import is_out_of_memory
 from stepjepa.tasks.registry import users_source
 
+if TYPE_CHECKING:
+    from stepjepa.evaluation.generation import Generator
+    from stepjepa.evaluation.vllm_engine import VllmEngine
+
 Loader = Callable[[], tuple[Any, Any]]
 
 
-def make_engine(settings: EvaluationSettings, load: Loader) -> tuple[Engine, Any]:
-    """The engine that is asked for, and its tokenizer.
+def make_engine(settings: EvaluationSettings, load: Loader) -> tuple[Generator | VllmEngine, Any]:
+    """The engine of ``settings.engine`` and its tokenizer.
 
     Args:
-        settings: of the evaluation.
-        load: gives model and tokenizer for ``hf``.
+        settings: settings of the evaluation.
+        load: returns model and tokenizer for the engine ``hf``.
 
     Raises:
-        UserError: vLLM is asked for and is not installed, or the model can't be loaded.
+        UserError: vLLM is not installed, or the model can't be loaded.
     """
     if settings.engine == "vllm":
         if importlib.util.find_spec("vllm") is None:
@@ -54,34 +58,34 @@ def make_engine(settings: EvaluationSettings, load: Loader) -> tuple[Engine, Any
 
 
 class Evaluation:
-    """One test file, one model, one output file.
+    """The evaluation of one model on one test file.
 
-    The output file grows by a line per example as batches finish. Started again with the same settings it resumes: the
-    batches, and so the answers, are those of an uninterrupted run.
+    The output file grows batch by batch. The same settings resume an interrupted evaluation, with the same batches and
+    so the same answers as an uninterrupted one.
 
     Args:
         settings: see :class:`~stepjepa.evaluation.settings.EvaluationSettings`.
 
     Attributes:
-        asked: the records that are evaluated and their task.
-        task: scores the answers.
-        records: by position in the test file, with the system prompt that is shown.
-        bad: the skipped lines of the test file; None where a bad line is an error.
-        system_prompt: the prompt of training, which replaces the test file's own; None where that stays.
+        selection: the task, and the records that are evaluated.
+        task: the task, which scores the answers.
+        records: the records by position in the test file, with the system prompt that the model is shown.
+        bad: the skipped lines of the test file; None if a bad line is an error.
+        system_prompt: the system prompt of training, which replaces that of the test file; None if it does not.
         output: the file of lines.
 
     Raises:
-        UserError: the test file is wrong, or the output file belongs to something else.
+        UserError: the test file is wrong, or the output file belongs to another evaluation.
     """
 
     def __init__(self, settings: EvaluationSettings) -> None:
         self.settings = settings
         self.bad = bad_records(settings.bad_records)
         records = read_records(settings.test_file, bad=self.bad, columns=settings.columns)
-        self.asked = choose_records(settings, records[: settings.max_examples])
-        self.task, self.records = self.asked.task, self.asked.records
+        self.selection = select_records(settings, records[: settings.max_examples])
+        self.task, self.records = self.selection.task, self.selection.records
         if self.bad is not None and self.bad.count:
-            self.asked.left_out["bad record"] = self.bad.count
+            self.selection.left_out["bad record"] = self.bad.count
         self.system_prompt = None
         if not (settings.use_test_prompts or settings.plain):
             self.system_prompt = training_system_prompt(settings.model_path)
@@ -95,13 +99,13 @@ class Evaluation:
 
     @property
     def finished(self) -> int:
-        """How many examples have their line already."""
+        """Number of examples that have their line."""
         return len(self.output.done)
 
     def _make_identity(self) -> dict[str, Any]:
         """The settings that must be equal for lines to belong to one evaluation."""
         settings, sampling = self.settings, asdict(self.settings.sampling)
-        # Greedy answers depend on neither.
+        # Greedy answers do not depend on seed and batch size.
         drawn = {"seed": sampling.pop("seed"), "batch_size": settings.batch_size}
         return {
             "model": model_fingerprint(settings.model_path),
@@ -109,8 +113,8 @@ class Evaluation:
             "examples": len(self.records),
             "task": self.task.name,
             "task_source": users_source(self.task),
-            "task_options": self.asked.options(settings.task_options),
-            "headline": self.asked.headline,
+            "task_options": self.selection.options(settings.task_options),
+            "headline": self.selection.headline,
             "prompt": {"system": self.system_prompt, "plain": settings.plain},
             **{name: getattr(settings, name) for name in ("scoring", "engine", "dtype", "quantization", "similarity")},
             **sampling,
@@ -118,27 +122,26 @@ class Evaluation:
         }
 
     def run(self, load: Loader | None = None) -> dict[str, Any]:
-        """Generate what is missing, then summarise; a finished output is summarised without loading the model.
+        """Generate the missing lines and write the summary; a finished evaluation does not load the model.
 
         Args:
-            load: gives model and tokenizer; by default they are loaded from ``settings.model_path``.
+            load: returns model and tokenizer; by default they are loaded from ``settings.model_path``.
 
         Returns:
-            The summary, as written beside the lines: see ``summary.summarise``, and ``model_path``, ``test_file``,
-            ``test_fingerprint``, ``task``, ``headline``, ``lenient``, ``similarity``, ``settings``; ``trained_on``, see
-            ``data.trained_prompts``; ``generated_now`` examples in ``seconds`` at ``tokens_per_second`` (of this run
-            alone, None if it generated nothing).
+            The summary as written beside the lines: the keys of ``summary.summarise``, and ``model_path``,
+            ``test_file``, ``test_fingerprint``, ``left_out``, ``task``, ``lenient``, ``details``, ``similarity``,
+            ``trained_on`` (see ``data.trained_prompts``), ``settings``, ``generated_now``, ``seconds`` and
+            ``tokens_per_second``. The last three are those of this run; the speed is None if it generated nothing.
 
         Raises:
-            UserError: the model can't be loaded, is too large for the memory with this batch size, or has too few
-                positions.
+            UserError: the model can't be loaded, the batch needs too much memory, or a record has too many tokens.
         """
         written = self.output.summary()
         if written is not None:
             return written
         kept = set(self.output.done)
         load = functools.cache(load or self._load)
-        # Before generating, so that records without views, or a folder without a run, are noticed at once.
+        # Before generating, so that records without views or a folder without run.json end the evaluation at once.
         measured = self._measure_similarity(load) if self.settings.similarity else None
         try:
             seconds = 0.0 if self.output.complete else self._generate(load)
@@ -153,7 +156,7 @@ class Evaluation:
             "model_path": self.settings.model_path,
             "test_file": str(self.settings.test_file),
             "test_fingerprint": self._identity["test_file"],
-            **self.asked.summarise(lines),
+            **self.selection.summarise(lines),
             "similarity": None if measured is None else {**measured.totals, **_similarity_by_verdict(lines)},
             "trained_on": share_trained_on(self.settings.model_path, self.records.values()),
             "settings": self._identity,
@@ -176,7 +179,7 @@ class Evaluation:
         )
 
     def _measure_similarity(self, load: Loader) -> Any:
-        """How alike the views of the test records are to the model."""
+        """Measure the similarity of the views of the test records."""
         from stepjepa.analysis.similarity import compare_views, similarity_config
 
         config = similarity_config(self.settings.model_path, str(self.settings.similarity))
@@ -186,19 +189,19 @@ class Evaluation:
             return compare_views(*load(), records, config, batch_size=self.settings.batch_size)
 
     def _generate(self, load: Loader) -> float:
-        """Write the missing lines; returns the seconds that answering, weighing and judging took."""
+        """Write the missing lines, and return the seconds spent on generating and scoring them."""
         settings, output = self.settings, self.output
         engine, tokenizer = make_engine(settings, load)
         template, size = make_template(tokenizer, plain=settings.plain), settings.batch_size
         batcher = Batcher(
-            self.task, self.records, engine, tokenizer, template, batch_size=size, headline=self.asked.headline
+            self.task, self.records, engine, tokenizer, template, batch_size=size, headline=self.selection.headline
         )
         examples, seconds = batcher.examples, 0.0
         bar = tqdm(total=len(examples), initial=self.finished, desc="evaluate", unit="ex", disable=None)
         stream: IO[str] | None = None
         with bar, ExitStack() as stack:
             for number, start in enumerate(range(0, len(examples), size)):
-                # A batch is always run whole, also if some of its lines are there: its padding shapes the floats.
+                # A batch with missing lines is run as a whole, since its padding affects the last bits of the results.
                 batch = examples[start : start + size]
                 missing = {example.index for example in batch}.difference(output.done)
                 if not missing:
@@ -208,7 +211,7 @@ class Evaluation:
                     lines = batcher.lines(batch, number)
                 seconds += time.perf_counter() - began
                 if stream is None:
-                    # Only now, when answers are there: a slip in a flag must not cost the results of another run.
+                    # Opened only now: a wrong flag must not cost the results of another evaluation.
                     stream = stack.enter_context(
                         output.begin(model_path=settings.model_path, test_file=str(settings.test_file))
                     )
@@ -218,7 +221,7 @@ class Evaluation:
 
     @contextmanager
     def _memory(self) -> Iterator[None]:
-        """Turn running out of memory into an error with the remedy."""
+        """Turn an out-of-memory error into one that names the remedy."""
         try:
             yield
         except (MemoryError, RuntimeError) as error:
@@ -229,7 +232,7 @@ class Evaluation:
 
 
 def _similarity_by_verdict(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How the similarities of right and of wrong answers are spread."""
+    """Quantiles of the similarities of records with right and with wrong answers."""
     from stepjepa.analysis.similarity import similarity_quantiles
 
     return {

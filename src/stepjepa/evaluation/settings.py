@@ -1,4 +1,4 @@
-"""What evaluations are told to do. Free of torch."""
+"""Settings of evaluations, without importing torch."""
 
 # ruff: noqa: RUF009  # option() makes the field
 
@@ -21,18 +21,18 @@ from stepjepa.tasks.registry import AUTO, TASKS, load_task
 
 Scoring = Literal["own", "reference"]
 
-# What 'stepjepa score' and 'stepjepa evaluate' share.
+# Help texts that 'stepjepa score' and 'stepjepa evaluate' share.
 TASK = f"how answers are scored; one of {', '.join(TASKS)}, or module:Class of your own; auto goes by the records"
 SCORING = "the rules; reference: those of the published evaluation, slips included, beside our own"
 STARTSWITH = "count an answer by how it begins: prefix is the headline"
 
 
 LONGEST = 512
-"""The length at which the default settings of the published evaluation end an answer that ``-1`` leaves unlimited."""
+"""Greatest length of an answer in the published evaluation with its default settings and ``--max_new_tokens -1``."""
 
 
 def _length(text: str) -> int:
-    """The value of ``--max_new_tokens``; the published -1 is followed as it was."""
+    """Parse ``--max_new_tokens``; -1 has the effect that it has in the published evaluation."""
     if text != "-1":
         return int(text)
     print(f"note: --max_new_tokens -1 is --max_new_tokens {LONGEST}", file=sys.stderr)
@@ -41,11 +41,7 @@ def _length(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen, and how many.
-
-    Raises:
-        UserError: a number is out of range, or has no effect on greedy answers.
-    """
+    """Settings of decoding; UserError if one is out of range or has no effect on greedy answers."""
 
     max_new_tokens: int = option(256, "cut answers off there", allowed=FROM_ONE, parse=_length)
     temperature: float = option(
@@ -71,12 +67,12 @@ class Sampling:
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """What is evaluated and how.
+    """Settings of an evaluation.
 
     Attributes:
         task_options: settings of the task.
-        sampling: how tokens are chosen.
-        quantization: of the weights, through bitsandbytes.
+        sampling: settings of decoding.
+        quantization: quantization of the weights by bitsandbytes.
 
     Raises:
         UserError: a value is out of range, or the output would replace the test file.
@@ -141,13 +137,13 @@ class EvaluationSettings:
 
 @dataclass(frozen=True)
 class ScoreSettings:
-    """Which answers are scored, and how; see :func:`stepjepa.evaluation.predictions.score_predictions`.
+    """Settings of :func:`stepjepa.evaluation.predictions.score_predictions`.
 
     Attributes:
         task_options: settings of the task.
 
     Raises:
-        UserError: a value is none of those allowed, or the output would replace a file.
+        UserError: a value is not allowed, or the output would replace a file.
     """
 
     test_file: str | os.PathLike[str] = option(help="JSON lines with 'messages'", group="files", metavar="FILE")
@@ -176,11 +172,7 @@ class ScoreSettings:
 
 
 def check_output(output: str | os.PathLike[str], source: str | os.PathLike[str], what: str) -> None:
-    """Refuse an output file that is a folder or would replace what is read.
-
-    Raises:
-        UserError: it is one of the two.
-    """
+    """Raise ``UserError`` if the output file is a folder or the source, which ``what`` names in the message."""
     if Path(output).is_dir():
         raise UserError("is a folder; name a file in it", path=output)
     if Path(output).resolve() == Path(source).resolve():

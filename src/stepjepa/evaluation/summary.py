@@ -1,4 +1,4 @@
-"""From one line per example to means with intervals, and their table."""
+"""Summarise the lines of an evaluation: means with intervals, and a table for the terminal."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share, its lower and upper end; sound also near 0 and 1 and for few trials."""
-    from scipy.stats import binomtest
-
-    found = binomtest(successes, trials).proportion_ci(method="wilson")
-    return float(found.low), float(found.high)
-
-
 def mean_with_interval(values: Sequence[bool | float]) -> dict[str, float | None]:
-    """``mean``, ``low``, ``high`` of a score; the ends are None unless every value is 0 or 1."""
+    """``mean`` of a score, and ``low`` and ``high``, Wilson's 95 % interval; None unless every value is 0 or 1.
+
+    Wilson's interval (1927) is valid also for shares near 0 and 1 and for few values.
+    """
     total = math.fsum(values)
-    low: float | None = None
-    high: float | None = None
+    low = high = None
     if all(value in (0, 1) for value in values):
-        low, high = wilson_interval(round(total), len(values))
+        from scipy.stats import binomtest
+
+        interval = binomtest(round(total), len(values)).proportion_ci(method="wilson")
+        low, high = float(interval.low), float(interval.high)
     return {"mean": total / len(values), "low": low, "high": high}
 
 
@@ -30,14 +27,14 @@ def summarise(lines: Sequence[Mapping[str, Any]], headline: str) -> dict[str, An
     """The means of an evaluation.
 
     Args:
-        lines: at least one, as ``judging.judge`` makes them, perhaps with ``gold_loss`` and ``gold_tokens``.
+        lines: at least one line of ``judging.judge``, perhaps with ``gold_loss`` and ``gold_tokens``.
         headline: the score that decides what is right.
 
     Returns:
-        ``n``; ``headline``; ``scores`` (name to ``mean``, ``low``, ``high``, with ``stopped`` among them where it is
-        known); ``errors``, how often each kind of error occurred; ``ran_on``, the share that was cut off at
-        ``max_new_tokens``; ``gold_loss``, the LM loss per token of the right answers; ``gold_tokens``;
-        ``generated_tokens``. What the lines don't say is None.
+        ``n``; ``headline``; ``scores`` (``mean``, ``low`` and ``high`` by name, including ``stopped`` if it is known);
+        ``errors``, the number of errors of each kind; ``ran_on``, the share of answers cut off at ``max_new_tokens``;
+        ``gold_loss``, the LM loss per token of the right answers; ``gold_tokens``; ``generated_tokens``. Values that
+        can't be computed from the lines are None.
     """
     scores = {name: mean_with_interval([line["scores"][name] for line in lines]) for name in lines[0]["scores"]}
     stopped = [line["stopped"] for line in lines]
@@ -75,7 +72,7 @@ def format_summary(summary: Mapping[str, Any]) -> str:
             interval = f"{100 * score['low']:.2f} .. {100 * score['high']:.2f}"
             lines.append(f"  {name:<{width}}{100 * score['mean']:7.2f}%   {interval}")
     if summary["errors"]:
-        # Of several samples what most of them say is right or wrong.
+        # With several samples the error is that of the majority answer.
         decided = "majority" if "majority" in summary["scores"] else summary["headline"]
         lines.append(f"  not right by {decided}: {_short(summary['errors'])}")
     lines += [f"  {name}: {_short(value)}" for name, value in summary["details"].items()]
@@ -88,7 +85,7 @@ def format_summary(summary: Mapping[str, Any]) -> str:
     if summary["generated_tokens"] is not None:
         speed = "nothing generated now"
         if summary.get("tokens_per_second") is not None:
-            # Of an evaluation that was stopped the last part alone.
+            # The time of a resumed evaluation is that of its last part.
             now = summary["generated_now"]
             part = "" if now == summary["n"] else f"the last {now} examples: "
             speed = f"{part}{summary['seconds']:.1f} s, {summary['tokens_per_second']:.0f} tokens/s"
@@ -99,10 +96,10 @@ def format_summary(summary: Mapping[str, Any]) -> str:
 
 
 def describe_trained_on(shares: Mapping[str, float] | None) -> str | None:
-    """Say which share of the test prompts was trained on; None where that is none, or not known.
+    """State the share of the test prompts that was trained on; None if that is zero or unknown.
 
     Args:
-        shares: of ``data.trained_prompts.share_trained_on``.
+        shares: the result of ``data.trained_prompts.share_trained_on``.
     """
     if not shares or not shares["normalised"]:
         return None
@@ -113,7 +110,7 @@ def describe_trained_on(shares: Mapping[str, float] | None) -> str | None:
 
 
 def _short(value: Any) -> str:
-    """A detail of a task on one line."""
+    """A value of the summary on one line."""
     if isinstance(value, float):
         return f"{value:.4f}"
     if isinstance(value, Mapping) and not value:

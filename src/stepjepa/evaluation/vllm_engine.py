@@ -1,4 +1,4 @@
-"""The same answers and likelihoods from vLLM."""
+"""Generate answers and compute likelihoods with vLLM."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from stepjepa.models.loading import refuse_pickled
 
 
 class VllmEngine:
-    """A model served by vLLM in this process.
+    """A vLLM model in this process, with the methods of ``evaluation.generation.Generator``.
 
-    Greedy or sampled as ``evaluation.generation.Generator`` does it, up to the arithmetic; the seed makes draws
-    repeatable on the same version of vLLM.
+    Greedy answers are those of ``Generator`` up to rounding; sampling is repeatable with the same version of vLLM.
 
     Args:
-        settings: of the evaluation.
+        settings: settings of the evaluation.
 
     Attributes:
-        tokenizer: of the model.
+        tokenizer: the tokenizer of the model.
+        positions: number of tokens that the model has positions for.
+        max_new_tokens: greatest length of an answer.
 
     Raises:
         UserError: vLLM can't load the model.
@@ -53,7 +54,7 @@ class VllmEngine:
         self._never = dict.fromkeys(all_predictor_ids(self.tokenizer), -100.0)
 
     def answer(self, prompts: Sequence[Sequence[int]], batch_number: int = 0) -> list[list[Answer]]:
-        """Continue prompts until every one has stopped or ``max_new_tokens`` is reached."""
+        """The samples of each prompt, see ``Generator.answer``."""
         sampling = self._sampling
         settings = self._vllm.SamplingParams(
             n=sampling.num_samples,
@@ -73,10 +74,10 @@ class VllmEngine:
         ]
 
     def log_probabilities(self, spans: Sequence[Span]) -> list[float]:
-        """The natural logarithm of the probability of each span's weighed tokens, given what stands before them."""
+        """The natural logarithm of the probability of each span's scored tokens, given the tokens before them."""
         settings = self._vllm.SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         outputs = self._model.generate(_as_prompts([span.ids for span in spans]), settings, use_tqdm=False)
-        # With prompt_logprobs=0 each position holds the probability of the prompt's own token alone.
+        # With prompt_logprobs=0, vLLM returns for each position only the probability of the prompt's own token.
         return [
             sum(output.prompt_logprobs[at][span.ids[at]].logprob for at in range(span.start, len(span.ids)))
             for output, span in zip(outputs, spans, strict=True)
