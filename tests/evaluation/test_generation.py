@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoTokenizer
 
-from questions import NEW, make_tokenizer, push, question_records
+from questions import NEW, push, question_records
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation import prompts
@@ -32,16 +32,6 @@ def said(model, tokenizer, rows, batch=0, **sampling):
     answers = make_generator(model, tokenizer, **sampling).answer(rows, batch)
     assert {len(samples) for samples in answers} == {1}
     return [samples[0] for samples in answers]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return make_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def model(tokenizer):
-    return make_model("llama", vocab_size=len(tokenizer) + 5)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "gemma3_window"])
@@ -171,8 +161,6 @@ def test_several_samples_of_a_prompt_stand_together_and_differ(model, tokenizer)
     samples = generator.answer(ids)
     assert [len(each) for each in samples] == [3] * len(ids)
     assert len({answer.text for each in samples for answer in each}) > 3
-    # The samples of a prompt come from that prompt: with a model that must copy, they would be told apart.
-    assert samples == generator.answer(ids)
 
 
 def test_likelihoods_are_those_of_a_plain_loop_over_tokens(model, tokenizer):

@@ -7,9 +7,8 @@ import sys
 import pytest
 import torch
 
-from questions import NEW, make_tokenizer, question_records
+from questions import NEW
 from stepjepa.errors import UserError
-from stepjepa.evaluation.batcher import Batcher
 from stepjepa.evaluation.generation import Generator
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.evaluation.run import Evaluation
@@ -18,17 +17,9 @@ from stepjepa.files import write_json, write_jsonl
 from tiny import make_model
 
 
-@pytest.fixture(scope="module")
-def loaded():
-    tokenizer = make_tokenizer()
-    return make_model("llama", vocab_size=len(tokenizer) + 5), tokenizer
-
-
 @pytest.fixture
-def test_file(tmp_path):
-    path = tmp_path / "questions.jsonl"
-    write_jsonl(path, [{"messages": record.messages} for record in question_records()])
-    return path
+def loaded(model, tokenizer):
+    return model, tokenizer
 
 
 def settings(test_file, name="out.jsonl", *, task="generic", new=NEW, **changes):
@@ -159,27 +150,3 @@ def test_too_little_memory_is_said_on_a_cpu_too(samples, error, words, loaded, t
     error = RuntimeError("something else")
     with pytest.raises(RuntimeError, match="something else"):
         Evaluation(settings(test_file)).run(lambda: loaded)
-
-
-def test_resumed_lines_are_the_same_with_likelihoods_and_samples(loaded, test_file, monkeypatch):
-    sampling = Sampling(max_new_tokens=4, temperature=1.0, num_samples=2)
-    Evaluation(settings(test_file, "whole.jsonl", task="user_task:Weighing", sampling=sampling)).run(lambda: loaded)
-    chosen = settings(test_file, task="user_task:Weighing", sampling=sampling)
-    answer, count = Batcher.lines, []
-
-    def dies(self, *args):
-        count.append(1)
-        if len(count) in (2, 4):
-            raise KeyboardInterrupt
-        return answer(self, *args)
-
-    monkeypatch.setattr(Batcher, "lines", dies)
-    for finished in (0, 2):
-        evaluation = Evaluation(chosen)
-        assert evaluation.finished == finished
-        with pytest.raises(KeyboardInterrupt):
-            evaluation.run(lambda: loaded)
-    Evaluation(chosen).run(lambda: loaded)
-    whole, resumed = (test_file.parent / name for name in ("whole.jsonl", "out.jsonl"))
-    assert resumed.read_bytes() == whole.read_bytes()
-    assert all(json.loads(line)["likelihoods"] for line in resumed.read_text(encoding="utf-8").splitlines())

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from questions import ANSWERS, NEW, QUESTIONS, make_tokenizer, push, question_records
+from questions import ANSWERS, NEW, QUESTIONS, make_tokenizer, push
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
@@ -17,27 +17,8 @@ from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.evaluation.prompts import make_examples
 from stepjepa.evaluation.run import Evaluation
 from stepjepa.evaluation.settings import EvaluationSettings, Sampling
-from stepjepa.files import write_jsonl
 from stepjepa.models.presets import train_tokenizer
 from tiny import make_model
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return make_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def model(tokenizer):
-    return make_model("llama", vocab_size=len(tokenizer) + 5)
-
-
-@pytest.fixture
-def test_file(tmp_path):
-    path = tmp_path / "questions.jsonl"
-    write_jsonl(path, [{"messages": record.messages} for record in question_records()])
-    return path
-
 
 SAMPLING = [field.name for field in dataclasses.fields(Sampling)]
 
@@ -105,11 +86,17 @@ def killed_before(batch_number):
         yield
 
 
-@pytest.mark.parametrize(("keep", "temperature"), [(0.01, 0.0), (0.7, 1.5), (0.999, 0.0)])
-def test_a_killed_run_goes_on_to_the_same_file(keep, temperature, model, tokenizer, test_file):
+WEIGHED = {"task": "user_task:Weighing", "temperature": 1.0, "num_samples": 2}
+
+
+@pytest.mark.parametrize(
+    ("keep", "changes"), [(0.01, {}), (0.7, {"temperature": 1.5}), (0.999, {}), (0.6, WEIGHED), (1.0, WEIGHED)]
+)
+def test_a_killed_run_goes_on_to_the_same_file(keep, changes, model, tokenizer, test_file):
+    """Also with several samples and with likelihoods."""
     whole = test_file.parent / "whole.jsonl"
-    Evaluation(settings(test_file, whole.name, temperature=temperature)).run(lambda: (model, tokenizer))
-    part = settings(test_file, "part.jsonl", temperature=temperature)
+    Evaluation(settings(test_file, whole.name, **changes)).run(lambda: (model, tokenizer))
+    part = settings(test_file, "part.jsonl", **changes)
     path = test_file.parent / "part.jsonl"
     with killed_before(2):
         Evaluation(part).run(lambda: (model, tokenizer))
@@ -120,7 +107,8 @@ def test_a_killed_run_goes_on_to_the_same_file(keep, temperature, model, tokeniz
     path.write_bytes(cut)
     # Killed once more, and only then left in peace.
     second = Evaluation(part)
-    assert second.finished == cut.count(b"\n") < 4
+    assert second.finished == cut.count(b"\n")
+    assert (second.finished == 4) == (keep == 1.0)
     with killed_before(2):
         second.run(lambda: (model, tokenizer))
     last = Evaluation(part)
@@ -128,6 +116,7 @@ def test_a_killed_run_goes_on_to_the_same_file(keep, temperature, model, tokeniz
     summary = last.run(lambda: (model, tokenizer))
     assert path.read_bytes() == whole.read_bytes()
     assert summary["generated_now"] == 1
+    assert all(line.get("likelihoods") for line in read(path)) == (changes is WEIGHED)
 
 
 def test_a_finished_file_is_summarised_without_the_model(model, tokenizer, test_file):

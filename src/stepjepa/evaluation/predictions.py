@@ -108,12 +108,14 @@ def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -
 
 def _read_samples(line: dict[str, Any], path: Path, number: int) -> list[Answer]:
     """The answers of a line, which ``stepjepa evaluate`` may have written."""
-    given = line.get("samples") or line.get("generated")
+    samples = line.get("samples")
+    given = samples or line.get("generated")
     answers = []
     for part in given if isinstance(given, list) else [given]:
-        text, stopped = (part.get("generated"), part.get("stopped")) if isinstance(part, dict) else (part, None)
-        if not (isinstance(part, dict) or line.get("samples")):
-            stopped = line.get("stopped")
+        if isinstance(part, dict):
+            text, stopped = part.get("generated"), part.get("stopped")
+        else:
+            text, stopped = part, None if samples else line.get("stopped")
         if not isinstance(text, str):
             raise UserError("'generated' must be a string, or a list of them", path=path, line=number)
         if not (stopped is None or isinstance(stopped, bool)):

@@ -20,19 +20,19 @@ from stepjepa.tasks.sentiment import SentimentTask
 from stepjepa.tasks.spider import SpiderTask
 
 Rows = Iterable[tuple[int, Mapping[str, Any]]]
-# From a row to a record, or to several of one group. Raises Unusable to drop the row; UserError needs no line.
+# Converts a row to a record, or to a list of records that form a group. Raises Unusable to drop the row.
 Convert = Callable[[Mapping[str, Any]], dict[str, Any] | list[dict[str, Any]]]
 
 
 @dataclass
 class Counts:
-    """Numbers of rows that were read, dropped and changed.
+    """Counts of rows and records.
 
     Attributes:
-        read: rows read, used or not.
+        read: rows read.
         dropped: rows that gave no record, by reason.
-        changed: records that were kept but changed, by the kind of change.
-        columns: the names in the first row, for error messages.
+        changed: records that were changed, by the kind of change.
+        columns: the column names of the first row, for error messages.
     """
 
     read: int = 0
@@ -53,13 +53,13 @@ def convert_rows(
 
     Args:
         rows: line numbers and rows.
-        convert: makes a record of a row, or a list, whose records get the line number as the field ``group``.
+        convert: converts a row to a record, or to a list of records, which get the line number as the field ``group``.
         limit: stop after this number of records.
         path: for error messages.
         bad: collects invalid rows, which are skipped; None raises an error for the first one.
 
     Raises:
-        UserError: a row is invalid, or ``convert`` returned an invalid record; only if ``bad`` is None.
+        UserError: a row or its record is invalid, and ``bad`` is None.
     """
     counts = Counts()
 
@@ -94,7 +94,7 @@ class Conversion:
     Attributes:
         summary: one line of help.
         rows: the fields of its rows, for the help.
-        convert: makes a record, or several, of a row.
+        convert: converts a row to a record or a list of records.
         datasets: names of such data sets on the hub, for the help.
     """
 

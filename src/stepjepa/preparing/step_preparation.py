@@ -1,4 +1,4 @@
-"""Turn the responses of a reasoning model into training records whose steps are separated by blank lines."""
+"""Convert the responses of a reasoning model to training records whose steps are separated by blank lines."""
 
 from __future__ import annotations
 
@@ -29,10 +29,7 @@ Splitter = Callable[[str], list[str]]
 
 
 def load_splitter(name: str) -> Splitter:
-    """Import a user's own splitter, ``module:function``, which takes a response and returns the list of its steps.
-
-    The module may also be in the current folder.
-    """
+    """Import the user's splitter ``module:function``, which takes a response and returns the list of its steps."""
     splitter = load("--custom", name, "function, such as my_splitter:split")
     if not callable(splitter):
         raise UserError(f"--custom: '{name}' is {type(splitter).__name__}; expected module:function")
@@ -41,12 +38,11 @@ def load_splitter(name: str) -> Splitter:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How raw rows become training records.
+    """Options of :func:`prepare_records`.
 
     Attributes:
-        splitter: a function from a response to its steps, in place of :func:`split_response`.
-        thinking: what to do with ``<think>...</think>``: ``remove`` it, ``keep`` it as it is, or split it into
-            ``steps`` at blank lines.
+        splitter: the user's function from a response to its steps, instead of :func:`split_response`.
+        thinking: ``remove`` or ``keep`` text in ``<think>...</think>``, or split it into ``steps`` at blank lines.
     """
 
     question_field: str = option("question", "field of the question", metavar="NAME")
@@ -75,8 +71,7 @@ def _ground_truth(value: Mapping[str, Any]) -> str | None:
     truth, answer = texts["ground_truth"], texts["answer"]
     if truth:
         return (marked_answers(truth) or [truth])[-1]
-    marked = marked_answers(answer)
-    if marked:
+    if marked := marked_answers(answer):
         return marked[-1]
     return answer if parse_number(answer) is not None else None
 
@@ -129,7 +124,7 @@ def prepare_records(
     limit: int | None = None,
     bad: BadRecords | None = None,
 ) -> tuple[list[dict[str, Any]], Counts]:
-    """Make training records of raw rows; for the other arguments see :func:`convert_rows`.
+    """Convert raw rows to training records; for ``limit``, ``path`` and ``bad`` see :func:`convert_rows`.
 
     Returns:
         The records, each with ``question``, ``total_steps``, ``messages`` and, if known, ``answer`` and

@@ -1,6 +1,6 @@
 """Find the reasoning steps in the free text of a model's response.
 
-The time is linear in the length of the text, also for a hundred thousand openings of blocks that never end.
+The time is linear in the length of the text, even for many openings of blocks without an end.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _CLOSING = re.compile(
     re.I,
 )
 
-# Blocks that a blank line must not split: code fences, display mathematics, LaTeX environments. A display ends at the
-# first closing mark; it is no block if anything but blanks, commas and full stops follows on that line.
+# Blank lines do not split code fences, display mathematics and LaTeX environments. A display ends at the first closing
+# mark; it is no block if anything but blanks, commas and full stops follows on that line.
 _BLOCK_START = re.compile(
     r"^[ \t]*(?P<mark>(?P<fence>```|~~~)|\$\$|(?P<bracket>\\\[)|\\begin\{(?P<name>[a-z]+\*?)\})", re.M
 )
 
 
 def find_blocks(text: str) -> list[tuple[int, int]]:
-    """Find code fences, displays and LaTeX environments: (start, end) offsets, the indent of the first line included.
+    """The (start, end) offsets of code fences, displays and LaTeX environments, including the first line's indent.
 
     Args:
         text: with Unix line ends.
@@ -60,6 +60,7 @@ def find_blocks(text: str) -> list[tuple[int, int]]:
 
 
 def _block_end(start: re.Match[str]) -> re.Pattern[str]:
+    """The pattern of the end of a block; its group ``tail`` does not match if other text follows on the line."""
     if start["fence"]:
         return re.compile(rf"^[ \t]*{start['fence']}(?P<tail>[ \t]*)$", re.M)
     if start["name"]:
@@ -70,8 +71,8 @@ def _block_end(start: re.Match[str]) -> re.Pattern[str]:
 def drop_thinking(text: str) -> str:
     """Remove ``<think>...</think>`` from a response.
 
-    A closing tag alone ends thinking that began in the prompt; an opening tag alone begins thinking that never
-    ended, so all text after it is removed.
+    A closing tag alone ends thinking that began in the prompt. An opening tag alone begins thinking that never ended:
+    all text after it is removed.
     """
     kept, position = [], 0
     while (start := text.find("<think>", position)) >= 0 and (end := text.find("</think>", start)) >= 0:
@@ -84,10 +85,6 @@ def drop_thinking(text: str) -> str:
 def thinking_steps(text: str) -> list[str]:
     """Split the thinking of a response at blank lines, and append the steps of its answer.
 
-    Args:
-        text: the response, perhaps with ``<think>...</think>``; a closing tag alone ends thinking that began in the
-            prompt.
-
     Returns:
         Steps without tags and blank lines; those of :func:`split_response` if there is no closing tag.
     """
@@ -99,7 +96,7 @@ def thinking_steps(text: str) -> list[str]:
 
 
 def _trim(text: str) -> str:
-    """Strip blank lines around a text; the first line keeps its indent, which shows how deep a list is nested."""
+    """Strip blank lines around a text, but not the indent of the first line, which shows how deep a list is nested."""
     return re.sub(r"^\s*\n", "", text).rstrip()
 
 
@@ -123,7 +120,7 @@ def _is_heading(piece: str) -> bool:
 
 
 def _leads_in(piece: str) -> bool:
-    """Whether a piece only announces what follows: a heading, "Therefore:", under four words without a digit."""
+    """Whether a piece only introduces the next one: a heading, "Therefore:", under four words without a digit."""
     piece = _ITEM_NUMBER.sub("", piece)
     if _is_heading(piece) or piece.rstrip(" \t*_").endswith(":"):
         return True
@@ -141,8 +138,8 @@ def _continues(piece: str) -> bool:
 
 
 def _join_trivial(pieces: Iterable[str], marked: bool) -> list[str]:
-    """Make steps of pieces: join pieces without content of their own to a neighbour, drop horizontal rules."""
-    # Lists of parts, joined once: appending to strings would take quadratic time for many formulas in a row.
+    """Join pieces without content of their own to a neighbour, and drop horizontal rules."""
+    # Lists of parts, joined once at the end: appending to strings would take quadratic time.
     steps: list[list[str]] = []
     waiting = ""
     for piece in pieces:
@@ -155,7 +152,7 @@ def _join_trivial(pieces: Iterable[str], marked: bool) -> list[str]:
                 steps[-1].append(text)
             else:
                 waiting = text + "\n"
-        # A marked step of several lines has content, though its last line may announce the next one.
+        # A marked step of several lines has content, even if its last line introduces the next one.
         elif _leads_in(text) and not (marked and "\n" in text):
             waiting += text + "\n"
         else:
@@ -169,7 +166,7 @@ def _join_trivial(pieces: Iterable[str], marked: bool) -> list[str]:
 
 
 def _markers(text: str, pattern: re.Pattern[str]) -> list[tuple[int, int]]:
-    """(number, position) of the markers that count n, n + 1, ... or begin again at 1; empty if no number follows n."""
+    """(number, position) of markers numbered n, n + 1, ... or again from 1; empty if none is above n."""
     blocks = find_blocks(text)
     starts = [start for start, _ in blocks]
     markers: list[tuple[int, int]] = []
@@ -180,19 +177,19 @@ def _markers(text: str, pattern: re.Pattern[str]) -> list[tuple[int, int]]:
             continue
         groups = match.groupdict()
         number = int(groups["plain"] or groups["decorated"])
-        # A later number 1 is a restart (the model begins again); another indent is a nested list.
+        # A later number 1 means that the model begins again; another indent is a nested list.
         if markers and (number not in (markers[-1][0] + 1, 1) or groups["indent"] != indent):
             continue
         indent = groups["indent"]
         markers.append((number, match.start()))
     if len(markers) > 1 and markers[0][0] > 1 and markers[1][0] == 1:
-        # A single number before the count, which begins at 1.
+        # A single number before the list, which begins at 1.
         del markers[0]
     return markers if any(number > markers[0][0] for number, _ in markers) else []
 
 
 def _end_of_list(paragraphs: list[str]) -> int:
-    """Number of paragraphs in the last item of a list, which ends before an unindented paragraph with content."""
+    """Number of paragraphs in the last item of a list: it ends before an unindented paragraph with content."""
     for position in range(1, len(paragraphs)):
         part = paragraphs[position]
         if not (_leads_in(paragraphs[position - 1]) or part[0] in " \t-*" or _continues(part)):
@@ -201,7 +198,7 @@ def _end_of_list(paragraphs: list[str]) -> int:
 
 
 def _end_of_step(paragraphs: list[str]) -> int:
-    """Number of paragraphs in the last step: those before the conclusion of the response."""
+    """Number of paragraphs in the last step: it ends before the conclusion of the response."""
     end = len(paragraphs)
     while end > 1:
         under_closing = end > 2 and _is_heading(paragraphs[end - 2]) and _CLOSING.match(paragraphs[end - 2])
@@ -225,11 +222,11 @@ def _marked_pieces(text: str, pattern: re.Pattern[str]) -> list[str]:
         end = min(end, _end_of_list(last))
         outside = before + [paragraph for paragraph in last[end:] if not _CLOSING.match(paragraph)]
         if len(outside) > len(sections):
-            # More paragraphs around the list than items in it: a list of facts or a summary, not the solution.
+            # With more paragraphs around it than items, the list gives facts or a summary, not the solution.
             return []
     items = [*map(tidy_step, sections[:-1]), tidy_step("\n".join(last[:end]))]
     if markers[0][0] == 1:
-        # Text before marker 1 introduces the first step; text before a higher number is steps without a marker.
+        # Text before marker 1 introduces the first step; text before a higher marker is made of unmarked steps.
         items[0] = "\n".join([*before, items[0]])
         before = []
     return [*before, *items, *last[end:]]
