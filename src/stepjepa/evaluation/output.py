@@ -76,10 +76,10 @@ class OutputFile:
             os.truncate(self.path, content.rfind(b"\n") + 1)
         done: dict[int, Line] = {}
         for number, line in read_jsonl(self.path):
-            known = line.get("index") in self._indices and line["index"] not in done
-            if not known or not line.keys() >= _FIELDS:
+            index = line.get("index")
+            if not isinstance(index, int) or index not in self._indices or index in done or not line.keys() >= _FIELDS:
                 raise UserError(f"is no line of this evaluation; remove it, or {_ANEW}", path=self.path, line=number)
-            done[line["index"]] = line
+            done[index] = line
         return done
 
     @property
@@ -91,11 +91,6 @@ class OutputFile:
         """The summary of a complete file; None if there is none yet."""
         found = _json_at(self.summary_file) if self.complete else {}
         return found if found.get("settings") == self._identity else None
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary; its ``settings`` must be the identity."""
-        with naming_disk_errors(self.summary_file):
-            write_json(self.summary_file, summary)
 
     @contextmanager
     def begin(self, **description: Any) -> Iterator[IO[str]]:
@@ -124,8 +119,7 @@ class OutputFile:
     def finish(self) -> list[Line]:
         """Write the lines in the order of the test file, and return them."""
         lines = [self.done[index] for index in self._indices]
-        with naming_disk_errors(self.path):
-            write_jsonl(self.path, lines)
+        write_jsonl(self.path, lines)
         return lines
 
 

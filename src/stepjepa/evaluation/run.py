@@ -22,7 +22,7 @@ from stepjepa.evaluation.judging import select_records
 from stepjepa.evaluation.output import OutputFile, model_fingerprint
 from stepjepa.evaluation.prompts import make_template
 from stepjepa.evaluation.settings import EvaluationSettings
-from stepjepa.files import fingerprint
+from stepjepa.files import fingerprint, write_json
 from stepjepa.memory import is_out_of_memory
 from stepjepa.tasks.registry import users_source
 
@@ -164,7 +164,7 @@ class Evaluation:
             "seconds": seconds,
             "tokens_per_second": sum(line["new_tokens"] for line in fresh) / seconds if fresh else None,
         }
-        self.output.write_summary(summary)
+        write_json(self.output.summary_file, summary)
         return summary
 
     def _load(self) -> tuple[Any, Any]:
