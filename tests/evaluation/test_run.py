@@ -17,6 +17,7 @@ from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.evaluation.prompts import make_examples
 from stepjepa.evaluation.run import Evaluation
 from stepjepa.evaluation.settings import EvaluationSettings, Sampling
+from stepjepa.files import write_jsonl
 from stepjepa.models.presets import train_tokenizer
 from tiny import make_model
 
@@ -149,6 +150,17 @@ def test_what_does_not_belong_together_is_not_mixed(model, tokenizer, test_file)
     with pytest.raises(UserError, match="another test_file;"):
         Evaluation(settings(test_file))
     assert (test_file.parent / "out.jsonl").read_bytes() == before
+
+
+def test_lines_made_of_other_columns_are_not_mixed(model, tokenizer, test_file):
+    write_jsonl(test_file, [{"question": question, "answer": "4", "other": "5"} for question in QUESTIONS])
+    part = settings(test_file, columns=["question", "answer"])
+    with killed_before(2):
+        Evaluation(part).run(lambda: (model, tokenizer))
+    for columns in (["question", "other"], None):
+        with pytest.raises(UserError, match="begun with another prompt"):
+            Evaluation(settings(test_file, columns=columns))
+    assert Evaluation(part).run(lambda: (model, tokenizer))["generated_now"] == 1
 
 
 def test_overwrite_starts_anew_but_only_once_the_model_is_there(model, tokenizer, test_file):

@@ -107,6 +107,7 @@ class Evaluation:
         settings, sampling = self.settings, asdict(self.settings.sampling)
         # Greedy answers do not depend on seed and batch size.
         drawn = {"seed": sampling.pop("seed"), "batch_size": settings.batch_size}
+        columns = {} if settings.columns is None else {"columns": settings.columns}
         return {
             "model": model_fingerprint(settings.model_path),
             "test_file": fingerprint(settings.test_file),
@@ -115,7 +116,7 @@ class Evaluation:
             "task_source": users_source(self.task),
             "task_options": self.selection.options(settings.task_options),
             "headline": self.selection.headline,
-            "prompt": {"system": self.system_prompt, "plain": settings.plain},
+            "prompt": {"system": self.system_prompt, "plain": settings.plain, **columns},
             **{name: getattr(settings, name) for name in ("scoring", "engine", "dtype", "quantization", "similarity")},
             **sampling,
             **(drawn if settings.sampling.temperature > 0 else dict.fromkeys(drawn)),
