@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from questions import NEW, make_tokenizer, question_records
+from questions import NEW, question_records
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.errors import UserError
 from stepjepa.evaluation.generation import Generator
@@ -15,7 +15,6 @@ from stepjepa.evaluation.run import Evaluation, make_engine
 from stepjepa.evaluation.settings import EvaluationSettings, Sampling
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import load_for_inference
-from tiny import make_model
 
 
 class Stand:
@@ -53,9 +52,7 @@ class Stand:
 
 
 @pytest.fixture
-def stand(monkeypatch):
-    tokenizer = make_tokenizer()
-    model = make_model("llama", vocab_size=len(tokenizer) + 5)
+def stand(model, tokenizer, monkeypatch):
     module = ModuleType("vllm")
     module.__spec__ = SimpleNamespace(name="vllm")  # type: ignore[assignment]
     module.LLM = lambda **_: Stand(model, tokenizer)  # type: ignore[attr-defined]
@@ -112,10 +109,9 @@ def test_what_it_can_not_do_is_refused(change):
 
 
 @pytest.mark.parametrize("kind", ["4bit", "8bit"])
-def test_quantized_weights_need_bitsandbytes(kind, monkeypatch, tmp_path):
-    tokenizer = make_tokenizer()
+def test_quantized_weights_need_bitsandbytes(kind, model, tokenizer, monkeypatch, tmp_path):
     tokenizer.save_pretrained(tmp_path)
-    make_model("llama", vocab_size=len(tokenizer)).save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=f"--load_in_{kind} needs bitsandbytes, which is not installed"):
         load_for_inference(tmp_path, quantization=kind)

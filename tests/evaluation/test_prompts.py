@@ -24,12 +24,6 @@ def plain():
 
 def test_the_form_without_a_chat_is_question_mark_answer_end(plain):
     template = PlainTemplate(plain)
-    messages = question_records()[0].messages
-    rendered = template.render(messages)
-    assert rendered.text == "2+2?<|perception|>4<|im_end|>"
-    assert [rendered.text[start:end] for start, end in rendered.spans] == ["", "2+2?", "4"]
-    assert rendered.turn_ends == (0, 4, len(rendered.text))
-    assert template.render_prompt(messages[:-1]).text == "2+2?<|perception|>"
     (example,) = make_examples(question_records()[:1], plain, template)
     assert plain.decode(example.prompt_ids) == "2+2?<|perception|>"
     assert plain.convert_tokens_to_ids("<|perception|>") == example.prompt_ids[-1]
