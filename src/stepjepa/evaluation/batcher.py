@@ -73,8 +73,8 @@ class Batcher:
         records = [self._records[example.index] for example in batch]
         for record, value in zip(records, gold, strict=True):
             if not math.isfinite(value):
-                told = f"the model's loss on this record is {-value}; its numbers overflow: try --dtype float32"
-                raise record_error(record, told)
+                message = f"the model's loss on this record is {-value}; its numbers overflow: try --dtype float32"
+                raise record_error(record, message)
         answers = self._engine.answer([example.prompt_ids for example in batch], number)
         questions = [
             Question(example.index, record, example.prompt, self._likelihoods(record))
@@ -109,5 +109,5 @@ class Batcher:
                 "lower --max_new_tokens or remove the record",
             )
         if longest > positions:
-            told = f"prompt and answer have {longest} tokens, more than the model's {positions} positions; remove it"
-            raise record_error(record, told)
+            message = f"prompt and answer have {longest} tokens, more than the model's {positions} positions; remove it"
+            raise record_error(record, message)

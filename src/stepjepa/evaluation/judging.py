@@ -103,7 +103,7 @@ def judge(
     Raises:
         UserError: the task has no such score.
     """
-    flat = [(question, answer) for question, said in zip(questions, answers, strict=True) for answer in said]
+    flat = [(question, answer) for question, given in zip(questions, answers, strict=True) for answer in given]
     responses = [Response(answer.text, question.likelihoods) for question, answer in flat]
     verdicts = task.score_all([question.record for question, _ in flat], responses)
     name = headline or task.headline
@@ -111,13 +111,13 @@ def judge(
         if name not in scored.scores:
             hint = "; leave --startswith out" if name == task.beginning != task.headline else ""
             raise UserError(f"task '{task.name}' has no score '{name}', only {', '.join(scored.scores)}{hint}")
-    lines, at = [], 0
-    for question, said in zip(questions, answers, strict=True):
-        part = slice(at, at + len(said))
-        at += len(said)
+    lines, start = [], 0
+    for question, given in zip(questions, answers, strict=True):
+        part = slice(start, start + len(given))
+        start += len(given)
         # Where likelihoods decide, a text that was cut off is not the reason of an error.
         by_text = question.likelihoods is None
-        samples = [_sample(answer, scored, name, by_text) for answer, scored in zip(said, verdicts[part], strict=True)]
+        samples = [_sample(answer, scored, name, by_text) for answer, scored in zip(given, verdicts[part], strict=True)]
         line: dict[str, Any] = {
             "index": question.index,
             "prompt": question.prompt,

@@ -58,10 +58,10 @@ def summarise(lines: Sequence[Mapping[str, Any]], headline: str) -> dict[str, An
 
 def format_summary(summary: Mapping[str, Any]) -> str:
     """A summary as a short table for the terminal."""
-    asked = f"{summary['n']} examples of {summary['test_file']}, task {summary['task']}"
+    title = f"{summary['n']} examples of {summary['test_file']}, task {summary['task']}"
     width = max(14, *(len(name) + 2 for name in summary["scores"]))
     lines = [
-        f"{asked}, model {summary['model_path']}" if summary.get("model_path") else asked,
+        f"{title}, model {summary['model_path']}" if summary.get("model_path") else title,
         *(f"  left out: {count} records ({reason})" for reason, count in summary.get("left_out", {}).items()),
         f"  {'score':<{width}}{'mean':>8}   95 % interval",
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -14,12 +14,11 @@ from stepjepa.data.records import BadRecords
 from stepjepa.errors import UserError
 from stepjepa.options import option
 from stepjepa.own_code import load
-from stepjepa.preparing.conversion import Counts, convert_rows
+from stepjepa.preparing.conversion import Counts, Rows, convert_rows
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, thinking_steps, tidy_step
 from stepjepa.tasks.raw_values import Unusable, chat_record, read_text_field
 
 FEW_STEPS = "fewer than two steps"
-THINKING_REMOVED = "thinking removed (--keep_thinking, --think_steps)"
 SYSTEM_PROMPT = (
     "Please solve the problem step by step (separate steps with double newlines), "
     "and put your final answer within \\boxed{}."
@@ -118,7 +117,7 @@ def _prepare(value: Mapping[str, Any], options: StepOptions) -> dict[str, Any]:
 
 
 def prepare_records(
-    values: Iterable[tuple[int, Mapping[str, Any]]],
+    rows: Rows,
     options: StepOptions,
     path: object = "<memory>",
     limit: int | None = None,
@@ -135,9 +134,9 @@ def prepare_records(
     def convert(value: Mapping[str, Any]) -> dict[str, Any]:
         record = _prepare(value, options)
         if options.thinking == "remove" and re.search("</?think>", value[options.response_field]):
-            changed[THINKING_REMOVED] += 1
+            changed["thinking removed (--keep_thinking, --think_steps)"] += 1
         return record
 
-    records, counts = convert_rows(values, convert, limit=limit, path=path, bad=bad)
+    records, counts = convert_rows(rows, convert, limit=limit, path=path, bad=bad)
     counts.changed.update(changed)
     return records, counts
