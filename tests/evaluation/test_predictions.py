@@ -137,7 +137,7 @@ def test_scored_answers_are_not_taken_for_those_of_the_evaluation_that_they_repl
     assert not (files / "out.jsonl.meta.json").exists()
     given = ["--model_path", "some/model", "--test_file", str(files / "test.jsonl"), "--task", "generic"]
     assert main(["evaluate", *given, "--output_file", str(files / "out.jsonl")]) == 2
-    assert "exists without the out.jsonl.meta.json" in capsys.readouterr().err
+    assert "is no output of an evaluation: out.jsonl.meta.json is missing" in capsys.readouterr().err
 
 
 def test_the_summary_of_other_lines_is_left_alone(files, capsys):

@@ -186,7 +186,7 @@ def test_overwrite_starts_anew_but_only_once_the_model_is_there(model, tokenizer
 def test_a_file_of_another_kind_is_left_alone(model, tokenizer, test_file):
     other = test_file.parent / "out.jsonl"
     other.write_text("mine\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"out\.jsonl: exists without.*--overwrite"):
+    with pytest.raises(UserError, match=r"out\.jsonl: is no output of an evaluation.*--overwrite"):
         Evaluation(settings(test_file))
     other.unlink()
     Evaluation(settings(test_file)).run(lambda: (model, tokenizer))

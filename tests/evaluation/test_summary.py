@@ -59,7 +59,7 @@ def test_the_gold_loss_is_a_mean_over_tokens_not_over_examples():
     [
         (3, 9.0, "ran on; 2.0 s, 9 tokens/s"),
         (1, 9.0, "ran on; the last 1 examples: 2.0 s, 9 tokens/s"),
-        (0, None, "nothing generated now"),
+        (0, None, "nothing generated in this run"),
     ],
 )
 def test_the_table_shows_every_score(now, speed, words):

@@ -83,7 +83,7 @@ def format_summary(summary: Mapping[str, Any]) -> str:
     if summary["gold_loss"] is not None:
         lines.append(f"  LM loss on the right answers {summary['gold_loss']:.4f} ({summary['gold_tokens']} tokens)")
     if summary["generated_tokens"] is not None:
-        speed = "nothing generated now"
+        speed = "nothing generated in this run"
         if summary.get("tokens_per_second") is not None:
             # The time of a resumed evaluation is that of its last part.
             now = summary["generated_now"]
