@@ -61,7 +61,9 @@ class OutputFile:
 
     def _read(self) -> dict[int, Line]:
         if not self._meta_file.is_file():
-            raise UserError(f"is no output of an evaluation: {self._meta_file.name} is missing; {_ANEW}", path=self.path)
+            raise UserError(
+                f"is no output of an evaluation: {self._meta_file.name} is missing; {_ANEW}", path=self.path
+            )
         begun = read_json_object(self._meta_file, "file", _ANEW).get("identity") or {}
         changed = [
             name if isinstance(value, dict) or len(str(value)) > 40 else f"{name} {begun.get(name)} instead of {value}"
