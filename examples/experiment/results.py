@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]  # comes with datasets
 import pictures
 from collect import FIGURES
-from frame import BASELINE, REFERENCE, TESTS, copies, objectives, read, runs, same_flops, test
+from frame import BASELINE, REFERENCE, TESTS, copies, objectives, read, runs, same_flops, searched, test
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from splits import read_splits
 
@@ -119,6 +119,12 @@ class Questions:
     def shown(self, file: str, arm: str, baseline: str = BASELINE) -> str:
         """The smallest difference that the seeds of two arms could have shown, asked alone."""
         return _shown(test(self.table, file, arm, baseline))
+
+    def best(self, file: str, arm: str) -> str:
+        """The best point of a search over learning rates and lengths: its score, rate and epochs."""
+        found = searched(self.table, file)
+        best = found[found.arm == arm].sort_values("right").iloc[-1]
+        return f"{best.right:.1f} % (learning rate {best.rate:g}, {best.epochs} epochs)"
 
     def cost(self, file: str, arm: str) -> str:
         """FLOPs of training over those of plain training."""
