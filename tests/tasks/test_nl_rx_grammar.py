@@ -8,7 +8,7 @@ import pytest
 from nl_rx_trees import find_trees
 from stepjepa.tasks import nl_rx_grammar
 from stepjepa.tasks.nl_rx_grammar import STRINGS, Tree, describe, express, generate_split, is_sound
-from stepjepa.tasks.regex_syntax import parse
+from stepjepa.tasks.regex import parse
 
 PUBLISHED_SIZE = 9863
 # Together no more than the draws for the published set bring: what comes after them is larger.

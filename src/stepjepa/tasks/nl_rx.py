@@ -13,8 +13,7 @@ from stepjepa.answers.scoring import text_scores
 from stepjepa.data.records import Record
 from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, record_error, task
 from stepjepa.tasks.raw_values import Unusable, chat_record
-from stepjepa.tasks.regex_equivalence import equivalent, find_difference
-from stepjepa.tasks.regex_syntax import RegexSyntaxError, parse
+from stepjepa.tasks.regex import RegexSyntaxError, equivalent, find_difference, parse
 
 # The verdicts on an answer.
 SAME_TEXT = "same text"
@@ -59,7 +58,7 @@ def judge(answer: str, truth: str) -> Verdict:
 
 @task("nl-rx")
 class NlRxTask(Task):
-    """The truth is the assistant message, an expression of NL-RX's dialect (see ``tasks.regex_syntax``).
+    """The truth is the assistant message, an expression of NL-RX's dialect (see ``tasks.regex``).
 
     Scores: ``equivalent`` (the whole answer is an expression that describes the same lines as the truth), ``exact``
     (it is the same text, as in the published figures), ``prefix`` (it begins with the truth, perhaps the model ran on),
