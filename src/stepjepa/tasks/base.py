@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
-from stepjepa.answers.workers import Outcome, Workers
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.options import FROM_ONE, Range, option, wrong_value
+from stepjepa.tasks.workers import Outcome, Workers
 
 # Why an answer is wrong.
 NO_ANSWER = "no answer found"

@@ -2,8 +2,8 @@ r"""Tasks of no data set in particular: answers compared as text, and answers th
 
 from __future__ import annotations
 
-from stepjepa.answers.scoring import canonical, marked_answers, parse_number, same_answer, text_scores
 from stepjepa.data.records import Record
+from stepjepa.tasks.answers import canonical, marked_answers, parse_number, same_answer, text_scores
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error, task
 
 GROUND_TRUTH = "ground_truth"

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from stepjepa.answers.scoring import last_number, marked_answers, parse_number, same_answer, stated_number
 from stepjepa.data.records import Record
+from stepjepa.tasks.answers import last_number, marked_answers, parse_number, same_answer, stated_number
 from stepjepa.tasks.base import Response, Scored, record_error, task
 from stepjepa.tasks.generic import GROUND_TRUTH, BoxedTask
 from stepjepa.tasks.raw_values import Unusable, chat_record, read_text_field

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepjepa.answers.plain_text import strip_code_fence
-from stepjepa.answers.scoring import text_scores
 from stepjepa.data.records import Record
+from stepjepa.tasks.answers import strip_code_fence, text_scores
 from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, record_error, task
 from stepjepa.tasks.raw_values import Unusable, chat_record
 from stepjepa.tasks.regex import RegexSyntaxError, equivalent, find_difference, parse
