@@ -11,11 +11,10 @@ from typing import Any
 
 from stepjepa.data.records import BadRecords, parse_record
 from stepjepa.errors import UserError
-from stepjepa.tasks import paraphrase
 from stepjepa.tasks.generic import Gsm8kTask
 from stepjepa.tasks.hellaswag import HellaswagTask
 from stepjepa.tasks.nq_open import NqOpenTask
-from stepjepa.tasks.raw_values import Unusable
+from stepjepa.tasks.raw_values import Unusable, convert_paraphrases
 from stepjepa.tasks.sentiment import SentimentTask
 from stepjepa.tasks.spider import SpiderTask
 
@@ -150,7 +149,7 @@ CONVERSIONS = {
     "paraphrase": Conversion(
         "sentences that say the same, each to predict the next",
         "two sentences, or a list of them",
-        paraphrase.convert,
+        convert_paraphrases,
         ("google-research-datasets/paws --subset labeled_final", "humarin/chatgpt-paraphrases"),
     ),
 }
