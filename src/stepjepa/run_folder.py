@@ -25,7 +25,7 @@ from stepjepa.files import atomic_write, read_json_object, write_json
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 PROMPTS_FILE = "trained_prompts.json"
-"""File of the sorted hashes of the training prompts; see ``data.trained_prompts``."""
+"""File of the sorted hashes of the training prompts; see ``data.prompts``."""
 
 PART = ".saving"
 """Folder inside a run folder for files that are still being written."""

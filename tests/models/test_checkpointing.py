@@ -13,7 +13,7 @@ import torch
 from transformers import TrainingArguments
 
 import tiny
-from stepjepa.chat.predictors import all_predictor_ids
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.compute.flops import measure
 from stepjepa.compute.memory import LiveBytes
 from stepjepa.config import JepaConfig

@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from stepjepa.data.records import parse_record
-from stepjepa.data.steps import find_steps
+from stepjepa.data.records import find_steps, parse_record
 from stepjepa.errors import UserError
 from stepjepa.preparing.step_preparation import SYSTEM_PROMPT, StepOptions, load_splitter, prepare_records
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tiny
-from stepjepa.chat.predictors import all_predictor_ids
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.models.loading import LoraSettings, add_lora

@@ -26,8 +26,7 @@ from stepjepa.batch.dataset import Prepared, count_tokens
 from stepjepa.batch.sampler import draw
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig
-from stepjepa.data.formats import Columns
-from stepjepa.data.records import BadRecords, Record, as_records
+from stepjepa.data.records import BadRecords, Columns, Record, as_records
 from stepjepa.data.sources import iterate_records
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file

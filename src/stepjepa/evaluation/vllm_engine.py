@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stepjepa.chat.predictors import all_predictor_ids
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.errors import UserError
 from stepjepa.evaluation.judging import Answer
 from stepjepa.evaluation.prompts import Span, make_template

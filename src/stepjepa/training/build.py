@@ -10,9 +10,9 @@ from transformers import TrainingArguments
 
 from stepjepa.batch.dataset import CacheDir, prepare
 from stepjepa.batch.stream import RecordStream
-from stepjepa.chat.predictors import all_predictor_ids
-from stepjepa.chat.system_prompts import MOST_PROMPTS, common_system_prompt, count_system_prompts, with_system_prompt
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
+from stepjepa.data.prompts import MOST_PROMPTS, common_system_prompt, count_system_prompts, with_system_prompt
 from stepjepa.data.records import Record
 from stepjepa.data.sources import describe_columns
 from stepjepa.errors import UserError
