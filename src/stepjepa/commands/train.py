@@ -117,7 +117,6 @@ class RunFlags:
     num_epochs: float = option(3.0, "passes over the data", names=("num_train_epochs",), metavar="N")
     eval_steps: int | None = option(None, "evaluate every N steps (once an epoch)", names=("eval_accuracy_steps",))
     finetune_seed: int = option(42, "random seed", names=("seed",), allowed=SEED)
-    selective_checkpointing: bool = option(False, "recompute activations, except matrix products and attention")
     on_nonfinite: Literal["stop", "skip"] = option(
         "stop", "before a step whose loss or gradient is not finite: stop, or skip the step"
     )

@@ -17,7 +17,6 @@ from stepjepa.data.records import Record
 from stepjepa.data.sources import describe_columns
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores, spread
-from stepjepa.models.checkpointing import enable_selective, refuse_full
 from stepjepa.models.loading import LoraSettings, add_lora, load_model
 from stepjepa.models.quantization import compute_dtype, quantization_options, quantized
 from stepjepa.models.token_rows import adapter_ids
@@ -61,9 +60,6 @@ def build_trainer(
     if args.eval_generate is not None:
         scores, told["answers"] = _answer_scores(args, eval_records, prompts_of(train_records), model, tokenizer)
     try:
-        if args.selective_checkpointing:
-            refuse_full(training)
-            enable_selective(model)
         trainer = JepaTrainer(
             model,
             training,
