@@ -24,7 +24,6 @@ _HOME = {
     "Record": "data.records",
     "read_records": "data.sources",
     "prepare": "batch.dataset",
-    "RecordStream": "batch.stream",
     "Collator": "batch.collate",
     "Batch": "batch.collate",
     "Sequence": "batch.sequences",
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
     from stepjepa.batch.dataset import prepare
     from stepjepa.batch.layouts import layout
     from stepjepa.batch.sequences import Sequence
-    from stepjepa.batch.stream import RecordStream
     from stepjepa.config import JepaConfig
     from stepjepa.data.records import Record
     from stepjepa.data.sources import read_records

@@ -154,13 +154,17 @@ class RecordTokenizer:
             UserError: a record is too long and ``over_length`` is ``error``; it has no pair and ``require_pairs`` is
                 set; its template rewrites it. The message names file and line.
         """
+        return [record for record in self.tokenize_each(records) if record is not None]
+
+    def tokenize_each(self, records: Iterable[Record]) -> list[TokenizedRecord | None]:
+        """The same with None in the place of a skipped record."""
         written = list(map(self._write, records))
         alone = (view.text for each in written for pair in each.pairs for view in pair if isinstance(view, _Alone))
         # Equal texts are tokenised once.
         texts = list(dict.fromkeys([*(each.main for each in written), *alone]))
         tokens = self._texts([text.text for text in texts], [text.spans for text in texts])
         found = dict(zip(texts, tokens, strict=True))
-        return [record for each in written if (record := self._read(each, found)) is not None]
+        return [self._read(each, found) for each in written]
 
     def tokens(self, whole: Rendered) -> Tokens:
         """Tokenise a rendered chat."""

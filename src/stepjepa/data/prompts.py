@@ -64,7 +64,7 @@ def write_trained_prompts(folder: Path, records: Iterable[Record]) -> None:
         json.dump(hashes, stream)
 
 
-def share_trained_on(model_path: str, records: Sequence[Record]) -> dict[str, float] | None:
+def share_trained_on(model_path: str, records: Iterable[Record]) -> dict[str, float] | None:
     """The share of test records, at least one, whose question was trained on, by each of ``FORMS``.
 
     Args:
