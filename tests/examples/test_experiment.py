@@ -14,7 +14,7 @@ from run_figures import read_figures
 
 from made_up_runs import make_run
 from stepjepa.cli import main
-from stepjepa.tasks.regex_equivalence import equivalent
+from stepjepa.tasks.regex import equivalent
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENT = ROOT / "examples" / "experiment"

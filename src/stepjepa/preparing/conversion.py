@@ -12,7 +12,7 @@ from typing import Any
 from stepjepa.data.records import BadRecords, parse_record
 from stepjepa.errors import UserError
 from stepjepa.tasks import paraphrase
-from stepjepa.tasks.gsm8k import Gsm8kTask
+from stepjepa.tasks.generic import Gsm8kTask
 from stepjepa.tasks.hellaswag import HellaswagTask
 from stepjepa.tasks.nq_open import NqOpenTask
 from stepjepa.tasks.raw_values import Unusable

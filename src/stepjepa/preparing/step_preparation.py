@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from stepjepa.answers.scoring import marked_answers, parse_number, same_answer
 from stepjepa.data.records import BadRecords
 from stepjepa.errors import UserError
 from stepjepa.options import option
 from stepjepa.own_code import load
 from stepjepa.preparing.conversion import Counts, Rows, convert_rows
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, thinking_steps, tidy_step
+from stepjepa.tasks.answers import marked_answers, parse_number, same_answer
 from stepjepa.tasks.raw_values import Unusable, chat_record, read_text_field
 
 FEW_STEPS = "fewer than two steps"
