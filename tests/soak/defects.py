@@ -32,7 +32,7 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from stepjepa.cli import main as stepjepa
-from stepjepa.locks import locked
+from stepjepa.files import locked
 from stepjepa.models.presets import train_tokenizer
 
 MARKS = "<!-- defects -->", "<!-- end -->"

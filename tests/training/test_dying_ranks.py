@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 import kills
 import tiny
 from ranks import Fault, Ranks
-from stepjepa.checkpoints import checkpoints
 from stepjepa.files import write_jsonl
+from stepjepa.run_folder import checkpoints
 
 STEPS = 6
 LOST = "another process of this run has ended or does not answer; what it said itself tells why, and "
