@@ -22,7 +22,6 @@ _HOME = {
         "batch.dataset": ["prepare"],
         "batch.layouts": ["layout"],
         "batch.sequences": ["Sequence"],
-        "batch.stream": ["RecordStream"],
         "models.encode": ["Encoded"],
         "models.loading": ["LoraSettings", "add_lora", "load_for_inference", "load_model"],
         "models.setup": ["set_up"],
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from stepjepa.batch.dataset import prepare
     from stepjepa.batch.layouts import layout
     from stepjepa.batch.sequences import Sequence
-    from stepjepa.batch.stream import RecordStream
     from stepjepa.config import JepaConfig
     from stepjepa.data.records import Record
     from stepjepa.data.sources import read_records

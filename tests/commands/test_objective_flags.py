@@ -138,7 +138,6 @@ REFUSED: list[tuple[str, str]] = [
     ("--layout sideways", "invalid choice: 'sideways' (choose from "),
     ("--term_args {}", "--term_args: expected a JSON object for each --term"),
     ("--term own_term:Nothing", "--term"),
-    ("--selective_checkpointing --gradient_checkpointing", "exclude each other"),
 ]
 
 

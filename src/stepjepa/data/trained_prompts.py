@@ -33,7 +33,7 @@ def share_trained_on(model_path: str, records: Iterable[Record]) -> dict[str, fl
         records: at least one, with any system prompt: it does not count.
 
     Returns:
-        None where it is not known: no run folder, one of an earlier version, or a run on a stream.
+        None where it is not known: no run folder, or one of an earlier version.
     """
     folder = Path(model_path)
     place = folder.parent if folder.name.startswith("checkpoint-") else folder

@@ -38,7 +38,7 @@ def first_screen(
     Args:
         args: of ``commands.train``.
         trainer: ready to train.
-        told: rows ``data`` (of a stream), ``columns``, ``prompts`` and ``answers``, where there is something to say.
+        told: rows ``columns``, ``prompts`` and ``answers``, where there is something to say.
         equal: of a run that is as long as its compute allows.
         checkpoint: that the run is resumed from.
     """
@@ -48,7 +48,7 @@ def first_screen(
         ("objective", _objective(config)),
         ("loss", args.why_loss),
         ("encoding", f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None),
-        ("data", f"{Path(prepared.source).name}: {_counts(prepared, config)}" if prepared else told.get("data")),
+        ("data", f"{Path(prepared.source).name}: {_counts(prepared, config)}" if prepared else None),
         ("columns", told.get("columns")),
         ("prompts", told.get("prompts")),
         ("held out", _counts(trainer.prepared_eval, config) if trainer.prepared_eval is not None else None),

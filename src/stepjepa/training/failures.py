@@ -71,7 +71,7 @@ def recording_failures(
         if isinstance(error, OSError):
             raise _disk_error(error, folder) from None
         if not trained:
-            # A stream's first record that is wrong; an optimizer that can't be made; a checkpoint of another model.
+            # An optimizer that can't be made; a checkpoint of another model.
             told = cannot_start(error)
             if checkpoint is None:
                 raise UserError(f"training can't start: {told}") from None

@@ -91,7 +91,7 @@ def write_card(
     settings = [(key, jepa[key]) for key in kept if key in jepa]
     settings += [(key, training[key]) for key in _TRAINING if key in training]
     data = [
-        (part, Path(str(about.get("file"))).name, about.get("records", "streamed"), about.get("sha256"))
+        (part, Path(str(about.get("file"))).name, about.get("records"), about.get("sha256"))
         for part, about in (run.get("data") or {}).items()
     ]
     versions = run.get("versions") or {}
