@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from stepjepa.data.records import find_steps
 from stepjepa.data.sources import read_records
-from stepjepa.data.steps import find_steps
 from stepjepa.errors import UserError
 from stepjepa.tasks.base import Response, TaskOptions
 from stepjepa.tasks.generic import BoxedTask, Gsm8kTask

@@ -347,7 +347,7 @@ class _Terms:
             case "complement":
                 return self._complement(*parts)
             case "repetition":
-                return self._repetition(*parts, *node.bounds)
+                return self._repetition(parts[0], *node.bounds)
             case "concatenation":
                 return self._concatenation(parts)
         return self._combined(node.kind, parts)
