@@ -13,7 +13,7 @@ from stepjepa.errors import UserError
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings
 from stepjepa.evaluation.summary import summarise
 from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task, TaskOptions
-from stepjepa.tasks.registry import ReferenceTask, choose_task, keep
+from stepjepa.tasks.registry import choose_task, keep, with_published_rules
 
 RAN_ON = "ran on"
 
@@ -77,7 +77,7 @@ def select_records(settings: EvaluationSettings | ScoreSettings, records: Sequen
     """
     task = choose_task(settings.task, records, settings.task_options)
     if settings.scoring == "reference":
-        task = ReferenceTask(task)
+        task = with_published_rules(task)
     return Selection(task, task.beginning if settings.startswith else task.headline, *keep(task, records))
 
 
