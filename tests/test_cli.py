@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from stepjepa.parser import make_parser
 
 import tiny
 from stepjepa.checkpoints import checkpoints
 from stepjepa.cli import COMMANDS, main, normalise
 from stepjepa.files import write_jsonl
-from stepjepa.parser import make_parser
 
 GOOD = {"messages": [{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "One.\n\nTwo."}]}
 

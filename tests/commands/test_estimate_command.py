@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stepjepa.commands.estimate import DEVICES
 
 import tiny
 from stepjepa.cli import main
-from stepjepa.commands.estimate import DEVICES
 from stepjepa.files import write_jsonl
 
 
