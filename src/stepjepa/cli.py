@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 
 from stepjepa import __version__
 from stepjepa.commands import COMMANDS, load, parse
-from stepjepa.disk import naming_disk_errors
 from stepjepa.errors import UserError, one_line, visible
+from stepjepa.files import naming_disk_errors
 from stepjepa.offline import go_offline, no_telemetry, wanted
-from stepjepa.signals import Stopped, end_with_launcher, raising
-from stepjepa.terminal import open_standard_streams
+from stepjepa.signals import Stopped, raising
+from stepjepa.terminal import escape_unencodable_output
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:
@@ -52,10 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 for success, 1 for a failed check or a closed pipe, 2 for wrong input or a system error, 128 + N for signal N.
     """
-    open_standard_streams()
+    escape_unencodable_output()
     name, *given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in COMMANDS:
-        end_with_launcher()
         with raising():
             return _reporting(f"stepjepa {name}", lambda: _run(name, normalise(given)))
     with raising():

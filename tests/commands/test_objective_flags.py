@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stepjepa.batch.views import find_pairs
 
 import tiny
 from stepjepa.arguments import jepa_config
 from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.sequences import Sequence
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.batch.views import find_pairs
-from stepjepa.chat.predictors import add_predictor_tokens
+from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.cli import main
 from stepjepa.commands import parse
 from stepjepa.config import JepaConfig
@@ -112,7 +112,10 @@ REFUSED: list[tuple[str, str]] = [
     ("--lbd_schedule warmup --lbd_warmup 0", "--lbd_warmup: expected a share of the run above 0"),
     ("--pair_distance 2", "pair_distance 2 counts steps, and mode llm-jepa has none"),
     ("--step_jepa --pair_distance 0", "--pair_distance: expected 1 or more, got 0"),
-    ("--step_jepa --layout inplace --pairs all --pair_distance 2", "pairs 'all' with pair_distance 2 overlap in layout 'inplace'"),
+    (
+        "--step_jepa --layout inplace --pairs all --pair_distance 2",
+        "pairs 'all' with pair_distance 2 overlap",
+    ),
     ("--pooling mean --last_token -2", "last_token names one token, and pooling 'mean' averages"),
     ("--plain --train_all --step_jepa", "plain with labels 'all' trains the user's text alone"),
     ("--train_all --labels assistant", "--train_all means --labels all, and --labels assistant is named too"),

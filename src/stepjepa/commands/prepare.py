@@ -9,23 +9,27 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from stepjepa.commands import Command
-from stepjepa.data.formats import ASSISTANT, MOST_NAMES, USER, to_messages
-from stepjepa.data.records import BadRecords, bad_records, tell_bad_records
+from stepjepa.data.records import ASSISTANT, MOST_NAMES, USER, BadRecords, bad_records, tell_bad_records, to_messages
 from stepjepa.data.sources import FORMATS, Rows, read_rows
 from stepjepa.errors import UserError, visible
-from stepjepa.files import atomic_write, existing_file, read_text, refuse_existing
+from stepjepa.files import atomic_write, existing_file, refuse_existing
 from stepjepa.options import FROM_ONE, Parser, from_args, option, refuse_both
-from stepjepa.preparing.conversion import CONVERSIONS, Conversion, Counts, convert_rows
-from stepjepa.preparing.step_preparation import StepOptions, load_splitter, prepare_records
-from stepjepa.tasks import nl_rx_grammar, stepmath
-from stepjepa.tasks.nl_rx import make_record
-from stepjepa.tasks.raw_values import Unusable
+from stepjepa.preparing.conversion import (
+    CONVERSIONS,
+    Conversion,
+    Counts,
+    StepOptions,
+    convert_rows,
+    load_splitter,
+    prepare_records,
+)
+from stepjepa.tasks import nl_rx, stepmath
 
 _MOST_LABELS = 10
 """With at most this many distinct answers, the answers are class labels, and their counts are printed."""
@@ -185,9 +189,9 @@ class StepmathFlags:
 
     output_dir: str = option(help="gets train.jsonl and test.jsonl", metavar="DIR", group="output")
     overwrite: bool = option(False, "replace files that are there already", group="output")
-    train_size: int = option(8000, metavar="N", allowed=FROM_ONE)
-    test_size: int = option(500, metavar="N", allowed=FROM_ONE)
-    seed: int = option(0, "the same seed gives the same files", metavar="N")
+    train_size: int = option(8000, "records of train.jsonl", allowed=FROM_ONE)
+    test_size: int = option(500, "records of test.jsonl", allowed=FROM_ONE)
+    seed: int = option(0, "the same seed gives the same files")
 
 
 def _run_stepmath(args: argparse.Namespace) -> int:
@@ -209,118 +213,59 @@ def _generate(function: Callable[..., Any], *arguments: Any) -> Any:
         raise UserError(f"--{error}") from error
 
 
-@dataclass
-class NlRxFlags:
-    """Records generated from the grammar, or read from the published pair of files."""
-
-    size: int = option(10_000, "records", metavar="N", allowed=FROM_ONE)
-    seed: int = option(0, "the same seed gives the same files", metavar="N")
-    test_size: int | None = option(None, "further records to test with; needs --test_file", allowed=FROM_ONE)
-    test_file: str | None = option(None, "where those go", metavar="FILE")
-
-
 @dataclass(kw_only=True)
-class NlRxFiles:
-    """The published files, and the output."""
+class NlRxFlags:
+    """Size and seed of generated pairs."""
 
-    source_file: str | None = option(None, "sentences (NL-RX-Synth.src.txt)", metavar="FILE")
-    target_file: str | None = option(None, "their regular expressions (NL-RX-Synth.targ.txt)", metavar="FILE")
     output_file: str = option(help="JSON lines with 'messages'", metavar="FILE", group="output")
+    test_file: str | None = option(None, "further records, to test with", metavar="FILE", group="output")
     overwrite: bool = option(False, "replace files that are there already", group="output")
+    size: int = option(10_000, "records", allowed=FROM_ONE)
+    test_size: int | None = option(None, "records of --test_file", allowed=FROM_ONE)
+    seed: int = option(0, "the same seed gives the same files")
 
 
 def _run_nl_rx(args: argparse.Namespace) -> int:
-    for first, second in (("test_size", "test_file"), ("source_file", "target_file")):
-        if (getattr(args, first) is None) != (getattr(args, second) is None):
-            raise UserError(f"give both --{first} and --{second}, or neither")
-    generated = [each.name for each in fields(NlRxFlags) if getattr(args, each.name) != each.default]
-    if args.source_file and generated:
-        raise UserError(f"--{generated[0]} is for generated records, --source_file for published ones; leave one out")
+    if (args.test_size is None) != (args.test_file is None):
+        raise UserError("give both --test_size and --test_file, or neither")
     names = [args.output_file] if args.test_file is None else [args.output_file, args.test_file]
     targets = [refuse_existing(name, args.overwrite) for name in names]
     if len({target.resolve() for target in targets}) < len(targets):
         raise UserError("is both --output_file and --test_file; name another", path=targets[0])
-    if args.source_file:
-        _write_files([(targets[0], _read_published(args.source_file, args.target_file))])
-        return 0
-    parts = _generate(nl_rx_grammar.generate_split, args.size, args.test_size or 0, args.seed)
-    _write_files(
-        [(target, [make_record(*pair) for pair in part]) for target, part in zip(targets, parts, strict=False)]
-    )
+    parts = _generate(nl_rx.generate_split, args.size, args.test_size or 0, args.seed)
+    records = [[nl_rx.make_record(*pair) for pair in part] for part in parts]
+    _write_files(list(zip(targets, records, strict=False)))
     return 0
 
 
-def _read_published(source_file: str, target_file: str) -> list[dict[str, Any]]:
-    """Make records from a file of sentences and a file of their regular expressions, line by line."""
-    sources = [existing_file(name, "text file") for name in (source_file, target_file)]
-    sentences, regexes = (read_text(source).removesuffix("\n").split("\n") for source in sources)
-    if len(sentences) != len(regexes):
-        told = f"has {len(sentences)} lines, but {sources[1]} has {len(regexes)}; give two files of one data set"
-        raise UserError(told, path=sources[0])
-    records = []
-    for line, pair in enumerate(zip(sentences, regexes, strict=True), start=1):
-        try:
-            records.append(make_record(*pair))
-        except Unusable as reason:
-            raise UserError(
-                f"{reason}; correct or remove the line in both files", path=source_file, line=line
-            ) from None
-    return records
-
-
-class Kind(NamedTuple):
-    """A kind of preparation: one line of help, its flags, its function, and names of such data sets on the hub."""
-
-    summary: str
-    flags: tuple[tuple[type, str], ...]
-    run: Callable[[argparse.Namespace], int]
-    datasets: tuple[str, ...] = ()
-
-
 SOURCE = (SourceFlags, "source")
+STEPMATH = ((StepmathFlags, "options"), (stepmath.Difficulty, "difficulty"))
 
-KINDS = {
-    "chat": Kind(
-        "training records of any table with questions and answers, or with whole chats",
-        (SOURCE, (ChatFlags, "columns")),
-        _run_chat,
-    ),
-    "steps": Kind(
-        "training records with marked steps, from the responses of a reasoning model",
-        (SOURCE, (StepOptions, "steps"), (SplitFlags, "text between <think> and </think>")),
-        _run_steps,
-    ),
+KINDS: dict[str, tuple[str, tuple[tuple[type, str], ...], Callable[[argparse.Namespace], int]]] = {
+    "chat": ("any table of questions and answers, or of whole chats", (SOURCE, (ChatFlags, "columns")), _run_chat),
+    "steps": ("responses of a reasoning model", (SOURCE, (StepOptions, "steps"), (SplitFlags, "thinking")), _run_steps),
     **{
-        name: Kind(
-            f"{each.summary}; of rows with {each.rows}",
+        name: (
+            f"{each.summary}; rows with {each.rows}, as those of {', '.join(each.datasets)}",
             (SOURCE, (Gsm8kFlags, "solution")) if name == "gsm8k" else (SOURCE,),
             partial(_run_conversion, each),
-            each.datasets,
         )
         for name, each in CONVERSIONS.items()
     },
-    "stepmath": Kind(
-        "generated word problems, train and test, each step in need of the one before",
-        ((StepmathFlags, "options"), (stepmath.Difficulty, "difficulty")),
-        _run_stepmath,
-    ),
-    "nl-rx": Kind(
-        "sentences and regular expressions: generated, or from the published files of NL-RX",
-        ((NlRxFlags, "generated from the grammar"), (NlRxFiles, "from the published pair of files, line by line")),
-        _run_nl_rx,
-    ),
+    "stepmath": ("generated word problems, each step in need of the one before", STEPMATH, _run_stepmath),
+    "nl-rx": ("generated sentences and regular expressions, as in NL-RX", ((NlRxFlags, "options"),), _run_nl_rx),
 }
+"""Kind of preparation -> what it reads or makes, its flags, and the function that runs it."""
 
 
 def add_kinds(parser: Parser) -> None:
     """Add a sub-command for each of :data:`KINDS`."""
     kinds = parser.add_subparsers(dest="preparation", required=True, metavar="KIND", title="kinds")
-    for name, kind in KINDS.items():
+    for name, (summary, flags, _) in KINDS.items():
         # Accept underscores too: the names of data sets are spelt both ways.
         other = [name.replace("-", "_")] if "-" in name else []
-        hub = "on the hub:\n" + "\n".join(f"  --dataset {each}" for each in kind.datasets) if kind.datasets else None
-        inner = kinds.add_parser(name, aliases=other, help=kind.summary, description=kind.summary, epilog=hub)
-        for settings, group in kind.flags:
+        inner = kinds.add_parser(name, aliases=other, help=summary.partition(";")[0], description=summary)
+        for settings, group in flags:
             inner.add(settings, group)
 
 
@@ -330,7 +275,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: an input is missing or wrong, an output is there already, or a setting is out of range.
     """
-    return KINDS[args.preparation.replace("_", "-")].run(args)
+    return KINDS[args.preparation.replace("_", "-")][2](args)
 
 
 PREPARE = Command(run, add=add_kinds)

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.checkpoints import checkpoints
 from stepjepa.compute.equal_compute import EqualCompute
 from stepjepa.config import JepaConfig
 from stepjepa.models.architecture import base_model
 from stepjepa.models.quantization import parameter_counts, quantized
-from stepjepa.run_folder import METRICS_FILE, RUN_FILE
+from stepjepa.run_folder import METRICS_FILE, RUN_FILE, checkpoints
 from stepjepa.terminal import duration
 from stepjepa.training.plot import PLOT_FILE
 
@@ -51,7 +50,6 @@ def first_screen(
         ("encoding", f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None),
         ("data", f"{Path(prepared.source).name}: {_counts(prepared, config)}" if prepared else None),
         ("columns", told.get("columns")),
-        ("prompts", told.get("prompts")),
         ("held out", _counts(trainer.prepared_eval, config) if trainer.prepared_eval is not None else None),
         ("answers", told.get("answers")),
         ("each step", _step(trainer.args)),
