@@ -14,7 +14,7 @@ from splits import read_splits
 from untouched import read_weights
 
 from stepjepa.experiments.statistics import PairedT, paired_t
-from stepjepa.experiments.verdict import SAME_FLOPS
+from stepjepa.experiments.comparison import SAME_FLOPS
 
 BASELINE = "regular"
 # Arms with the labels of the published code, which are compared with each other only.

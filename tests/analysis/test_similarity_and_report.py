@@ -15,7 +15,7 @@ from stepjepa.batch.collate import Item
 from stepjepa.cli import main
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
-from stepjepa.experiments.report import report
+from stepjepa.experiments.tables import report
 from stepjepa.files import write_jsonl
 
 

@@ -23,7 +23,7 @@ what they share with the baseline: the number of optimizer steps, the FLOPs of
 training (within 2 %), or neither. Runs with other data or another evaluation
 are refused."""
 
-FORMATS = ("text", "markdown", "csv", "latex", "json")
+FORMATS = ("text", "markdown", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from stepjepa.errors import UserError
-    from stepjepa.experiments.comparison_plot import check_picture, write_picture
-    from stepjepa.experiments.comparison_table import FORMATS as WRITERS
+    from stepjepa.experiments.plot import check_picture, write_picture
+    from stepjepa.experiments.tables import FORMATS as WRITERS
     from stepjepa.files import atomic_write, refuse_existing
 
     if args.json and args.format not in ("text", "json"):
@@ -96,9 +96,8 @@ def run(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> Comparison:
     """Compare the runs, named by ``--names``, by the arms of their sweep, or by the settings in which they differ."""
     from stepjepa.errors import UserError
-    from stepjepa.experiments.comparison import compare
-    from stepjepa.experiments.evaluated_run import SUMMARY
-    from stepjepa.pages.runs import compare_folders, find_run_folders
+    from stepjepa.experiments.comparison import compare, compare_folders
+    from stepjepa.experiments.evaluated_run import SUMMARY, find_run_folders
 
     places = find_run_folders(args.runs)
     # An unfinished sweep has trained runs without an evaluation: skip them. Runs named one by one must have one.

@@ -41,18 +41,17 @@ def run(args: argparse.Namespace) -> int:
     if args.output_file is not None:
         return _write(args)
     from stepjepa.errors import UserError
-    from stepjepa.experiments.report import as_text, report
-    from stepjepa.pages.runs import find_run_folders, run_names
+    from stepjepa.experiments.evaluated_run import find_run_folders
+    from stepjepa.experiments.tables import report, report_text
 
     for flag in ("title", "baseline", "analysis", "overwrite"):
         if getattr(args, flag):
             raise UserError(f"--{flag} is for a page; add --output_file FILE.html, or leave it out")
-    folders = [each.folder for each in find_run_folders(args.runs)]
-    rows = [{**row, "run": name} for row, name in zip(report(folders), run_names(folders), strict=True)]
+    rows = report([each.folder for each in find_run_folders(args.runs)])
     if args.json:
         print_json(rows)
     else:
-        print(visible_lines(as_text(rows)))
+        print(visible_lines(report_text(rows)))
     return 0
 
 

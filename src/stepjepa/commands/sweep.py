@@ -21,8 +21,7 @@ from stepjepa.parser import Parser, refuse_unknown
 
 if TYPE_CHECKING:
     from stepjepa.experiments.grid import Flags, Grid
-    from stepjepa.experiments.sweep import Engine, Outcome
-    from stepjepa.experiments.sweep_folder import SweepFolder
+    from stepjepa.experiments.sweep import Engine, Outcome, SweepFolder
 
 SUMMARY = "train and evaluate every combination of a grid, over several seeds"
 
@@ -202,8 +201,7 @@ def _changes_regular(flag: str, value: Any) -> bool:
 def run(args: argparse.Namespace) -> int:
     """Expand and check the grid, run the trials that are left and show the table."""
     from stepjepa.experiments.grid import expand, read_grid, select
-    from stepjepa.experiments.sweep import sweep
-    from stepjepa.experiments.sweep_folder import SweepFolder
+    from stepjepa.experiments.sweep import SweepFolder, sweep
 
     if args.jobs is not None and args.jobs < 1:
         raise UserError(f"--jobs: expected 1 or more, got {args.jobs}")
