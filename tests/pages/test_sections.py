@@ -9,7 +9,6 @@ import pytest
 
 from made_up_logs import STEP_JEPA, log
 from made_up_runs import change, evaluate, make_run
-from stepjepa.drawing import PALETTE
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
 from stepjepa.pages.charts import POINTS, chart_text, json_block, looks
@@ -25,6 +24,7 @@ from stepjepa.pages.page import (
     shown_text,
 )
 from stepjepa.pages.runs import read_runs
+from stepjepa.terminal import PALETTE
 
 
 def charts(html: str) -> dict[str, dict]:

@@ -28,8 +28,7 @@ from stepjepa.errors import UserError, visible
 from stepjepa.experiments.evaluated_run import SUMMARY, SWEEP_FILE
 from stepjepa.experiments.grid import Trial
 from stepjepa.experiments.tables import report, report_text
-from stepjepa.files import write_json
-from stepjepa.locks import locked
+from stepjepa.files import locked, write_json
 from stepjepa.run_folder import RUN_FILE, versions
 from stepjepa.signals import Interruptions
 

@@ -13,9 +13,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from stepjepa import terminal
-from stepjepa.drawing import PALETTE
 from stepjepa.experiments.comparison import Comparison
 from stepjepa.pages.runs import Run, is_number
+from stepjepa.terminal import PALETTE
 
 UNKNOWN = "–"
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
