@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepjepa.checkpoints import checksum_fault
 from stepjepa.config import Dtype
 from stepjepa.errors import UserError, visible
 from stepjepa.files import read_json_object
 from stepjepa.options import add_options, option, refuse_without_effect
+from stepjepa.run_folder import checksum_fault
 
 SUMMARY = "merge an adapter into its base, or copy a trained model, as a plain model folder"
 

@@ -26,8 +26,16 @@ from stepjepa.data.sources import FORMATS, Rows, read_rows
 from stepjepa.errors import UserError, shown, visible
 from stepjepa.files import existing_file, refuse_existing, write_jsonl
 from stepjepa.options import add_options, add_switch, from_args
-from stepjepa.preparing.conversion import CONVERSIONS, Conversion, Counts, convert_rows
-from stepjepa.preparing.step_preparation import FEW_STEPS, StepOptions, load_splitter, prepare_records
+from stepjepa.preparing.conversion import (
+    CONVERSIONS,
+    FEW_STEPS,
+    Conversion,
+    Counts,
+    StepOptions,
+    convert_rows,
+    load_splitter,
+    prepare_records,
+)
 
 SUMMARY = "make training files: from published data sets, raw responses, or generated"
 

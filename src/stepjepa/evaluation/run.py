@@ -14,14 +14,13 @@ from tqdm import tqdm
 from stepjepa.data.prompts import share_trained_on, training_system_prompt, with_system_prompt
 from stepjepa.data.records import bad_records
 from stepjepa.data.sources import read_records
-from stepjepa.errors import UserError
+from stepjepa.errors import UserError, is_out_of_memory
 from stepjepa.evaluation.batcher import Batcher
 from stepjepa.evaluation.judging import select_records
 from stepjepa.evaluation.output import OutputFile, model_fingerprint
 from stepjepa.evaluation.prompts import make_template
 from stepjepa.evaluation.settings import EvaluationSettings
 from stepjepa.files import fingerprint, write_json
-from stepjepa.memory import is_out_of_memory
 from stepjepa.tasks.registry import users_source
 
 Loader = Callable[[], tuple[Any, Any]]

@@ -14,9 +14,8 @@ from transformers import Trainer
 
 from stepjepa.batch.collate import Batch
 from stepjepa.compute.flops import Shape
-from stepjepa.disk import DISK_ERRORS
-from stepjepa.errors import UserError
-from stepjepa.memory import is_out_of_memory
+from stepjepa.errors import UserError, is_out_of_memory
+from stepjepa.files import DISK_ERRORS
 from stepjepa.models.weights import missing_of_adapter
 from stepjepa.run_folder import last_checkpoint, put_back, write_run
 from stepjepa.training.processes import is_lost

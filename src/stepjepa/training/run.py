@@ -23,8 +23,7 @@ from stepjepa.data.prompts import write_trained_prompts
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores
-from stepjepa.files import fingerprint
-from stepjepa.locks import locked
+from stepjepa.files import fingerprint, locked
 from stepjepa.models.quantization import parameter_counts, quantized
 from stepjepa.run_folder import (
     earlier_launches,
