@@ -337,5 +337,5 @@ def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, c
     ]
     digest.update(repr(parts).encode())
     for record in records:
-        digest.update(repr((record.messages, record.tools, record.views, record.line)).encode())
+        digest.update(repr((record.messages, record.views, record.line)).encode())
     return digest.hexdigest()[:32]

@@ -79,8 +79,7 @@ def find_pairs(record: Record, config: JepaConfig) -> list[tuple[MessageView | S
         for index, message in enumerate(record.messages):
             if message["role"] == "user":
                 asked = index
-            # A call is no text that a question could predict.
-            elif message["role"] == "assistant" and not message.get("tool_calls"):
+            elif message["role"] == "assistant":
                 user = record.messages[asked]["content"]
                 first = SpanView(asked, 0, len(user)) if in_text else MessageView("user", user)
                 pairs.append((first, MessageView("assistant", message["content"])))
@@ -172,7 +171,7 @@ class RecordTokenizer:
 
     def _write(self, record: Record) -> _Written:
         try:
-            main = self.template.render(record.messages, record.tools)
+            main = self.template.render(record.messages)
         except UserError as error:
             raise UserError(str(error), path=record.path, line=record.line) from None
         source = int(self.config.reverse_pred)  # which view of a pair it is

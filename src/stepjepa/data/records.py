@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 from stepjepa.errors import UserError, one_line, shown
 
-ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "user", "assistant")
 
 USER = ("prompt", "question", "instruction", "input", "text")
 ASSISTANT = ("completion", "answer", "response", "output", "code")
@@ -35,13 +34,12 @@ class Record:
     """One example as read from a file.
 
     Attributes:
-        messages: the chat: dicts with ``role`` and ``content``, and ``tool_calls`` or what else a tool's message has.
+        messages: the chat: dicts with ``role`` and ``content``.
         views: explicit pairs of source and target view, where the file gives them; else None.
         path: the file it came from, or a label where it came from memory.
         line: its line there, counted from 1.
         extra: the other fields of the line, untouched (``ground_truth``, ``answer`` ...).
         columns: of the line, which the chat was made of.
-        tools: schemas of the functions that the assistant may call, for the chat template.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -50,7 +48,6 @@ class Record:
     line: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
     columns: tuple[str, ...] = ("messages",)
-    tools: tuple[Any, ...] = ()
 
     @property
     def answer(self) -> str:
@@ -84,7 +81,7 @@ def parse_record(
         value: with ``messages``: optionally one system message first, then user and assistant in turn, an assistant
             message last; or the chat in another form, see :func:`to_messages`. Optionally explicit views: ``views``, a
             list of pairs of texts; or ``text`` and ``code``, each a text or, as in the published files, a list of one
-            message. Optionally ``tools``, a list of schemas or its JSON.
+            message.
         path: for error messages.
         line: for error messages, counted from 1.
         columns: of the user's and the assistant's message, where they have names of their own.
@@ -98,16 +95,11 @@ def parse_record(
         else:
             messages, used = to_messages(value, columns)
         checked = _check_messages(messages)
-        tools = _decoded(value.get("tools"))
-        if tools is not None and not _all_of(tools, dict):
-            raise UserError("'tools' must be a list of objects, the schemas of the functions, or its JSON")
         views = _check_views(value, used)
     except UserError as error:
         raise UserError(str(error), path=path, line=line) from None
-    extra = {key: value[key] for key in value if key not in {*used, "views", "tools", *_VIEW_ROLES}}
-    return Record(
-        checked, views, str(path), line, extra, tuple(name for name in value if name in used), tuple(tools or ())
-    )
+    extra = {key: value[key] for key in value if key not in {*used, "views", *_VIEW_ROLES}}
+    return Record(checked, views, str(path), line, extra, tuple(name for name in value if name in used))
 
 
 def describe_columns(record: Record) -> str | None:
@@ -210,19 +202,10 @@ def _check_messages(messages: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(messages, list | tuple) or not messages:
         raise UserError("'messages' must be a list with at least one user and one assistant message")
     checked = tuple(_check_message(message, f"messages[{index}]") for index, message in enumerate(messages))
-    turns: list[str] = []
-    calling = False  # a call and what tools answer are part of the assistant's turn, which goes on
-    for index, message in enumerate(checked):
-        role = message["role"]
-        if role == "tool" and not calling:
-            raise UserError(f"messages[{index}] is a tool's, and no call stands before it; add the assistant's call")
-        if role == "system" and index:
-            raise UserError("a system message that is not the first; move it to the front")
-        if role != "system" and not (calling and role in ("assistant", "tool")):
-            turns.append(role)
-        calling = "tool_calls" in message or (calling and role == "tool")
-    if checked[-1]["role"] == "tool":
-        raise UserError("the last message is a tool's; expected the assistant's")
+    roles = [message["role"] for message in checked]
+    if "system" in roles[1:]:
+        raise UserError("a system message that is not the first; move it to the front")
+    turns = roles[roles[0] == "system" :]
     for role in ("user", "assistant"):
         if role not in turns:
             raise UserError(f"'messages' has no {role} message; every record needs one")
@@ -235,9 +218,8 @@ def _check_messages(messages: Any) -> tuple[dict[str, Any], ...]:
 def _check_message(message: Any, name: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise UserError(f"{name} is {type(message).__name__}, expected an object with 'role' and 'content'")
-    calls = message.get("tool_calls")
-    if calls and message.get("content") is None:
-        message = {**message, "content": ""}
+    if message.get("tool_calls") or message.get("role") == "tool":
+        raise UserError(f"{name} is part of a tool call, and those are not supported; remove the record")
     for key in ("role", "content"):
         if key not in message:
             raise UserError(f"{name} has no '{key}'; add it")
@@ -246,55 +228,20 @@ def _check_message(message: Any, name: str) -> dict[str, Any]:
     role, content = message["role"], message["content"]
     if role not in ROLES:
         raise UserError(f"{name}.role is {shown(role)}, expected one of {', '.join(ROLES)}")
-    if calls and role != "assistant":
-        raise UserError(f"{name} has 'tool_calls', which only an assistant message can have")
-    if calls:
-        if not isinstance(calls, list | tuple):
-            raise UserError(f"{name}.tool_calls is {type(calls).__name__}, expected a list")
-        return {"role": role, "content": content, "tool_calls": [_check_call(each, name) for each in calls]}
-    if role == "tool":
-        return {key: value for key, value in message.items() if value is not None}
     # A system prompt may be empty on purpose (it switches a template's default off).
     if role != "system" and not content.strip():
         raise UserError(f"{name}.content ({role}) is empty; fill it or remove the record")
     return {"role": role, "content": content}
 
 
-def _check_call(call: Any, name: str) -> dict[str, Any]:
-    """A call whose arguments are an object, which templates write as JSON."""
-    function = call.get("function", call) if isinstance(call, dict) else None
-    known = function if isinstance(function, dict) else {}
-    called, arguments = known.get("name"), _decoded(known.get("arguments"))
-    if not isinstance(arguments, dict) or not isinstance(called, str):
-        raise UserError(f"{name}.tool_calls: expected objects with a function's 'name' and 'arguments', an object")
-    # Of rows whose calls have different arguments, data sets fill what is missing with nothing.
-    given = {key: value for key, value in arguments.items() if value is not None}
-    return {**call, "type": "function", "function": {"name": called, "arguments": given}}
-
-
-def _decoded(value: Any) -> Any:
-    """What a text holds as JSON; anything else, and what is no JSON, as it is."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-
-
-def _all_of(value: Any, kind: type) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(each, kind) for each in value)
-
-
-def uses_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a chat has calls or answers of tools."""
-    return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
-
-
 def _check_views(value: Mapping[str, Any], used: set[str]) -> tuple[tuple[str, str], ...] | None:
     pairs = value.get("views")
     if pairs is not None:
-        if not isinstance(pairs, list | tuple) or not all(_all_of(pair, str) and len(pair) == 2 for pair in pairs):
-            raise UserError("'views' must be a list of pairs of texts: [[source, target], ...]")
-        return tuple((source, target) for source, target in pairs)
+        if isinstance(pairs, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+            found = tuple((source, target) for source, target in pairs)
+            if all(isinstance(text, str) for pair in found for text in pair):
+                return found
+        raise UserError("'views' must be a list of pairs of texts: [[source, target], ...]")
     # A table's columns of these names are the chat itself.
     text, code = (None if key in used else _view(value.get(key), key, role) for key, role in _VIEW_ROLES.items())
     if text is not None and code is not None:

@@ -201,7 +201,7 @@ def _describe(
     record: Record, tokenized: TokenizedRecord, made: RecordTokenizer, main: Sequence, pairs_cut: int
 ) -> RecordInfo:
     """The messages and the steps of a record with the positions they stand at."""
-    whole = made.template.render(record.messages, record.tools)
+    whole = made.template.render(record.messages)
     tokens = made.tokens(whole)
     text = main.text.tolist()
 
