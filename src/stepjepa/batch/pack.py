@@ -23,9 +23,6 @@ Numbers = NDArray[np.int64]
 PASS_COST = 64
 """What one more forward pass costs on a CPU, in tokens (measured on tiny models, where it counts most)."""
 
-_CAPS = 24
-"""Row lengths that are tried for the best cut."""
-
 
 @dataclass(frozen=True)
 class Rows:
@@ -35,8 +32,8 @@ class Rows:
     positions: Numbers  # [R, T] place of each token in its own sequences: its depth in the tree
     start: Numbers  # [R, T] first place in the row that the token sees; 0 almost everywhere
     end: Numbers  # [R, T] one past the last place in the row that sees the token, as far as causality allows
-    # For each sequence, in the order in which they were given, the flat place (row * T + column) of each of its tokens.
-    # In several passes, the places of one come behind those of the pass before, and all have the paths of all.
+    # For each sequence, as they were given, the flat place (row * T + column) of each of its tokens. In several passes
+    # the places of one come behind those of the pass before, and all have the paths of all.
     paths: list[Numbers]
     lengths: Numbers  # [R] tokens of each row without padding; of each sequence, if they are joined
     branches: bool  # some token of a row does not see all that is before it; else rows are ordinary causal text
@@ -57,22 +54,19 @@ def pack_passes(
     joined: bool = False,
     pad_id: int = 0,
 ) -> list[Rows]:
-    """Pack the sequences of a micro-batch for one or several forward passes.
+    """Pack the sequences of a micro-batch, in any order, for one or several forward passes.
 
-    One pass is cut so that rows x longest row is least. Several, each of rows of like length, are for a device on which
-    padding and masks cost what they compute, and a further pass next to nothing (a CPU). There a row of n tokens costs
-    ``n (1 + n / attention_length)``, or, where nothing branches and no mask is needed,
-    ``n (1 + n / (2 attention_length))``. The best cut of the sorted sequences into rows is found first, then the best
-    cut of the rows, sorted by length, into passes.
+    One pass is cut so that rows x longest row is least. Several, each of rows of like length, are for a CPU, where
+    padding and masks cost what they compute, and a further pass next to nothing: a row of n tokens costs
+    ``n (1 + n / attention_length)``, or, where nothing branches and no mask is needed, half the square. The best cut of
+    the sorted sequences into rows is found first, then the best cut of the rows, sorted by length, into passes.
 
     Args:
-        sequences: in any order.
+        sequences: of the micro-batch.
         row_length: most tokens of a row; a longer sequence makes rows as long as itself.
         attention_length: tokens of a row at which attention under a mask costs as much as all else; None for one pass.
-        groups: for each sequence the number of its group (its record); prefixes are shared within a group alone. None
-            shares them over the whole batch.
-        one_each: one row for each sequence, for models that can't run a tree. A sequence that is a beginning of another
-            has no row of its own.
+        groups: for each sequence the number of its record, within which alone it shares prefixes; None shares all.
+        one_each: one row for each sequence that is no beginning of another, for models that can't run a tree.
         joined: put these rows behind each other, as one row without padding.
         pad_id: token id of padding.
     """
@@ -84,7 +78,7 @@ def pack_passes(
         last = np.append(np.flatnonzero(laid.shared[1:] < laid.lengths[:-1]) + 1, len(sequences))
         rows = list(pairwise([0, *last.tolist()]))
     elif attention_length is None:
-        rows = list(pairwise(cut(laid.lengths, laid.shared, row_length).tolist()))
+        rows = list(pairwise(cut(laid.lengths, laid.shared, row_length)))
     else:
         rows = laid.cheapest_rows(row_length, attention_length)
     if attention_length is None:
@@ -183,34 +177,30 @@ def _sorted(sequences: Many[Sequence], groups: Many[int] | None) -> tuple[list[i
     return order, shared
 
 
-def cut(lengths: Numbers, shared: Numbers, row_length: int) -> Numbers:
-    """Cut sorted sequences into rows so that rows x longest row is least.
-
-    Args:
-        lengths: ``[S]`` tokens of each sequence.
-        shared: ``[S]`` tokens in common with the one before, which a row repeats if it begins with this one.
-        row_length: most tokens of a row; at least the longest sequence is allowed.
+def cut(lengths: Numbers, shared: Numbers, row_length: int) -> list[int]:
+    """Cut sorted sequences of ``[S]`` tokens, so many in common with the one before, so that rows x longest is least.
 
     Returns:
-        ``[R + 1]`` where rows begin, and the end of the last one.
+        Where rows begin, and the end of the last one. Rows of more than ``row_length`` hold one sequence, or are no
+        longer than the longest one.
     """
     added = np.concatenate([[0], np.cumsum(lengths - shared)])
 
-    def rows_within(cap: int) -> Numbers:
+    def rows_within(cap: int) -> list[int]:
         bounds = [0]
         while (first := bounds[-1]) < len(lengths):
             # A row is its first sequence, whole, and what the others add.
             limit = added[first + 1] + cap - lengths[first]
             bounds.append(int(np.searchsorted(added, limit, "right")) - 1)
-        return np.array(bounds)
+        return bounds
 
-    def cells(bounds: Numbers) -> int:
-        firsts, lasts = bounds[:-1], bounds[1:]
+    def cells(bounds: list[int]) -> int:
+        firsts, lasts = np.array(bounds[:-1]), np.array(bounds[1:])
         return int((added[lasts] - added[firsts + 1] + lengths[firsts]).max()) * len(firsts)
 
     longest = int(lengths.max())
-    caps = np.unique(np.linspace(longest, max(longest, row_length), _CAPS).astype(int))
-    return min((rows_within(int(cap)) for cap in caps), key=cells)
+    caps = np.unique(np.linspace(longest, max(longest, row_length), 24).astype(int)).tolist()
+    return min(map(rows_within, caps), key=cells)
 
 
 def _cheapest_passes(sizes: Numbers, weight: float) -> list[tuple[int, int]]:
@@ -225,9 +215,9 @@ def _cheapest_passes(sizes: Numbers, weight: float) -> list[tuple[int, int]]:
 
 
 def _cheapest_parts(count: int, costs: Callable[[Numbers, int], NDArray[np.float64]]) -> list[tuple[int, int]]:
-    """Cut 0 .. count into the consecutive parts of least total cost, by dynamic programming.
+    """Cut 0 .. count into consecutive parts of least total cost, by dynamic programming.
 
-    ``costs(first, last)`` says what the parts from each of some first things up to (and without) a last one cost.
+    ``costs(first, last)`` of the parts from each of several first things up to (and without) a last one.
     """
     # best[j]: least cost of the first j things; before[j]: where the last part of that solution begins.
     best, before = np.zeros(count + 1), [0] * (count + 1)

@@ -80,10 +80,9 @@ def parse_record(
     Args:
         value: with ``messages``: optionally one system message first, then user and assistant in turn, an assistant
             message last; or the chat in another form, see :func:`to_messages`. Optionally explicit views: ``views``, a
-            list of pairs of texts; or ``text`` and ``code``, each a text or, as in the published files, a list of one
-            message.
-        path: for error messages.
-        line: for error messages, counted from 1.
+            list of pairs of texts; or ``text`` and ``code``, each a text or a list of one message.
+        path: for error messages, as is ``line``.
+        line: counted from 1.
         columns: of the user's and the assistant's message, where they have names of their own.
 
     Raises:
@@ -94,8 +93,7 @@ def parse_record(
             messages, used = value["messages"], {"messages"}
         else:
             messages, used = to_messages(value, columns)
-        checked = _check_messages(messages)
-        views = _check_views(value, used)
+        checked, views = _check_messages(messages), _check_views(value, used)
     except UserError as error:
         raise UserError(str(error), path=path, line=line) from None
     extra = {key: value[key] for key in value if key not in {*used, "views", *_VIEW_ROLES}}
@@ -103,12 +101,11 @@ def parse_record(
 
 
 def describe_columns(record: Record) -> str | None:
-    """The columns of its file that a record is made of, and the record; None where its file has ``messages``."""
+    """The columns that a record of a table is made of, and the record; None where its file has ``messages``."""
     if record.columns == ("messages",):
         return None
-    turns = [f"{message['role']} {shown(message['content'])}" for message in record.messages]
-    more = " ..." if len(turns) > 3 else ""
-    return f"{', '.join(record.columns)}; line {record.line} is {', '.join(turns[:3])}{more}"
+    turns = [f"{message['role']} {shown(message['content'])}" for message in record.messages[:3]]
+    return f"{', '.join(record.columns)}; line {record.line} is {', '.join(turns)}"
 
 
 # -- rows in other forms -----------------------------------------------------------------------------------------------
@@ -123,7 +120,7 @@ def to_messages(
         row: by the names of its columns.
         columns: see :data:`Columns`; None takes a whole chat (:data:`CHATS`), or the first of :data:`USER` and of
             :data:`ASSISTANT` that the row has; in Alpaca's form ``instruction`` goes on with ``input``.
-        system: column of the system prompt; None for none.
+        system: column of the system prompt.
         system_prompt: the same for all rows.
 
     Returns:
@@ -134,8 +131,7 @@ def to_messages(
     """
     if columns is not None and len(columns) != 2:
         raise UserError(f"--columns: expected two names, USER ASSISTANT, got {' '.join(columns)}")
-    whole = next((name for name in CHATS if name in row), None) if columns is None else None
-    if whole is not None:
+    if columns is None and (whole := next((name for name in CHATS if name in row), None)) is not None:
         messages, used = _turns(row, whole, None), {whole}
     else:
         names = (USER, ASSISTANT) if columns is None else [(name,) for name in columns]
@@ -237,11 +233,10 @@ def _check_message(message: Any, name: str) -> dict[str, Any]:
 def _check_views(value: Mapping[str, Any], used: set[str]) -> tuple[tuple[str, str], ...] | None:
     pairs = value.get("views")
     if pairs is not None:
-        if isinstance(pairs, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
-            found = tuple((source, target) for source, target in pairs)
-            if all(isinstance(text, str) for pair in found for text in pair):
-                return found
-        raise UserError("'views' must be a list of pairs of texts: [[source, target], ...]")
+        listed = isinstance(pairs, list | tuple) and all(isinstance(pair, list | tuple) for pair in pairs)
+        if not listed or not all(len(pair) == 2 and all(isinstance(each, str) for each in pair) for pair in pairs):
+            raise UserError("'views' must be a list of pairs of texts: [[source, target], ...]")
+        return tuple((source, target) for source, target in pairs)
     # A table's columns of these names are the chat itself.
     text, code = (None if key in used else _view(value.get(key), key, role) for key, role in _VIEW_ROLES.items())
     if text is not None and code is not None:
@@ -253,6 +248,7 @@ def _check_views(value: Mapping[str, Any], used: set[str]) -> tuple[tuple[str, s
 
 
 def _view(value: Any, key: str, role: str) -> str | None:
+    """A text, or the content of a list of one message, as in the published files."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and value[0].get("role") == role:
         value = value[0].get("content", 0)
     if value is None or isinstance(value, str):
@@ -266,25 +262,21 @@ def _view(value: Any, key: str, role: str) -> str | None:
 class BadRecords:
     """The lines of a file that are skipped because something is wrong with them (``--bad_records skip``)."""
 
-    most = 3
-    """How many of them are described."""
-
     def __init__(self) -> None:
         self.count = 0
-        self.lines: list[int] = []
+        self.lines: list[int] = []  # of the first few of them, and what is wrong there
         self.first: list[str] = []
 
-    def note(self, error: UserError, line: int | None = None) -> None:
-        """Skip a line or a row; ``line`` is its number where the error lacks it."""
+    def note(self, error: UserError, line: int) -> None:
+        """Skip a line or a row."""
         self.count += 1
-        if len(self.first) < self.most:
-            self.lines.append(line or error.line or 0)
+        if self.count <= 3:
+            self.lines.append(line)
             self.first.append(one_line(error))
 
     def describe(self) -> str:
         """One line for people."""
-        more = self.count - len(self.first)
-        rest = f"; and {more:,} more" if more else ""
+        rest = f"; and {self.count - 3:,} more" if self.count > 3 else ""
         lines = "line" if self.count == 1 else "lines"
         return f"{self.count:,} bad {lines} left out (--bad_records skip): {'; '.join(self.first)}{rest}"
 
