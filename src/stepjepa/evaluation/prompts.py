@@ -81,10 +81,8 @@ class ShownTexts:
 def make_example(index: int, record: Record, texts: ShownTexts, template: Template) -> Example:
     """Render and tokenise a record as in training; UserError with its line if the template can't render it."""
     try:
-        if not record.answer.strip():
-            raise UserError("the last message is a tool call, which has no text to be compared; leave the record out")
-        prompt = template.render_prompt(record.messages[:-1], record.tools)
-        whole = template.render(record.messages, record.tools)
+        prompt = template.render_prompt(record.messages[:-1])
+        whole = template.render(record.messages)
     except UserError as error:
         raise record_error(record, str(error)) from None
     prompt_ids = texts.tokenize(prompt.text, prompt.spans).ids.tolist()
@@ -102,7 +100,7 @@ def continuation_spans(
     for continuation in continuations:
         if continuation.context is None:
             answer = {"role": "assistant", "content": continuation.text}
-            whole = template.render([*record.messages[:-1], answer], record.tools)
+            whole = template.render([*record.messages[:-1], answer])
             text, contents, (start, end) = whole.text, whole.spans, whole.spans[-1]
         else:
             start = len(begin) + len(continuation.context)

@@ -17,8 +17,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import HubStrategy, speed_metrics
 
 from stepjepa.batch.collate import Batch
-from stepjepa.batch.dataset import Prepared, prepare
-from stepjepa.batch.sampler import StepSampler
+from stepjepa.batch.dataset import Prepared, StepSampler, prepare
 from stepjepa.compute.equal_compute import FlopTracker, Plan
 from stepjepa.compute.flops import FlopModel
 from stepjepa.config import JepaConfig
