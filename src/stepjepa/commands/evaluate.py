@@ -73,9 +73,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
+    from stepjepa.evaluation.output import format_summary
     from stepjepa.evaluation.prompts import trained_plain
     from stepjepa.evaluation.run import Evaluation
-    from stepjepa.evaluation.summary import format_summary
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("every process would write the same file; start one process, without torchrun")

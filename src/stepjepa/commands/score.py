@@ -43,9 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Score and print the summary."""
-    from stepjepa.evaluation.output import summary_file
-    from stepjepa.evaluation.predictions import score_predictions
-    from stepjepa.evaluation.summary import format_summary
+    from stepjepa.evaluation.output import format_summary, summary_file
+    from stepjepa.evaluation.run import score_predictions
 
     settings = from_args(ScoreSettings, args, task_options=from_args(TaskOptions, args))
     with lines_to_stderr(args.json):

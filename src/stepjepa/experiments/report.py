@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepjepa.errors import UserError
-from stepjepa.evaluation.summary import mean_with_interval
+from stepjepa.evaluation.output import mean_with_interval
 from stepjepa.experiments.evaluated_run import EvaluatedRun, read_evaluated_run
 from stepjepa.experiments.text_table import UNKNOWN, as_lines, legend, short_names, wrap
 

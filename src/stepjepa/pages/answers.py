@@ -6,7 +6,7 @@ import os.path
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from stepjepa.evaluation.judging import RAN_ON
+from stepjepa.evaluation.answering import RAN_ON
 from stepjepa.files import read_jsonl
 from stepjepa.pages.render import Section, json_block, render
 from stepjepa.pages.runs import Evaluation, Run

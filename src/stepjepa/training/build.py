@@ -16,7 +16,7 @@ from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.data.sources import describe_columns
 from stepjepa.errors import UserError
-from stepjepa.evaluation.in_training import AnswerScores, spread
+from stepjepa.evaluation.answering import AnswerScores, spread
 from stepjepa.models.checkpointing import enable_selective, refuse_full
 from stepjepa.models.loading import LoraSettings, add_lora, load_model
 from stepjepa.models.quantization import compute_dtype, quantization_options, quantized

@@ -24,7 +24,7 @@ from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.data.trained_prompts import write_trained_prompts
 from stepjepa.errors import UserError
-from stepjepa.evaluation.in_training import AnswerScores
+from stepjepa.evaluation.answering import AnswerScores
 from stepjepa.files import fingerprint
 from stepjepa.locks import locked
 from stepjepa.models.quantization import parameter_counts, quantized
