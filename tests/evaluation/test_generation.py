@@ -9,11 +9,12 @@ from transformers import AutoTokenizer
 
 from questions import NEW, push, question_records
 from stepjepa.chat.template import ChatTemplate
+from stepjepa.chat.tokens import TextTokenizer
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation import prompts
 from stepjepa.evaluation.generation import Generator
-from stepjepa.evaluation.prompts import ShownTexts, Span, make_example
+from stepjepa.evaluation.prompts import Span, make_example
 from stepjepa.evaluation.settings import Sampling
 from stepjepa.models.loading import load_for_inference
 from stepjepa.tasks.base import Continuation
@@ -128,7 +129,7 @@ def test_prompt_and_right_answer_meet_in_the_tokens_of_real_templates(name, file
     for example, record in zip(make_examples(records, real), records, strict=True):
         ids, start = example.gold
         assert ids[:start] == example.prompt_ids
-        assert tuple(ids[-1:]) == end
+        assert ids[-1:] == list(end)
         assert real.decode(ids[start:-1]) == record.answer
 
 
@@ -169,7 +170,7 @@ def test_likelihoods_are_those_of_a_plain_loop_over_tokens(model, tokenizer):
         Continuation("long", " of the rain"),
         Continuation("other", " it rained.", context="Because"),
     ]
-    example = make_example(0, record, ShownTexts(tokenizer), ChatTemplate(tokenizer), wanted)
+    example = make_example(0, record, TextTokenizer(tokenizer), ChatTemplate(tokenizer), wanted)
     spans = list(example.continuations.values())
     prompt = ChatTemplate(tokenizer).render_prompt(record.messages[:-1]).text
     beginnings = [prompt, prompt, (tokenizer.bos_token or "") + "Because"]

@@ -248,7 +248,6 @@ CASES: dict[str, list[str]] = {
     "regular_labels_all": [*_CHAT, "--regular", "--labels", "all"],
     "regular_labels_reference": [*_CHAT, "--regular", "--labels", "reference"],
     "regular_stp": [*_CHAT, "--regular", "--stp", "0.1"],
-    "regular_streaming": [*_CHAT, "--regular", "--streaming"],
     # LLM-JEPA.
     **{f"separate_k{k}": [*_SEPARATE, "--predictors", k] for k in "013"},
     **{f"branched_k{k}": [*_BRANCHED, "--predictors", k] for k in "013"},
@@ -275,7 +274,6 @@ CASES: dict[str, list[str]] = {
     "step_branched_plain": [*_STEPS, "--plain"],
     "step_branched_truncate": [*_STEPS, "--over_length", "truncate", "--max_length", "70"],
     "step_branched_skip": [*_STEPS, "--over_length", "skip", "--max_length", "95"],
-    "step_branched_streaming": [*_STEPS, "--streaming"],
     "step_branched_pair_distance": [*_STEPS, "--pair_distance", "2"],
     "step_branched_front_pred": [*_STEPS, "--front_pred"],
     "step_branched_reverse_pred": [*_STEPS, "--reverse_pred"],
@@ -367,9 +365,7 @@ def command(name: str, folder: Path, output: Path, steps: int = STEPS) -> list[s
         place = flags.index(flag) + 1
         if not flags[place].startswith("preset:"):
             flags[place] = str(folder / flags[place])
-    if "--streaming" not in flags:
-        flags.append("--no_cache")
-    return ["train", *flags, "--use_cpu", "--max_steps", str(steps), "--output_dir", str(output)]
+    return ["train", *flags, "--no_cache", "--use_cpu", "--max_steps", str(steps), "--output_dir", str(output)]
 
 
 @contextlib.contextmanager

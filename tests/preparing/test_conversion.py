@@ -6,8 +6,7 @@ from itertools import count
 
 import pytest
 
-from stepjepa.data.records import bad_records, parse_record
-from stepjepa.data.steps import find_steps
+from stepjepa.data.records import bad_records, find_steps, parse_record
 from stepjepa.errors import UserError
 from stepjepa.files import read_jsonl
 from stepjepa.preparing.conversion import (

@@ -147,5 +147,3 @@ def check(args: argparse.Namespace) -> None:
             raise UserError(f"--{name} {reason}; leave it out")
     if args.records is not None and args.data_file is not None:
         raise UserError("--records says how many --train_file stands for; with --data_file leave it out")
-    if args.records is None and args.streaming:
-        raise UserError("--streaming reads the beginning of the file alone; add --records N, how many it has")

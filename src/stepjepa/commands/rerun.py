@@ -167,7 +167,7 @@ def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
         UserError: a data file is missing.
     """
     from stepjepa.evaluation.output import model_fingerprint
-    from stepjepa.training.data import identify_stream, machine, read_mixture
+    from stepjepa.training.data import machine, read_mixture
 
     found = []
     for part, before in old["data"].items():
@@ -179,11 +179,7 @@ def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
         path = getattr(repeated, name)
         if path is None or not Path(path).is_file():
             raise UserError(f"no such file; pass --{name} with where it is now", path=path or before["file"])
-        if "sha256" in before:
-            same = fingerprint(path) == before["sha256"]
-        else:
-            same = all(before.get(key) == value for key, value in identify_stream(path).items() if key != "file")
-        if not same:
+        if fingerprint(path) != before.get("sha256"):
             found.append(f"{path} has changed since")
     template = old["loaded"]["chat_template"]
     if template is not None and fingerprint(repeated.chat_template) != template:

@@ -16,7 +16,7 @@ from stepjepa.arguments import ModelFlags, add_training_data, jepa_config
 from stepjepa.config import Dtype, JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.flag_files import arguments_of_file
-from stepjepa.options import FROM_ONE, FROM_ZERO, READERS, SHARE, Range, add_options, option, refuse_without_effect
+from stepjepa.options import FROM_ONE, READERS, SHARE, Range, add_options, option, refuse_without_effect
 from stepjepa.parser import Parser, refuse_unknown
 from stepjepa.published import TrainingFlags, follow_training_flags, preset_arguments
 from stepjepa.run_folder import FinishedError, is_main_process, read_run
@@ -44,10 +44,6 @@ SEED: Range = (lambda value: 0 <= value < 2**32, f"a whole number from 0 to {2**
 class TrainData:
     """How records are read, and which are held out."""
 
-    streaming: bool = option(False, "stream the records instead of preparing them; needs --max_steps")
-    shuffle_buffer_size: int | None = option(
-        None, "size of the shuffle buffer; in records, 0: no shuffling (1000)", allowed=FROM_ZERO, only_with="streaming"
-    )
     cache_dir: str | None = option(None, "folder for prepared data (~/.cache/stepjepa)", metavar="DIR")
     no_cache: bool = option(False, "do not use the cache of prepared data")
     eval_file: str | None = option(None, "held-out records, for losses during training", metavar="FILE")
@@ -117,7 +113,6 @@ class RunFlags:
     num_epochs: float = option(3.0, "passes over the data", names=("num_train_epochs",), metavar="N")
     eval_steps: int | None = option(None, "evaluate every N steps (once an epoch)", names=("eval_accuracy_steps",))
     finetune_seed: int = option(42, "random seed", names=("seed",), allowed=SEED)
-    selective_checkpointing: bool = option(False, "recompute activations, except matrix products and attention")
     on_nonfinite: Literal["stop", "skip"] = option(
         "stop", "before a step whose loss or gradient is not finite: stop, or skip the step"
     )
@@ -255,7 +250,6 @@ def check(args: argparse.Namespace) -> JepaConfig:
         raise UserError("--data_file is split into both parts, so --eval_file can't stand beside it; leave one out")
     if args.no_cache and args.cache_dir is not None:
         raise UserError("--no_cache keeps nothing, and --cache_dir says where; leave one out")
-    _check_stream(args)
     if args.plain and args.chat_template is not None:
         raise UserError("--chat_template does nothing with --plain, which has no chat format; leave one out")
     if args.eval_generate is not None and args.eval_file is None and args.data_file is None:
@@ -264,29 +258,6 @@ def check(args: argparse.Namespace) -> JepaConfig:
     if args.same_flop and args.training.get("max_steps", -1) > 0:
         raise UserError("--same_flop works out the number of steps, and --max_steps names it; leave one out")
     return config
-
-
-def _check_stream(args: argparse.Namespace) -> None:
-    """Refuse flags that need the length of a streamed file or have no effect on one."""
-    if not args.streaming:
-        return
-    if args.train_file is None:
-        raise UserError("--streaming reads one file, of which nothing is held out; pass it as --train_file")
-    if args.training.get("max_steps", -1) < 1:
-        raise UserError(
-            "--streaming does not know how many records there are, so pass --max_steps N; a file that fits into memory "
-            "needs no --streaming"
-        )
-    if args.num_epochs != 3.0:
-        raise UserError("--num_epochs does nothing with --streaming, whose length --max_steps says; leave it out")
-    for name in ("cache_dir", "no_cache"):
-        if getattr(args, name) and args.eval_file is None:
-            raise UserError(f"--{name} does nothing with --streaming, which keeps nothing prepared; leave it out")
-    for name in ("same_flop", "track_flop", "dry_run"):
-        if getattr(args, name):
-            raise UserError(
-                f"--{name} needs the lengths of all records, which --streaming does not know; leave one out"
-            )
 
 
 def _check_model(args: argparse.Namespace) -> None:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stepjepa.chat.tokens import TextTokenizer
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.evaluation.prompts import Example, ShownTexts, Span, make_example
+from stepjepa.evaluation.prompts import Example, Span, make_example
 from stepjepa.evaluation.settings import Sampling
 from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task, record_error
 
@@ -151,7 +152,7 @@ class Batcher:
     ) -> None:
         self._task, self._records, self._generator = task, records, generator
         self._batch_size, self._headline = batch_size, headline
-        texts = ShownTexts(generator.tokenizer)
+        texts = TextTokenizer(generator.tokenizer)
         self.examples = [
             make_example(index, record, texts, generator.template, task.continuations(record))
             for index, record in records.items()

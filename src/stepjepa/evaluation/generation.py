@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import GenerationConfig
 
-from stepjepa.chat.predictors import all_predictor_ids
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.evaluation.answering import Answer
 from stepjepa.evaluation.prompts import Span, make_template
 from stepjepa.evaluation.settings import Sampling

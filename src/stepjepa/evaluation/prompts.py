@@ -7,12 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from stepjepa.batch.tokenize import Tokens
-from stepjepa.chat.plain_template import PlainTemplate
-from stepjepa.chat.special import Spans, SpecialTokens
-from stepjepa.chat.template import ChatTemplate
+from stepjepa.chat.template import ChatTemplate, PlainTemplate
+from stepjepa.chat.tokens import Spans, TextTokenizer
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.run_folder import trained_objective
@@ -54,37 +50,15 @@ class Example:
     continuations: dict[str, Span]  # of the task, by label; each after the prompt or after a context of its own
 
 
-class ShownTexts:
-    """Tokenises rendered texts; special tokens spelt inside message contents are tokenised as ordinary text.
-
-    Args:
-        tokenizer: a fast tokenizer; it is not changed.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self._special = SpecialTokens(tokenizer)
-
-    def tokenize(self, text: str, contents: Spans) -> tuple[list[int], Sequence[tuple[int, int]]]:
-        """The token ids of a text with message contents at ``contents``, and the (start, end) offsets of each token."""
-        if self._special.spelt(text, contents):
-            ids, offsets = self._special.encode([text], [contents])
-            return list(ids[0]), offsets[0]
-        # Not verbose: a warning about long texts would repeat the check against the model's positions.
-        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        return found["input_ids"], found["offset_mapping"]
-
-    def span(self, text: str, contents: Spans, start: int, end: int) -> Span:
-        """The tokens of a text that begin before character ``end``, scored from the token that contains ``start``."""
-        ids, pairs = self.tokenize(text, contents)
-        offsets = np.asarray(pairs, np.int32).reshape(-1, 2)
-        tokens = Tokens(np.asarray(ids, np.int32), offsets[:, 0], offsets[:, 1])
-        # The first token of a row has no prediction.
-        return Span(ids[: tokens.first_from(end)], max(1, tokens.first_overlapping(start)))
+def _span(texts: TextTokenizer, text: str, contents: Spans, start: int, end: int) -> Span:
+    """The tokens of a text that begin before character ``end``, scored from the token that contains ``start``."""
+    (tokens,) = texts([text], [contents])
+    # The first token of a row has no prediction.
+    return Span(tokens.ids[: tokens.first_from(end)].tolist(), max(1, tokens.first_overlapping(start)))
 
 
 def make_example(
-    index: int, record: Record, texts: ShownTexts, template: Template, continuations: Sequence[Continuation] = ()
+    index: int, record: Record, texts: TextTokenizer, template: Template, continuations: Sequence[Continuation] = ()
 ) -> Example:
     """Render and tokenise a record as in training; UserError with its line if the template can't render it."""
     try:
@@ -95,18 +69,18 @@ def make_example(
         scored = {each.label: _continuation_span(record, each, texts, template) for each in continuations}
     except UserError as error:
         raise record_error(record, str(error)) from None
-    prompt_ids, _ = texts.tokenize(prompt.text, prompt.spans)
-    gold = texts.span(whole.text, whole.spans, whole.spans[-1][0], whole.turn_ends[-1])
+    prompt_ids = texts([prompt.text], [prompt.spans])[0].ids.tolist()
+    gold = _span(texts, whole.text, whole.spans, whole.spans[-1][0], whole.turn_ends[-1])
     return Example(index, prompt.text, prompt_ids, gold, scored)
 
 
 def make_examples(records: Sequence[Record], tokenizer: Any, template: Template) -> list[Example]:
     """Tokenise all records, see :func:`make_example`."""
-    texts = ShownTexts(tokenizer)
+    texts = TextTokenizer(tokenizer)
     return [make_example(index, record, texts, template) for index, record in enumerate(records)]
 
 
-def _continuation_span(record: Record, continuation: Continuation, texts: ShownTexts, template: Template) -> Span:
+def _continuation_span(record: Record, continuation: Continuation, texts: TextTokenizer, template: Template) -> Span:
     if continuation.context is None:
         answer = {"role": "assistant", "content": continuation.text}
         whole = template.render([*record.messages[:-1], answer], record.tools)
@@ -119,4 +93,4 @@ def _continuation_span(record: Record, continuation: Continuation, texts: ShownT
         end = len(text)
         contents = ((len(begin), end),)
     # Cut here, so that no token contains text after the continuation.
-    return texts.span(text[:end], contents, start, end)
+    return _span(texts, text[:end], contents, start, end)

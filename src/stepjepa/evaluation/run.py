@@ -11,18 +11,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-from stepjepa.chat.system_prompts import training_system_prompt, with_system_prompt
+from stepjepa.data.prompts import share_trained_on, training_system_prompt, with_system_prompt
 from stepjepa.data.records import Record, bad_records
 from stepjepa.data.sources import read_records
-from stepjepa.data.trained_prompts import share_trained_on
-from stepjepa.errors import UserError
+from stepjepa.errors import UserError, naming_batch_size
 from stepjepa.evaluation.answering import Answer, Batcher, Question, judge
 from stepjepa.evaluation.output import OutputFile, meta_file, model_fingerprint, summarise, summary_file
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings, ScoringSettings
 from stepjepa.files import fingerprint, read_jsonl, write_json, write_jsonl
-from stepjepa.memory import naming_batch_size
-from stepjepa.tasks.reference import ReferenceTask
-from stepjepa.tasks.registry import choose_task, keep, users_source
+from stepjepa.tasks.registry import ReferenceTask, choose_task, keep, users_source
 
 Loader = Callable[[], tuple[Any, Any]]
 
@@ -138,7 +135,7 @@ class Evaluation:
         Returns:
             The summary as written beside the lines: the keys of ``output.summarise``, and ``model_path``,
             ``test_file``, ``test_fingerprint``, ``left_out``, ``task``, ``lenient``, ``details``, ``similarity``,
-            ``trained_on`` (see ``data.trained_prompts``), ``settings``, ``generated_now``, ``seconds`` and
+            ``trained_on`` (see ``data.prompts``), ``settings``, ``generated_now``, ``seconds`` and
             ``tokens_per_second``. The last three are those of this run; the speed is None if it generated nothing.
 
         Raises:

@@ -93,17 +93,9 @@ def _training_file(run: Run) -> tuple[Path, argparse.Namespace]:
         raise UserError(
             f"the training file {named} is not there; call 'stepjepa report' in the folder that the run was started in"
         )
-    if not _is_unchanged(path, expected):
+    if fingerprint(path) != expected.get("sha256"):
         raise UserError("has changed since it was trained on; its records are not shown", path=path)
     return path, flags
-
-
-def _is_unchanged(path: Path, expected: dict[str, Any]) -> bool:
-    if "sha256" in expected:
-        return fingerprint(path) == expected["sha256"]
-    from stepjepa.training.data import identify_stream
-
-    return all(expected.get(name) == value for name, value in identify_stream(str(path)).items() if name != "file")
 
 
 def _describe(run: Run, config: JepaConfig, path: Path, flags: argparse.Namespace, notes: list[str]) -> dict[str, Any]:
@@ -112,8 +104,7 @@ def _describe(run: Run, config: JepaConfig, path: Path, flags: argparse.Namespac
     Raises:
         UserError: file or tokenizer are missing or wrong.
     """
-    from stepjepa.chat.plain_template import add_plain_tokens
-    from stepjepa.chat.predictors import add_predictor_tokens
+    from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
     from stepjepa.inspection.record import inspect_records
     from stepjepa.models.loading import load_tokenizer
 

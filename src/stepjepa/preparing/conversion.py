@@ -11,14 +11,14 @@ from functools import partial
 from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
 
-from stepjepa.answers.scoring import marked_answers, parse_number, same_answer
 from stepjepa.data.records import BadRecords, parse_record
 from stepjepa.errors import UserError
 from stepjepa.options import option
 from stepjepa.own_code import load
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, thinking_steps, tidy_step
 from stepjepa.tasks import paraphrase
-from stepjepa.tasks.gsm8k import Gsm8kTask
+from stepjepa.tasks.answers import marked_answers, parse_number, same_answer
+from stepjepa.tasks.generic import Gsm8kTask
 from stepjepa.tasks.hellaswag import HellaswagTask
 from stepjepa.tasks.nq_open import NqOpenTask
 from stepjepa.tasks.raw_values import Unusable, chat_record, read_text_field

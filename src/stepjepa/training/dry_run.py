@@ -22,8 +22,7 @@ from transformers import TrainingArguments
 
 from stepjepa.batch.collate import Batch
 from stepjepa.batch.dataset import prepare
-from stepjepa.chat.plain_template import add_plain_tokens
-from stepjepa.chat.predictors import add_predictor_tokens
+from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.compute.equal_compute import equal_compute
 from stepjepa.compute.flops import FlopModel, Shape
 from stepjepa.compute.memory import Sharding, activations, kept_bytes
@@ -31,7 +30,6 @@ from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.models.architecture import base_model
-from stepjepa.models.checkpointing import enable_selective, refuse_full
 from stepjepa.models.heads import attach_heads
 from stepjepa.models.loading import add_lora, load_config, load_tokenizer, new_config, new_dtype, reported
 from stepjepa.models.presets import PREFIX
@@ -146,10 +144,7 @@ class _Run:
 
     def _switch_checkpointing(self) -> None:
         fsdp = self.training.fsdp_config if isinstance(self.training.fsdp_config, dict) else {}
-        if self.args.selective_checkpointing:
-            refuse_full(self.training)
-            enable_selective(self.model)
-        elif self.training.gradient_checkpointing or str(fsdp.get("activation_checkpointing")).lower() == "true":
+        if self.training.gradient_checkpointing or str(fsdp.get("activation_checkpointing")).lower() == "true":
             base = base_model(self.model)
             enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
             enable({"use_reentrant": False})
