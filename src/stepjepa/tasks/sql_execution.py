@@ -31,16 +31,16 @@ _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE
 # Functions that reach beyond the database: code, pointers, files and the log of this process.
 _DENIED_FUNCTIONS = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "sqlite_log"}
 _SYNTAX = ("syntax error", "incomplete input", "unrecognized token", "stack overflow", "one statement at a time")
+_TOO_LARGE = ("SQLITE_NOMEM", "SQLITE_TOOBIG")
 # Characters of a message or a result that are kept to be read.
 _LONGEST_OUTPUT = 300
 
 
 class QueryError(Exception):
-    """A query that failed.
+    """A query that failed, and its kind.
 
-    Attributes:
-        kind: ``syntax`` (no query at all, or several), ``denied`` (it would do more than read), ``time``, ``rows``,
-            ``memory`` (a limit), ``other`` (an unknown table or column, most often).
+    ``syntax`` (no query at all, or several), ``denied`` (it would do more than read), ``time``, ``rows``, ``memory``
+    (a limit), or ``other`` (an unknown table or column, most often).
     """
 
     def __init__(self, kind: str, message: object) -> None:
@@ -58,13 +58,10 @@ class Table(NamedTuple):
 def run_query(
     database: str | os.PathLike[str], sql: str, *, seconds: float, memory: int, most_rows: int = MOST_ROWS
 ) -> Table:
-    """Run one query; whatever it is, no file is changed or made.
+    """Run one query, or raise :class:`QueryError`; whatever it is, no file is changed or made.
 
     Run it in a process of its own: one call of a function on a long text can't be interrupted from within, and the
     limit on memory (in MiB) holds for all of SQLite in this process and is never raised again.
-
-    Raises:
-        QueryError: it failed.
     """
     if len(sql) > _LONGEST_QUERY:
         raise QueryError("syntax", f"longer than {_LONGEST_QUERY} characters")
@@ -126,8 +123,7 @@ def _read(cursor: sqlite3.Cursor, most_rows: int) -> Table:
 
 
 def _kind(error: Exception) -> str:
-    too_large = getattr(error, "sqlite_errorname", "") in ("SQLITE_NOMEM", "SQLITE_TOOBIG")
-    if too_large or isinstance(error, sqlite3.DataError):
+    if isinstance(error, sqlite3.DataError) or getattr(error, "sqlite_errorname", "") in _TOO_LARGE:
         return "memory"
     return "syntax" if any(words in str(error) for words in _SYNTAX) else "other"
 
