@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.tasks.sql_execution import QueryError, Table, judge, run_query, same_result
+from stepjepa.tasks.sql_execution import QueryError, Table, compare, judge, run_query
 from stepjepa.tasks.workers import Workers
 
 MEMORY = 512
@@ -153,8 +153,7 @@ def test_a_call_that_cannot_be_interrupted_is_ended_with_its_process(database):
 
 def test_text_that_is_no_utf8_is_read_and_told_apart(database):
     first, second = (Table(run(database, f"SELECT word FROM latin WHERE rowid = {row}"), 1) for row in (1, 2))
-    assert not same_result(first, second, ordered=False)
-    assert same_result(first, first, ordered=False)
+    assert compare(first, second, ordered=False) == (False, False)
     verdict = judge(str(database), "SELECT word FROM latin", "SELECT word FROM latin", False, 5.0, MEMORY)
     assert verdict.right
     verdict.output.encode()
@@ -221,9 +220,8 @@ def found(*rows):
 def test_the_same_result_as_a_person_would_say(gold, answer, unordered, ordered, same_columns):
     for first, second in [(gold, answer), (answer, gold)]:
         first, second = found(*first), found(*second)  # noqa: PLW2901
-        assert same_result(first, second, ordered=False) is unordered
-        assert same_result(first, second, ordered=True) is ordered
-        assert same_result(first, second, ordered=False, any_columns=False) is (unordered and same_columns)
+        assert compare(first, second, ordered=False) == (unordered, unordered and same_columns)
+        assert compare(first, second, ordered=True)[0] is ordered
 
 
 def test_rearranged_columns_are_found_exactly_where_trying_all_finds_them():
@@ -247,7 +245,7 @@ def test_rearranged_columns_are_found_exactly_where_trying_all_finds_them():
                     [tuple(row[place] for place in order) for row in answer] for order in permutations(range(width))
                 )
             )
-            assert same_result(found(*gold), found(*answer), ordered=ordered) is expected, (gold, answer, ordered)
+            assert compare(found(*gold), found(*answer), ordered=ordered)[0] is expected, (gold, answer, ordered)
             outcomes[ordered, expected] += 1
     assert all(outcomes[ordered, expected] > 100 for ordered in (False, True) for expected in (False, True)), outcomes
 

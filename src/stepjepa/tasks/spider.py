@@ -44,7 +44,7 @@ class SpiderTask(Task):
 
     Scores: ``execution``, the whole answer, run on the database, finds the rows that the true query finds, as often
     and, where the true query orders them, in its order; the order of the columns does not count, as in the test-suite
-    evaluation of Spider (``sql_execution.same_result``). ``same_columns``: also with the columns in the same order.
+    evaluation of Spider (``sql_execution.compare``). ``same_columns``: also with the columns in the same order.
     ``first_statement``: the answer or the first statement in it does so, see :func:`first_statement`. ``exact_text``:
     the text is the same (:func:`normal_form`) and, where the true query works, finds the same.
     ``exact``, ``prefix``, ``contains`` of the text as it stands.

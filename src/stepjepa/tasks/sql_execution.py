@@ -128,23 +128,20 @@ def _kind(error: Exception) -> str:
     return "syntax" if any(words in str(error) for words in _SYNTAX) else "other"
 
 
-def same_result(gold: Table, found: Table, *, ordered: bool, any_columns: bool = True) -> bool:
-    """Whether two queries found the same.
+def compare(gold: Table, found: Table, *, ordered: bool) -> tuple[bool, bool]:
+    """Whether two queries found the same, whatever the order of the columns; and whether that is the same, too.
 
-    Rows count as often as they occur, with ``ordered`` in their order. With ``any_columns`` the order of the columns
-    does not count; one rearrangement must fit all rows. A whole number is equal as integer and as float; other floats
-    are compared in twelve digits, since sums depend on the order of their terms; NULL equals only NULL, and a number is
-    never text.
+    Rows count as often as they occur, with ``ordered`` in their order; one rearrangement of the columns must fit all
+    rows. A whole number is equal as integer and as float; other floats are compared in twelve digits, since sums depend
+    on the order of their terms; NULL equals only NULL, and a number is never text.
     """
     first, second = _rounded(gold.rows), _rounded(found.rows)
     if gold.columns != found.columns or len(first) != len(second):
-        return False
+        return False, False
     if first == second or (not ordered and Counter(first) == Counter(second)):
-        return True
-    if not any_columns or not first:
-        return False
+        return True, True
     columns, others = list(zip(*first, strict=True)), list(zip(*second, strict=True))
-    return Counter(columns) == Counter(others) if ordered else _can_be_rearranged(columns, others)
+    return Counter(columns) == Counter(others) if ordered else _can_be_rearranged(columns, others), False
 
 
 def _rounded(rows: Sequence[Row]) -> list[Row]:
@@ -169,15 +166,10 @@ def _can_be_rearranged(columns: list[Row], others: list[Row]) -> bool:
 
 
 class Verdict(NamedTuple):
-    """A query compared with the right one.
+    """A query compared with the right one, see :func:`compare`.
 
-    Attributes:
-        right: it finds the same, see :func:`same_result`.
-        same_columns: also with its columns in the same order.
-        failure: why it failed, if it did: the kind of :class:`QueryError` and its message.
-        gold_failure: why the right query failed; then nothing is said about the other.
-        gold_output: what the ``sqlite3`` shell would print for the right query; if long, shortened, with a digest.
-        output: the same for the other.
+    Why they failed is the kind of a :class:`QueryError` and its message; where the right query failed, nothing is said
+    about the other. The outputs are what the ``sqlite3`` shell would print; if long, shortened, with a digest.
     """
 
     right: bool = False
@@ -209,8 +201,7 @@ def judge(  # noqa: PLR0917  # what is sent to another process has no names
         if error.kind == "rows":
             return Verdict(gold_output=output, output=str(error))
         return Verdict(failure=f"{error.kind}: {error}", gold_output=output)
-    right = same_result(truth, found, ordered=ordered)
-    same_columns = right and same_result(truth, found, ordered=ordered, any_columns=False)
+    right, same_columns = compare(truth, found, ordered=ordered)
     return Verdict(right, same_columns, gold_output=output, output=_printed(found.rows))
 
 

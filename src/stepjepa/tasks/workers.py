@@ -48,10 +48,8 @@ class Workers:
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
         self._function, self._seconds, self._memory = function, seconds, memory
-        limits = (memory, os.getpid())
-        self._pool = ProcessPool(
-            processes or min(cores, 8), initializer=_set_limits, initargs=limits, context=_Context()
-        )
+        number, limits = processes or min(cores, 8), (memory, os.getpid())
+        self._pool = ProcessPool(number, initializer=_set_limits, initargs=limits, context=_Context())
 
     def map(self, calls: Sequence[tuple[Any, ...]]) -> list[Outcome]:
         """Call the function with each tuple of arguments, in parallel, and wait for all.
