@@ -58,30 +58,21 @@ ANSWERS = [
     (COUNT, COUNT, "ecft", None),
     (COUNT, "SELECT count(id) FROM singer", "ecf-", None),
     (COUNT, f"```sql\n{COUNT};\n```", "ecft", None),
-    (COUNT, f"\n\n  {COUNT}\n", "ecft", None),
     (JOINED, "SELECT name FROM singer WHERE id IN (SELECT singer FROM song WHERE title = 'Moon')", "ecf-", None),
     (BY_AGE, "SELECT name FROM singer ORDER BY age ASC", "ecft", None),
-    (BY_AGE, "SELECT T1.name FROM singer AS T1 ORDER BY -T1.age DESC", "ecf-", None),
     (NONE, "SELECT name FROM singer WHERE age > 99", "ecf-", None),
     # Two columns in either order, where the question names both.
     (PAIRS, "SELECT age, name FROM singer WHERE country = 'France'", "e-f-", None),
     # Right, but more was said.
     (COUNT, f"{COUNT};\nSELECT name FROM singer", "--f-", FAILED),
-    (COUNT, f"{COUNT}\nuser\nFor db_id:[singers]", "--f-", FAILED),
     (COUNT, f"```sql\n{COUNT}\n```\nThis counts the singers.", "--f-", FAILED),
     (COUNT, f"Here is the query:\n```sql\n{COUNT}\n```", "--f-", FAILED),
-    (
-        "SELECT age FROM singer WHERE name = 'Ann; B'",
-        "SELECT age FROM singer WHERE name = 'Ann; B'; SELECT",
-        "--f-",
-        FAILED,
-    ),
+    (f"{NAMES} WHERE name = 'Ann; B'", f"{NAMES} WHERE name = 'Ann; B'; SELECT", "--f-", FAILED),
     # What comes before the query is not overlooked.
     (COUNT, f"Answer: {COUNT}", "----", FAILED),
     # Nearly right.
     (COUNT, "SELECT count(country) FROM singer", "----", WRONG),
     (NAMES, "SELECT name FROM singer UNION ALL SELECT name FROM singer", "----", WRONG),
-    (NAMES, "SELECT name, age FROM singer", "----", WRONG),
     (BY_AGE, NAMES, "----", WRONG),
     (PAIRS, "SELECT age, age FROM singer WHERE country = 'France'", "----", WRONG),
     ("SELECT country FROM singer WHERE id = 5", "SELECT 0", "----", WRONG),
@@ -92,7 +83,6 @@ ANSWERS = [
     (NONE, "PRAGMA table_info(singer)", "----", FAILED),
     # Nothing.
     (NONE, "", "----", NO_ANSWER),
-    (NONE, "```sql\n```", "----", NO_ANSWER),
     # Without end.
     (COUNT, "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT max(n) FROM c", "----", TIMED_OUT),
     (COUNT, "SELECT hex(zeroblob(1000000000))", "----", TIMED_OUT),
@@ -178,9 +168,6 @@ def test_the_published_rules_find_what_a_shell_would_print(task):
     assert verdicts == [True, False, True, False, False]
 
 
-# What is needed before any answer is there.
-
-
 def test_a_worker_that_dies_costs_one_answer(databases):
     # More than the process may take, in one value that SQLite allows.
     tight = make_task(str(databases), time_limit=2, memory_limit=64, workers=1)
@@ -200,15 +187,9 @@ def test_without_databases_there_is_no_task(tmp_path):
         choose_task("auto", [record(COUNT)])
 
 
-def test_a_database_that_is_missing_is_named_before_anything_is_generated(databases, task):
-    assert task.truth(record(COUNT)) == COUNT
+def test_a_database_that_is_missing_is_named_or_its_records_are_left_out(databases, task):
     with pytest.raises(UserError, match=r"^test\.jsonl:7: the database 'flights' is not at .*flights\.sqlite; pass"):
         task.truth(record(COUNT, "flights", line=7))
-    with pytest.raises(UserError, match="flights"):
-        task.score(record(COUNT, "flights"), Response(COUNT))
-
-
-def test_records_without_their_database_can_be_left_out(databases, task):
     lenient = make_task(str(databases), missing_databases="skip")
     assert [lenient.left_out(record(COUNT, name)) for name in ("singers", "flights")] == [None, "no database"]
     assert task.left_out(record(COUNT, "flights")) is None
@@ -218,9 +199,6 @@ def test_records_without_their_database_can_be_left_out(databases, task):
 def test_names_that_lead_out_of_the_folder_are_refused(task, name):
     with pytest.raises(UserError, match=r"^test\.jsonl:1: .*is no name of a database"):
         task.truth(record(COUNT, name))
-
-
-# The real files.
 
 
 def test_every_true_query_of_the_real_files_is_right_and_no_file_is_touched(shared_data):
