@@ -10,7 +10,6 @@ from stepjepa.tasks.answers import (
     answer_start,
     before_special_token,
     canonical,
-    last_number,
     marked_answers,
     parse_number,
     plain_characters,
@@ -144,25 +143,6 @@ def test_one_writing_for_what_is_the_same_answer():
     assert canonical("18 or 20") != canonical("18")
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("3 + 4 = 7, so 7.", "7"),
-        ("She pays $18.50 for it.", "18.50"),
-        ("It costs -$3.", "-3"),
-        ("1{,}234 people", "1,234"),
-        ("a half, 3/4.", "3/4"),
-        ("10-8", "8"),
-        ("version 1.2.3", None),
-        ("", None),
-        ("7 " + "1" * 200, None),
-        ("x" * 500 + " 18", "18"),
-    ],
-)
-def test_the_last_number_is_a_guess_that_is_bounded(text, number):
-    assert last_number(text) == number
-
-
 HOSTILE = {
     "unclosed boxes": r"\boxed{",
     "unclosed marks": r"#### \boxed{ 8",
@@ -185,7 +165,7 @@ def test_work_is_bounded(unit):
         for answer in marked_answers(part)[-1:]:
             same_answer(answer, "8")
             canonical(answer)
-        for function in (last_number, plain_characters, before_special_token, answer_start, strip_code_fence):
+        for function in (plain_characters, before_special_token, answer_start, strip_code_fence):
             function(part)
     # Linear work takes tenths of a second; the margin is for a busy machine.
     assert time.process_time() - begun < 4

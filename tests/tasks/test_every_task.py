@@ -48,9 +48,9 @@ def test_auto_refuses_a_mixture_and_names_the_first_stranger():
 
 
 def test_an_option_reaches_the_task_that_takes_it():
-    options = TaskOptions(last_number=True)
-    assert choose_task("auto", [record("#### 18")], options).options.last_number is True
-    with pytest.raises(UserError, match="--last_number does nothing with task 'boxed'"):
+    options = TaskOptions(time_limit=3.0)
+    assert choose_task("nl-rx", [record("dog")], options).options.time_limit == 3.0
+    with pytest.raises(UserError, match="--time_limit does nothing with task 'boxed'"):
         choose_task("boxed", [record("#### 18")], options)
 
 

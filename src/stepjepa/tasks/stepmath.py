@@ -182,21 +182,15 @@ def _draw_records(
         chains.add(chain)
         failures = 0
     if len(records) < size:
-        raise ValueError(
-            f"{name}: expected a size that this difficulty has problems for, got {size} and found {len(records)}; "
-            "ask for fewer, or allow more steps, larger numbers or more operations"
-        )
+        told = f"{name}: expected a size that this difficulty has problems for, got {size} and found {len(records)}"
+        raise ValueError(f"{told}; ask for fewer, or allow more steps, larger numbers or more operations")
     return list(records.values()), chains
 
 
 def generate(size: int, seed: int, difficulty: Difficulty | None = None) -> list[dict[str, Any]]:
-    """Make problems with different questions; the same seed gives the same, a smaller size the first of them.
+    """Records of different problems, more of which begin with the same; ValueError if there are not so many.
 
-    Returns:
-        Records with ``messages``, ``question``, ``answer`` (the full solution), ``ground_truth`` and ``total_steps``.
-
-    Raises:
-        ValueError: the size is larger than the number of problems of that difficulty.
+    They have ``messages``, ``question``, ``answer`` (the full solution), ``ground_truth`` and ``total_steps``.
     """
     return _draw_records(size, f"stepmath {seed}", difficulty or Difficulty(), "size")[0]
 
@@ -204,11 +198,10 @@ def generate(size: int, seed: int, difficulty: Difficulty | None = None) -> list
 def generate_split(
     train_size: int, test_size: int, seed: int, difficulty: Difficulty | None = None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Make problems to train on and problems to test with, none in both; raises as :func:`generate`.
+    """Records to train on and records to test with; raises as :func:`generate`.
 
-    Two problems are the same if their equations are, whatever the story: a test problem's chain of equations occurs
-    in no training record, and in no other test record. The test records depend on ``test_size``, not on
-    ``train_size``, so training sets of several sizes share one test set.
+    A test problem's chain of equations occurs in no training record, and in no other test record, whatever the story.
+    The test records do not depend on ``train_size``, so training sets of several sizes share one test set.
     """
     level = difficulty or Difficulty()
     test, chains = _draw_records(test_size, f"stepmath {seed} test", level, "test_size", once=True)
