@@ -52,10 +52,8 @@ def judge(answer: str, truth: str) -> tuple[str, str | None]:
 class NlRxTask(Task):
     """The truth is the assistant message, an expression of NL-RX's dialect (see ``tasks.regex``).
 
-    Scores: ``equivalent`` (the whole answer, without white space and a fence of code around it, describes the same
-    lines as the truth, of which the published files hold one of many expressions), ``exact`` (it is the same text, as
-    in the published figures), ``prefix`` (it begins with the truth, perhaps the model ran on), ``contains``, and
-    ``undecided`` (the limits were reached before equivalence was decided; not counted as right).
+    ``equivalent`` is whether the whole answer, without a fence of code around it, describes the same lines, and
+    ``undecided`` whether the limits were reached before that was known.
     """
 
     headline = "equivalent"
@@ -121,17 +119,8 @@ def make_record(sentence: str, regex: str) -> dict[str, Any]:
 
 
 _GRAMMAR = yaml.safe_load(resources.files("stepjepa.tasks").joinpath("nl_rx_grammar.yaml").read_text("utf-8"))
-PRODUCTIONS = _GRAMMAR["productions"]
-_LITERALS = _GRAMMAR["literals"]
-_MODIFIERS = [*_GRAMMAR["repetitions"], "containing only"]
-_NO_LITERAL = _GRAMMAR["functions"] + _GRAMMAR["compositions"] + _MODIFIERS
-# What a part is drawn from; every literal is in all of the groups that have any.
-GROUPS = {
-    "any": _NO_LITERAL + _LITERALS,
-    "no literal": _NO_LITERAL,
-    "no composition": [*_GRAMMAR["functions"], *_MODIFIERS, *_LITERALS, "or"],
-    "literal": _LITERALS,
-}
+PRODUCTIONS, GROUPS = _GRAMMAR["productions"], _GRAMMAR["groups"]
+_LITERALS = GROUPS["literal"]
 _TRIPLES = {"and, and", "either, or"}
 # What the strings of a description are, in their order.
 STRINGS = ("dog", "truck", "ring", "lake")

@@ -42,14 +42,9 @@ class _Query(NamedTuple):
 class SpiderTask(Task):
     """The truth is a query; an answer is right if it finds the same in the record's database.
 
-    Scores: ``execution``, the whole answer, run on the database, finds the rows that the true query finds, as often
-    and, where the true query orders them, in its order; the order of the columns does not count, as in the test-suite
-    evaluation of Spider (``sql_execution.compare``). ``same_columns``: also with the columns in the same order.
-    ``first_statement``: the answer or the first statement in it does so, see :func:`first_statement`. ``exact``,
-    ``prefix``, ``contains`` of the text.
-
-    A query that fails is wrong, whatever the true one finds. Where the true query itself fails every answer is wrong;
-    ``details`` says how many such records there are and what the figure is without them.
+    ``execution`` and ``same_columns`` are of the whole answer (``sql_execution.compare``), ``first_statement`` also of
+    :func:`first_statement`. A query that fails is wrong, whatever the true one finds. Where the true query itself
+    fails every answer is wrong; ``details`` counts such records.
     """
 
     headline = "execution"
