@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.tasks.answers import text_scores
+from stepjepa.tasks.answers import strip_code_fence, text_scores
 from stepjepa.tasks.base import (
     FAILED,
     NO_ANSWER,
@@ -103,7 +103,7 @@ class SpiderTask(Task):
         for record, response in zip(records, responses, strict=True):
             gold = self.truth(record)
             query = _Query(str(self._database(record)), gold, None, orders_rows(gold))
-            answers = whole_answer(response.text), first_statement(response.text)
+            answers = strip_code_fence(response.text), first_statement(response.text)
             pairs.append([query._replace(sql=sql or None) for sql in answers])
         verdicts = self._judge([query for pair in pairs for query in pair])
         return [
@@ -191,15 +191,6 @@ _END = re.compile(
     r"""'[^']*'|"[^"]*"|--[^\n]*"""
     r"""|(?P<end>;|```|\n[ \t\r]*\n|\n(?:system|user|assistant)[ \t]*:?[ \t\r]*(?:\n|\Z)|\nFor[ ]db_id:)"""
 )
-
-
-def whole_answer(text: str) -> str:
-    """The query that an answer is: all of it, without white space and the fence of a block of code around it."""
-    text = text.strip()
-    code = re.fullmatch(r"```([^`]+)```|`([^`]+)`", text)
-    if code is None:
-        return text
-    return _LANGUAGE.sub("", code[1], count=1).strip() if code[1] else code[2].strip()
 
 
 def first_statement(text: str) -> str:
