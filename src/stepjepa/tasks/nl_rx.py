@@ -147,34 +147,23 @@ class Tree(NamedTuple):
             yield from part.names()
 
 
-def describe(tree: Tree) -> str:
-    """The description of lines that a tree stands for."""
+def describe(tree: Tree) -> tuple[str, str]:
+    """The description of lines that a tree stands for, and its regular expression."""
 
-    def word(tree: Tree, negated: bool) -> str:
+    def put_together(tree: Tree, negated: bool) -> tuple[str, str]:
         production = PRODUCTIONS[tree.name]
-        parts = [word(part, negated or tree.name == "not") for part in tree.parts]
+        parts = [put_together(part, negated or tree.name == "not") for part in tree.parts]
         wording = production.get("negated" if negated else "wording", production["wording"])
-        return str(wording).format(*parts, times=tree.times)
+        words, regexes = (part[0] for part in parts), (part[1] for part in parts)
+        return wording.format(*words, times=tree.times), production["regex"].format(*regexes, times=tree.times)
 
-    description = f"lines {word(tree, False)}"
+    words, regex = put_together(tree, False)
+    description = f"lines {words}"
     for clumsy, smoother in _GRAMMAR["smoother"]:
         description = description.replace(clumsy, smoother)
-    return _name_strings(description)
-
-
-def express(tree: Tree) -> str:
-    """The regular expression that a tree stands for."""
-
-    def expression(tree: Tree) -> str:
-        return str(PRODUCTIONS[tree.name]["regex"]).format(*map(expression, tree.parts), times=tree.times)
-
-    return _name_strings(expression(tree))
-
-
-def _name_strings(text: str) -> str:
     for string in STRINGS:
-        text = text.replace("WORD", string, 1)
-    return text
+        description, regex = (text.replace("WORD", string, 1) for text in (description, regex))
+    return description, regex
 
 
 def _draw_parts(
@@ -218,7 +207,7 @@ def is_sound(tree: Tree) -> bool:
         return False
     if "containing only" in below and tree.name != "not":
         return False
-    description = describe(tree)
+    description, _ = describe(tree)
     return not any(phrase in description for phrase in _GRAMMAR["avoided"])
 
 
@@ -239,10 +228,10 @@ def _draw_pairs(seed: int) -> Iterator[tuple[str, str]]:
         if parts is None or (_TRIPLES.intersection(parts[0].names()) and draw.random() < 0.5) or parts[0] in known:
             return False
         known.update(parts)
-        description = describe(parts[0]) if is_sound(parts[0]) else None
-        if description is None or description in pairs:
+        pair = describe(parts[0])
+        if pair[0] in pairs or not is_sound(parts[0]):
             return False
-        pairs[description] = express(parts[0])
+        pairs.update([pair])
         return True
 
     for room, draws in _DRAWS.items():
