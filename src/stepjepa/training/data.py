@@ -17,7 +17,7 @@ from stepjepa.data.sources import mix, read_any, read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import fingerprint
-from stepjepa.flag_files import without_flags
+from stepjepa.options import without_flags
 from stepjepa.run_folder import is_main_process
 
 
