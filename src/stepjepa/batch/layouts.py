@@ -69,7 +69,8 @@ def separate(record: TokenizedRecord, predictors: Ids, reading: Reading) -> list
     found = [main_sequence(record)]
     for number, (first, second) in enumerate(record.pairs):
         source, target = (second, first) if reading.reverse else (first, second)
-        for kind, view, added in (("source", source, predictors), ("target", target, predictors[:0])):
+        views: list[tuple[Kind, View, Ids]] = [("source", source, predictors), ("target", target, predictors[:0])]
+        for kind, view, added in views:
             # The first view sees the text before it, where it stands in the text; the second one sees itself alone.
             seeing = _branch if view is first and view.in_main else _alone
             found.append(seeing(number, kind, view, added, reading))
@@ -94,10 +95,13 @@ def inplace(record: TokenizedRecord, predictors: Ids, reading: Reading) -> list[
     moved = (places + count * ends.searchsorted(places, "right")).astype(np.int32)
     start, readouts = np.zeros(len(ids), np.int32), []
     for number, (first, second) in enumerate(record.pairs):
-        source_end, begin, end = moved[first.end - 1] + 1 + count, moved[second.start], moved[second.end - 1] + 1
+        source_end = int(moved[first.end - 1]) + 1 + count
+        begin, end = int(moved[second.start]), int(moved[second.end - 1]) + 1
         start[begin:end] = begin
-        for kind, view, added, at in (("source", first, count, source_end), ("target", second, 0, end)):
-            readouts.append(Readout(number, kind, int(at) - _averaged(view, added, reading), int(at)))
+        readouts += [
+            Readout(number, "source", source_end - _averaged(first, count, reading), source_end),
+            Readout(number, "target", end - _averaged(second, 0, reading), end),
+        ]
     labels, prompt = text.labels.copy(), text.prompt.copy()
     labels[:, 0], prompt[:, 0] = moved[labels[:, 0]], moved[prompt[:, 0]]
     return [Sequence(ids, labels, prompt, moved, start, tuple(readouts))]
