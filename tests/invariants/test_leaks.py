@@ -82,17 +82,6 @@ def test_a_sequence_sees_itself_and_nothing_else(
         assert later[middle:].min() > HEARD, f"sequence {number} does not see itself"
 
 
-@pytest.mark.parametrize("name", ["step branched", "llm branched"])
-def test_a_branch_sees_the_text_that_it_goes_on_from(
-    name: str, tiny_model: ModelFactory, trained_tokenizer: Any
-) -> None:
-    tested = subject(tiny_model, "llama", "sdpa", trained_tokenizer, **LAYOUTS[name])
-    main, source = tested.rows.paths[:2]
-    assert set(source[:-2]) <= set(main)
-    for place in source[:-2]:
-        assert tested.change([place])[source[-2:]].min() > SILENT, f"the predictors do not see {place}"
-
-
 @each_model
 def test_inplace(architecture: str, attention: str, tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
     tested = subject(
