@@ -39,9 +39,6 @@ def read_rows(
         split: of a hub data set or folder; may be left out where there is only one.
         subset: its configuration, where it has several.
         bad: takes the rows that are wrong; None makes the first of them an error.
-
-    Raises:
-        UserError: the source, a split or a subset is missing, can't be read, or was named for a file.
     """
     path, name = Path(source).expanduser(), os.fspath(source)
     if path.is_dir() or not (path.exists() or _looks_like_a_path(name)):
@@ -64,9 +61,6 @@ def iterate_records(
         path: of the file.
         bad: takes the lines that are wrong; None makes the first of them an error.
         columns: of the user's and the assistant's message, where they have names of their own.
-
-    Raises:
-        UserError: the file is missing, no text, or one of its lines is wrong.
     """
     found, wrong = existing_file(path, "data file"), _taking(bad)
     reader = FORMATS.get(found.suffix.lower(), _read_json_lines)
@@ -94,7 +88,7 @@ def read_any(source: str | os.PathLike[str], *, bad: BadRecords | None = None, c
     The name of a data set may go on with subset and split: ``openai/gsm8k:main:train``. See :func:`iterate_records`.
     """
     path, name = Path(source).expanduser(), os.fspath(source)
-    if path.is_file() or not (path.is_dir() or not _looks_like_a_path(name)):
+    if path.is_file() or (_looks_like_a_path(name) and not path.is_dir()):
         return read_records(path, bad=bad, columns=columns)
     dataset, subset, split = (name, "", "") if path.is_dir() else (*name.split(":"), "", "")[:3]
     rows = read_rows(dataset, subset=subset or None, split=split or None)
