@@ -28,8 +28,8 @@ from stepjepa.batch.sampler import StepSampler
 from stepjepa.batch.stream import RecordStream
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
+from stepjepa.models.architecture import PredictorHead, attach_heads, load_heads, save_heads
 from stepjepa.models.attention import enable_trees
-from stepjepa.models.heads import PredictorHead, attach_heads, load_heads, save_heads
 from stepjepa.models.lm_head import LMHead
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone, gather_rows

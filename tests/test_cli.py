@@ -143,7 +143,7 @@ BAD_FLAGS = [
     (["--train_file", "nowhere.jsonl"], "nowhere.jsonl: no such data file"),
     (["--model_name", "nowhere/at-all"], "can't load a tokenizer from 'nowhere/at-all'"),
     (["--model_name", "./nowhere/at-all"], "./nowhere/at-all: no such model folder"),
-    (["--model_name", "prset:tiny"], "prset:tiny: no such model folder; did you mean preset:tiny?"),
+    (["--model_name", "prset:tiny"], "prset:tiny: no such model folder"),
     (["--model_name", "c:9"], "presets begin with preset:, such as preset:tiny"),
     (["--model_name", "preset:huge"], "no preset 'huge'; choose one of preset:tiny"),
     (["--model_name", "preset:tiny", "--lora"], "presets have random weights"),

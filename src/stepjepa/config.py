@@ -22,7 +22,6 @@ Pooling = Literal["last", "mean"]
 PredictorHead = Literal["none", "linear", "mlp"]
 TargetGrad = Literal["on", "stop", "ema"]
 LbdSchedule = Literal["constant", "warmup", "cosine"]
-StpForm = Literal["paper", "random_span"]
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Dtypes of the weights; ``auto`` is the dtype of the checkpoint."""
@@ -241,13 +240,6 @@ class JepaConfig:
         affects="objective",
         allowed=FROM_ZERO,
         const=0.02,
-    )
-    stp_form: StpForm = option(
-        "paper",
-        "formula of STP: three random places of the text, as in the paper, or a random span of the messages "
-        "against the rest of them, as in the published code",
-        affects="objective",
-        only_with="stp",
     )
     terms: tuple[dict[str, Any], ...] = option(
         (),

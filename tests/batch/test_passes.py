@@ -17,9 +17,8 @@ from stepjepa.batch.pack import pack, pack_passes
 from stepjepa.batch.sequences import Sequence
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import Alignment, InfoNCE
-from stepjepa.objectives.lm import LMLoss, PromptLoss
 from stepjepa.objectives.objective import Objective, jepa_loss
-from stepjepa.objectives.tube import Tube
+from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
 
 
 @pytest.mark.parametrize("isolated", [False, True])

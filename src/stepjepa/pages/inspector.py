@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from stepjepa.config import JepaConfig
+from stepjepa.config import SETTINGS, JepaConfig
 from stepjepa.data.records import bad_records
 from stepjepa.data.sources import iterate_records
 from stepjepa.errors import UserError, one_line, visible
@@ -58,7 +58,8 @@ def inspector_section(run: Run) -> Section | None:
 
 def _read_config(jepa: dict[str, Any]) -> JepaConfig:
     try:
-        return JepaConfig(**jepa)
+        # Runs of earlier versions have fields that are no more.
+        return JepaConfig(**{name: value for name, value in jepa.items() if name in SETTINGS})
     except (TypeError, ValueError) as error:
         raise UserError(f"the objective in run.json can't be read ({error}); train again") from None
 

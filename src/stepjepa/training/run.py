@@ -27,7 +27,7 @@ from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores
 from stepjepa.files import fingerprint
 from stepjepa.locks import locked
-from stepjepa.models.quantization import parameter_counts, quantized
+from stepjepa.models.weights import parameter_counts, quantized
 from stepjepa.run_folder import (
     earlier_launches,
     is_main_process,

@@ -13,7 +13,7 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from stepjepa.checkpoints import move_into_place, write_checksums
 from stepjepa.disk import naming_disk_errors
-from stepjepa.models.heads import load_heads, save_heads, split_state, without_heads
+from stepjepa.models.architecture import load_heads, save_heads, split_state, without_heads
 from stepjepa.run_folder import PART
 from stepjepa.training.hub import CARD_FILE
 from stepjepa.training.stream_counts import STREAM_FILE, StreamCounts
