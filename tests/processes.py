@@ -1,6 +1,6 @@
 """What one process and two must agree on: short runs of every objective, alone or under torchrun.
 
-    torchrun --nproc_per_node 2 tests/processes.py few|ddp|streamed|fsdp FOLDER
+    torchrun --nproc_per_node 2 tests/processes.py few|ddp|fsdp FOLDER
 
 Each process of the last kind holds a part of every weight (``fully_shard``), which the Trainer can't do on a CPU.
 """
@@ -24,16 +24,13 @@ from transformers import TrainingArguments
 import tiny
 from own_term import NextLatent, objective_with
 from stepjepa.batch.collate import Item
-from stepjepa.batch.sampler import StepSampler
-from stepjepa.batch.stream import RecordStream
+from stepjepa.batch.dataset import StepSampler
 from stepjepa.config import JepaConfig
-from stepjepa.errors import UserError
 from stepjepa.models.architecture import PredictorHead, attach_heads, load_heads, save_heads
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.lm_head import LMHead
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone, gather_rows
-from stepjepa.training.run import data_summary
 from stepjepa.training.trainer import JepaTrainer
 
 RECORDS = 19
@@ -67,10 +64,6 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 # Those that are run in a minute's tests: of labels and pairs, of some steps alone, of all pairs, with modules.
 FEW = ["regular with stp", "cosine, half of the steps", "infonce", "mlp head, stp", "a term with weights of its own"]
 
-# Those that are run on a stream, too: what is drawn for a step, for a record, and what compares the pairs of a batch.
-STREAMED = ["regular with stp", "cosine, half of the steps", "infonce", "infonce on steps, half of the steps"]
-STREAMED += ["averaged target, sigreg"]
-
 
 # Which model an objective is run on, where it is no Llama.
 ARCHITECTURES = {"head on experts": "qwen3_moe"}
@@ -83,7 +76,7 @@ def model_of(name: str) -> Any:
 
 def tokenizer() -> Any:
     """The same on every process."""
-    from stepjepa.chat.predictors import add_predictor_tokens
+    from stepjepa.chat.tokens import add_predictor_tokens
     from stepjepa.models.presets import train_tokenizer
 
     made = train_tokenizer([m["content"] for record in tiny.records() for m in record.messages], 290)
@@ -101,20 +94,14 @@ def objective_of(name: str) -> Objective:
     return objective_with(config_of(name), *([NextLatent(0.6)] if name.startswith("a term") else []))
 
 
-def trained(
-    name: str, folder: Path, batch: int, *, streamed: bool = False
-) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    """Weights and lines of losses of a run of the Trainer over two epochs, or over as many steps of a stream."""
-    steps = -(-RECORDS // (STEP if Objective.from_config(config_of(name)).compares_pairs else 2 * STEP))
+def trained(name: str, folder: Path, batch: int) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """Weights and lines of losses of a run of the Trainer over two epochs."""
     arguments = TrainingArguments(
         str(folder),
         per_device_train_batch_size=batch,
         per_device_eval_batch_size=batch,
         gradient_accumulation_steps=1 if Objective.from_config(config_of(name)).compares_pairs else 2,
         num_train_epochs=2,
-        max_steps=2 * steps if streamed else -1,
-        # Only those of one process.
-        dataloader_num_workers=1 if streamed and dist.is_torchelastic_launched() else 0,
         learning_rate=0.05,
         optim="sgd",
         logging_steps=1,
@@ -131,39 +118,18 @@ def trained(
         model_of(name),
         arguments,
         config_of(name),
-        train_dataset=RecordStream(records, shuffle_buffer_size=5) if streamed else records,
+        train_dataset=records,
         eval_dataset=records[:7],
         processing_class=tokenizer(),
         objective=objective_of(name),
     )
     trainer.train()
     trainer.evaluate()
-    if streamed:
-        assert data_summary(trainer)["counts"]["records"] == 2 * RECORDS
     lines = [
         {key: value for key, value in line.items() if key.removeprefix("eval_").endswith("loss")}
         for line in trainer.state.log_history
     ]
     return {key: value.clone() for key, value in trainer.model.state_dict().items()}, [line for line in lines if line]
-
-
-def ended(folder: Path) -> list[str]:
-    """What every process is told when a record of one of them is too long."""
-    wrong = tiny.make_record("", "q", "no end " * 99, line=14)
-    arguments = TrainingArguments(str(folder), max_steps=9, use_cpu=True, disable_tqdm=True, ddp_backend="gloo")
-    trainer = JepaTrainer(
-        model_of("regular"),
-        arguments,
-        JepaConfig(mode="regular", max_length=200),
-        train_dataset=RecordStream([*(tiny.records() * RECORDS)[:RECORDS], wrong]),
-        processing_class=tokenizer(),
-    )
-    told: list[str] = [""] * dist.get_world_size()
-    try:
-        trainer.train()
-    except UserError as error:
-        dist.all_gather_object(told, str(error))
-    return told
 
 
 def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
@@ -243,16 +209,13 @@ def main(kind: str, folder: Path) -> None:
     if kind == "fsdp":
         dist.init_process_group("gloo")
         load_into_shards(folder)
-    told = ended(folder / "ended") if kind == "streamed" else []
     for name in OBJECTIVES:
         if kind == ("few" if name in FEW else "ddp"):
             results[name] = trained(name, folder / kind, STEP // 2)
-        elif kind == "streamed" and name in STREAMED:
-            results[name] = trained(name, folder / "streamed", STEP // 2, streamed=True)
         elif kind == "fsdp" and config_of(name).target_grad != "ema":
             results[name] = sharded(name, dist.get_world_size(), dist.get_rank())
     if dist.get_rank() == 0:
-        torch.save(copy.deepcopy({**results, "told": told}), folder / f"{kind}.pt")
+        torch.save(copy.deepcopy(results), folder / f"{kind}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

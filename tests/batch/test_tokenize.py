@@ -1,4 +1,4 @@
-"""Records to tokens: labels, prompts, views, limits and errors."""
+"""Records to tokens: views, labels, prompts, limits and errors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import pytest
 
 import tiny
 from stepjepa.batch.sequences import TokenizedRecord
-from stepjepa.batch.tokenize import RecordTokenizer, characters, token_spans
-from stepjepa.batch.views import step_views
-from stepjepa.chat.predictors import predictor_ids
+from stepjepa.batch.tokenize import RecordTokenizer, step_views
 from stepjepa.chat.template import ChatTemplate
+from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.data.sources import read_records
@@ -36,6 +35,46 @@ def decode(tokenizer: Any, ids: Any) -> str:
 def after(record: TokenizedRecord, positions: Any) -> list[int]:
     """The tokens behind some positions."""
     return record.ids[np.asarray(positions) + 1].tolist()
+
+
+# -- which parts are views ---------------------------------------------------------------------------------------------
+
+STEPS = tiny.make_record("S", "q", "one\n\ntwo\n\nthree")
+
+
+def pairs_of(tokenizer: Any, record: Record, **options: Any) -> list[tuple[tuple[str, bool], ...]]:
+    """Of each pair what the views say, and whether they stand in the chat."""
+    made = RecordTokenizer(tokenizer, JepaConfig(predictors=0, **options))
+    found = made.pairs(record, made.template.render(record.messages))
+    return [tuple((view.text.text[view.start : view.end], view.in_main) for view in pair) for pair in found]
+
+
+def test_steps_predict_the_next(trained_tokenizer: Any) -> None:
+    first, second, third = ("one\n\n", True), ("two\n\n", True), ("three", True)
+    for options, expected in [
+        ({}, [(first, second)]),
+        ({"pairs": "all"}, [(first, second), (second, third)]),
+        ({"pairs": "all", "pair_distance": 2}, [(first, third)]),
+        ({"step_separator": "##"}, []),
+    ]:
+        assert pairs_of(trained_tokenizer, STEPS, mode="step-jepa", **options) == expected
+    assert pairs_of(trained_tokenizer, STEPS, mode="regular") == []
+
+
+@pytest.mark.parametrize("layout", ["separate", "branched"])
+def test_questions_predict_answers_or_explicit_views_each_other(layout: str, trained_tokenizer: Any) -> None:
+    options = {"mode": "llm-jepa", "layout": layout, "pairs": "all"}
+    questions = [(text, layout == "branched") for text in ("why?", "and now?")]
+    answers = [(CHAT.messages[index]["content"], False) for index in (2, 4)]
+    pairs = list(zip(questions, answers, strict=True))
+    assert pairs_of(trained_tokenizer, CHAT, **options) == pairs
+    assert pairs_of(trained_tokenizer, CHAT, **{**options, "pairs": "first"}) == pairs[:1]
+    record = tiny.make_record("S", "q", "a", text="T", code="C")
+    assert pairs_of(trained_tokenizer, record, **options) == [(("T", False), ("C", False))]
+    assert pairs_of(trained_tokenizer, tiny.make_record("S", "q", "a", text="T", code=" \n"), **options) == []
+
+
+# -- labels, prompts, views as tokens ----------------------------------------------------------------------------------
 
 
 @each_real
@@ -103,9 +142,8 @@ def test_steps_are_views_in_the_main_text(trained_tokenizer: Any) -> None:
     assert decode(trained_tokenizer, second.content) == "fourth"
     maker = RecordTokenizer(trained_tokenizer, JepaConfig(mode="step-jepa"))
     whole = maker.template.render(CHAT.messages)
-    spans = token_spans(step_views(CHAT, "blank"), CHAT, whole, maker.tokens(whole))
-    assert spans == [(first.start, first.end), (second.start, second.end)]
-    assert [whole.text[a:b] for a, b in characters(step_views(CHAT, "blank"), CHAT, whole)] == ["third\n\n", "fourth"]
+    for step, view in zip(step_views(CHAT, whole, "blank"), (first, second), strict=True):
+        assert step.place(maker.tokens(whole)) == (view.start, view.end)
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -141,8 +179,7 @@ def test_over_length(trained_tokenizer: Any) -> None:
     ]:
         config = JepaConfig(mode="step-jepa", max_length=length - 2, over_length=over_length)  # type: ignore[arg-type]
         maker = RecordTokenizer(trained_tokenizer, config)
-        found = maker.tokenize_each([short, CHAT])
-        assert [record is None for record in found] == [False, over_length == "skip"]
+        assert len(maker.tokenize([short, CHAT])) == wanted["records"]
         assert {name: count for name, count in maker.counts.items() if count} == wanted
 
 

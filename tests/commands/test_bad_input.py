@@ -114,26 +114,6 @@ def test_a_folder_is_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert outcome(capsys, "a folder", "inspect", "--train_file", tmp_path, "--model_name", "preset:tiny") == "error"
 
 
-def test_bad_records_are_left_out_and_counted_while_streaming(
-    trained_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, data = make_run(tmp_path / "model", trained_tokenizer), tmp_path / "data.jsonl"
-    good = sound_lines(random.Random(3), 4)
-    data.write_bytes(b"\n".join([good[0], b"{", good[1], b'{"messages": 7}', *good[2:], good[0][:-9], b"\xff"]) + b"\n")
-    given = ["--train_file", data, "--model_name", model, "--regular", "--batch_size", 1, "--grad_accum", 2]
-    given += ["--streaming", "--max_steps", 5, "--output_dir", tmp_path / "run", "--save_strategy", "no", "--use_cpu"]
-    assert outcome(capsys, "streamed", "train", *given) == "error"
-    assert main(["train", *map(str, given), "--bad_records", "skip"]) == 0
-    said = capsys.readouterr().out
-    assert f"4 bad lines left out (--bad_records skip): {data}:2: not valid JSON" in said
-    assert f"{data}:4: 'messages' must be a list" in said
-    assert "; and 1 more" in said
-    run = json.loads((tmp_path / "run" / "run.json").read_text())
-    # The file was read twice and more.
-    assert run["bad_records"] == {"left_out": 4, "first_lines": [2, 4, 7]}
-    assert run["counts"]["records"] == 10
-
-
 def test_bad_records_are_left_out_of_an_evaluation_and_counted(
     trained_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

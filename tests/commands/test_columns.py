@@ -22,11 +22,10 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("more", [(), ("--streaming", "--max_steps", "2")])
-def test_a_table_is_trained_on_and_evaluated(more: tuple[str, ...], table: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_table_is_trained_on_and_evaluated(table: Path, tmp_path: Path, capsys: Any) -> None:
     run = tmp_path / "run"
     data = ["--train_file", table, "--columns", "asked", "said"]
-    flags = ["--model_name", "preset:tiny", "--use_cpu", "--batch_size", 3, "--save_strategy", "no", *more]
+    flags = ["--model_name", "preset:tiny", "--use_cpu", "--batch_size", 3, "--save_strategy", "no"]
     assert main([str(each) for each in ("train", *data, "--output_dir", run, *flags)]) == 0
     said = capsys.readouterr().out
     assert "columns: asked, said; line 2 is user 'How many?', assistant 'Ben has 2. So 2.'\n" in said

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from processes import FEW, OBJECTIVES, STEP, STREAMED, config_of, sharded, trained
+from processes import FEW, OBJECTIVES, STEP, config_of, sharded, trained
 
 SCRIPT = Path(__file__).parents[1] / "processes.py"
 
@@ -53,20 +53,6 @@ def compare(one: tuple[Any, Any], two: tuple[Any, Any]) -> None:
 )
 def test_two_processes_train_what_one_trains(name: str, of_two: Callable[[str], Results], tmp_path: Path) -> None:
     compare(trained(name, tmp_path / "run", STEP), of_two("few" if name in FEW else "ddp")[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", STREAMED)
-def test_two_processes_share_a_stream(name: str, of_two: Callable[[str], Results], tmp_path: Path) -> None:
-    compare(trained(name, tmp_path / "run", STEP, streamed=True), of_two("streamed")[name])
-
-
-@pytest.mark.slow
-def test_a_record_that_is_wrong_ends_all_processes_alike(of_two: Callable[[str], Any]) -> None:
-    told = of_two("streamed")["told"]
-    assert len(told) == 2
-    assert told[0] == told[1]
-    assert told[0].startswith("memory.jsonl:14: the record has")
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tiny
 from stepjepa import JepaConfig, JepaTrainer
-from stepjepa.chat.predictors import all_predictor_ids, saved_with_predictors
+from stepjepa.chat.tokens import all_predictor_ids, saved_with_predictors
 from stepjepa.errors import UserError
 from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, load_model
 from stepjepa.models.token_rows import (

@@ -15,14 +15,13 @@ from safetensors.torch import load_file, save_file
 import tiny
 from stepjepa.cli import main
 from stepjepa.files import write_json
-from stepjepa.training.stream_counts import STREAM_FILE
 
 WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: Any) -> Path:
-    """A folder with a model, data, and a run on a stream that was ended after two of its three steps."""
+    """A folder with a model, data, and a run that was ended after two of its three steps."""
     folder = tmp_path_factory.mktemp("damaged")
     tiny.write_material(folder, trained_tokenizer)
     assert main(given(folder, folder / "whole", "--save_steps", "1")) == 0
@@ -40,7 +39,7 @@ def end_early(folder: Path) -> None:
 
 def given(folder: Path, target: Path, *more: str) -> list[str]:
     """A command line."""
-    flags = ["--streaming", "--max_steps", "3", "--regular", "--batch_size", "2", "--grad_accum", "1", "--use_cpu"]
+    flags = ["--max_steps", "3", "--regular", "--batch_size", "2", "--grad_accum", "1", "--use_cpu"]
     names = ["--train_file", folder / "data.jsonl", "--model_name", folder / "base", "--output_dir", target]
     return list(map(str, ["train", *names, *flags, *more]))
 
@@ -68,7 +67,6 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "a weight is too many": weights(lambda tensors: tensors.update(other=torch.ones(3))),
     "an optimizer of other weights": other_optimizer,
     "random numbers that are none": lambda folder: torch.save({}, folder / "rng_state.pth"),
-    "a count that is none": lambda folder: (folder / STREAM_FILE).write_text('{"totals": 7}'),
 }
 
 

@@ -27,9 +27,9 @@ def of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("kind", "loss", "streamed"), CASES)
-def test_all_decide_alike(kind: str, loss: str, streamed: bool, of_two: dict[str, Any], tmp_path: Path) -> None:
-    state, skipped, said = of_two[f"{kind} {loss} {streamed}"]
+@pytest.mark.parametrize(("kind", "loss"), CASES)
+def test_all_decide_alike(kind: str, loss: str, of_two: dict[str, Any], tmp_path: Path) -> None:
+    state, skipped, said = of_two[f"{kind} {loss}"]
     assert skipped == 1
     rest = [record for record in made(12, []) if not 5 <= record.line <= 8]
     alone = trained(tmp_path, rest, kind, 2, on_nonfinite="stop", loss=loss)
@@ -39,5 +39,5 @@ def test_all_decide_alike(kind: str, loss: str, streamed: bool, of_two: dict[str
     messages = [message for message, _ in said]
     assert [step for _, step in said] == [1, 1]
     assert all(message.startswith("step 2: ") for message in messages)
-    assert all(f"{'<memory>' if streamed else 'memory.jsonl'}:6" in message for message in messages)
+    assert all("memory.jsonl:6" in message for message in messages)
     assert len(set(messages)) == 1

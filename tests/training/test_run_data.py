@@ -30,9 +30,8 @@ def given(**changes: Any) -> Namespace:
         "eval_file": None,
         "columns": None,
         "bad_records": "error",
-        "streaming": False,
     }
-    return Namespace(**{**fields, "training": {}, "shuffle_buffer_size": None, **changes})
+    return Namespace(**{**fields, "training": {}, **changes})
 
 
 @pytest.mark.parametrize(("held_out", "said"), [((7, 8), ""), ((2, 7, 3), "note: 2 of 3 held-out records are among")])

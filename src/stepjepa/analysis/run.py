@@ -21,7 +21,7 @@ from stepjepa.analysis.points import (
     view_names,
 )
 from stepjepa.analysis.settings import AnalysisSettings, read_labels
-from stepjepa.chat.system_prompts import training_system_prompt, with_system_prompt
+from stepjepa.data.prompts import training_system_prompt, with_system_prompt
 from stepjepa.data.records import Record
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
@@ -168,12 +168,10 @@ def _embed(
 def _numbers(
     embeddings: ViewEmbeddings, views: tuple[str, str], records: Sequence[Record], settings: AnalysisSettings
 ) -> dict[str, Any]:
-    from stepjepa.analysis.numbers import analyse
+    from stepjepa.analysis.numbers import analyse, within_and_between
 
     numbers = analyse(embeddings, seed=settings.seed)
     if settings.t_sne_type == "paraphrase":
-        from stepjepa.tasks.paraphrase import within_and_between
-
         texts = embeddings.target if views[1] == "text" else embeddings.source
         numbers["groups"] = within_and_between(texts, [group_of(records[index]) for index in embeddings.record])
     return numbers

@@ -26,7 +26,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-from stepjepa.batch.mask import BLOCK, Rule, Trees, blocks, dense, evaluated_blocks, padded, sees, static_length, under
+from stepjepa.batch.mask import BLOCK, Rule, Trees, blocks, dense, padded, sees, static_length, under
 
 SDPA, EAGER = "tree_sdpa", "tree_eager"
 FLEX, FLEX_UNFUSED = "tree_flex", "tree_flex_unfused"
@@ -146,19 +146,21 @@ def block_mask(trees: Trees, rule: Rule | None = None) -> BlockMask:
 
     Args:
         trees: of the batch, on the model's device.
-        rule: of the model, over positions; None for the ordinary causal one. With None, and trees that isolate no
-            token, the blocks are found without evaluating the rule for every pair of tokens.
+        rule: of the model, over positions; None for the ordinary causal one. The blocks are found without evaluating
+            it, so a window or an isolated token skips none.
     """
-    rows, length = trees.start.shape
-    length = static_length(length)
+    length = static_length(trees.start.shape[1])
     longer = padded(trees, length)
     # The kernel reads 32-bit integers faster.
     small = Trees(longer.start.int(), longer.end.int(), longer.position_ids.int(), trees.isolates)
-    allowed = sees(small) if rule is None else under(rule, small)
-    simple = rule is None and not trees.isolates
-    found = blocks(small) if simple else evaluated_blocks(allowed, rows, length, trees.start.device)
-    partial, full = _listed(found.partial), _listed(found.full)
-    return BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=BLOCK, mask_mod=allowed, seq_lengths=(length, length))
+    found = blocks(small, exact=rule is None and not trees.isolates)
+    return BlockMask.from_kv_blocks(
+        *_listed(found.partial),
+        *_listed(found.full),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=sees(small) if rule is None else under(rule, small),
+        seq_lengths=(length, length),
+    )
 
 
 def _listed(dense: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepjepa.batch.layouts import LAYOUTS
-from stepjepa.chat.predictors import predictor_ids
+from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.models.architecture import base_model
 from stepjepa.models.attention import enable_trees, uses_flex

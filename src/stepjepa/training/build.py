@@ -9,12 +9,10 @@ from typing import Any
 from transformers import TrainingArguments
 
 from stepjepa.batch.dataset import CacheDir, prepare
-from stepjepa.batch.stream import RecordStream
-from stepjepa.chat.predictors import all_predictor_ids
-from stepjepa.chat.system_prompts import MOST_PROMPTS, common_system_prompt, count_system_prompts, with_system_prompt
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import Record
-from stepjepa.data.sources import describe_columns
+from stepjepa.data.prompts import MOST_PROMPTS, common_system_prompt, count_system_prompts, with_system_prompt
+from stepjepa.data.records import Record, describe_columns
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores, spread
 from stepjepa.models.loading import LoraSettings, add_lora, load_model
@@ -23,7 +21,6 @@ from stepjepa.models.weights import compute_dtype, quantization_options, quantiz
 from stepjepa.run_folder import is_main_process
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep
-from stepjepa.training.data import open_stream
 from stepjepa.training.failures import cannot_start
 from stepjepa.training.settings import lora_settings, training_arguments
 from stepjepa.training.trainer import JepaTrainer
@@ -37,7 +34,7 @@ def build_trainer(
     Args:
         args: of ``commands.train``.
         config: made of them.
-        train_records: of a stream the first ones.
+        train_records: to be trained on.
         eval_records: held out.
 
     Returns:
@@ -47,8 +44,7 @@ def build_trainer(
     lora = lora_settings(args)
     model, tokenizer = _load(args, config, training, train_records)
     cache: CacheDir = False if args.no_cache else args.cache_dir
-    stream = open_stream(args) if args.streaming else None
-    data = stream or prepare(train_records, tokenizer, config, cache_dir=cache, say=say)
+    data = prepare(train_records, tokenizer, config, cache_dir=cache, say=say)
     held_out = None
     if eval_records:
         held_out = prepare(eval_records, tokenizer, config, what="evaluation data", cache_dir=cache, say=say)
@@ -78,8 +74,6 @@ def build_trainer(
     columns = describe_columns(train_records[0])
     if columns is not None:
         told["columns"] = columns
-    if stream is not None:
-        told["data"] = _describe_stream(stream, args, len(train_records))
     return trainer, lora, told
 
 
@@ -116,14 +110,6 @@ def say(line: str) -> None:
     """Print a line, from the first process alone."""
     if is_main_process():
         print(line, flush=True)
-
-
-def _describe_stream(stream: RecordStream, args: argparse.Namespace, looked_at: int) -> str:
-    size = stream.shuffle_buffer_size
-    order = f"shuffled in a buffer of {size:,} records" if size else "in the order of the file"
-    made = args.model_name.startswith("preset:") or args.train_tokenizer is not None
-    trained = f"; the tokenizer was trained on the first {looked_at:,} records" if made else ""
-    return f"streamed, {order}{trained}"
 
 
 def _answer_scores(

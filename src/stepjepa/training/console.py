@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.checkpoints import checkpoints
 from stepjepa.compute.equal_compute import EqualCompute
 from stepjepa.config import JepaConfig
 from stepjepa.models.architecture import base_model
 from stepjepa.models.weights import parameter_counts, quantized
-from stepjepa.run_folder import METRICS_FILE, RUN_FILE
+from stepjepa.run_folder import METRICS_FILE, RUN_FILE, checkpoints
 from stepjepa.terminal import duration
 from stepjepa.training.plot import PLOT_FILE
 
@@ -39,7 +38,7 @@ def first_screen(
     Args:
         args: of ``commands.train``.
         trainer: ready to train.
-        told: rows ``data`` (of a stream), ``columns``, ``prompts`` and ``answers``, where there is something to say.
+        told: rows ``columns``, ``prompts`` and ``answers``, where there is something to say.
         equal: of a run that is as long as its compute allows.
         checkpoint: that the run is resumed from.
     """
@@ -49,9 +48,8 @@ def first_screen(
         ("objective", _objective(config)),
         ("loss", args.why_loss),
         ("encoding", f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None),
-        ("data", f"{Path(prepared.source).name}: {_counts(prepared, config)}" if prepared else told.get("data")),
+        ("data", f"{Path(prepared.source).name}: {_counts(prepared, config)}" if prepared else None),
         ("columns", told.get("columns")),
-        ("prompts", told.get("prompts")),
         ("held out", _counts(trainer.prepared_eval, config) if trainer.prepared_eval is not None else None),
         ("answers", told.get("answers")),
         ("each step", _step(trainer.args)),

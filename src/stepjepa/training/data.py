@@ -7,39 +7,22 @@ import hashlib
 import os
 import random
 import sys
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from stepjepa.batch.stream import RecordStream
-from stepjepa.data.mixture import mix
 from stepjepa.data.records import BadRecords, Record, bad_records, tell_bad_records
-from stepjepa.data.sources import read_any, read_records
+from stepjepa.data.sources import mix, read_any, read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import fingerprint
-from stepjepa.flag_files import without_flags
+from stepjepa.options import without_flags
 from stepjepa.run_folder import is_main_process
-
-SHUFFLE_BUFFER = 1000
-"""Records of a stream to draw the next one from, where nothing is said (as in ``datasets``)."""
-
-FIRST = 1000
-"""Records of a stream that are looked at before it is trained on, or as many as its buffer holds."""
-
-
-def open_stream(args: argparse.Namespace) -> RecordStream:
-    """The training records of ``--streaming``."""
-    size = args.shuffle_buffer_size
-    if size is None:
-        size = 0 if args.training.get("train_sampling_strategy") == "sequential" else SHUFFLE_BUFFER
-    return RecordStream(args.train_file, size, bad_records(args.bad_records), args.columns)
 
 
 def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dict[str, Any]]:
-    """Training records (of a stream the first ones, see ``FIRST``), held-out records and what identifies their files.
+    """Training records, held-out records and what identifies their files.
 
     Raises:
         UserError: a file is missing or wrong, or ``--eval_split`` would leave a part empty.
@@ -61,18 +44,13 @@ def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dic
     if args.dataset is not None:
         train_records, about = read_mixture(args)
         files = {"train": about}
-    elif args.streaming:
-        stream = open_stream(args)
-        train_records = list(islice(stream, max(FIRST, stream.shuffle_buffer_size)))
-        files = {"train": identify_stream(args.train_file)}
     else:
         train_records, bad = _read(args, args.train_file)
         files = {"train": identify_file(args.train_file, train_records, bad)}
     if args.eval_file is None:
         return train_records, [], files
     eval_records, bad = _read(args, args.eval_file)
-    if not args.streaming:
-        _tell_overlap(train_records, eval_records)
+    _tell_overlap(train_records, eval_records)
     return train_records, eval_records, {**files, "eval": identify_file(args.eval_file, eval_records, bad)}
 
 
@@ -90,7 +68,7 @@ def read_mixture(args: argparse.Namespace) -> tuple[list[Record], dict[str, Any]
             tell_bad_records(left_out)
     taken = mix(parts, args.dataset_weights, args.split_seed)
     records = [record for part in taken for record in part]
-    digest = hashlib.sha256(repr([(record.messages, record.tools, record.views) for record in records]).encode())
+    digest = hashlib.sha256(repr([(record.messages, record.views) for record in records]).encode())
     shares = [
         {"file": name, "records": len(part), "taken": len(some), **_left_out(skipped)}
         for name, part, some, skipped in zip(names, parts, taken, bad, strict=True)
@@ -155,16 +133,6 @@ def provenance(args: argparse.Namespace, model: Any) -> dict[str, Any]:
 def identify_file(path: str, records: list[Record], bad: BadRecords | None) -> dict[str, Any]:
     """What tells a file of records apart, and what was skipped in it."""
     return {"file": Path(path).name, "records": len(records), "sha256": fingerprint(path), **_left_out(bad)}
-
-
-def identify_stream(path: str) -> dict[str, Any]:
-    """What tells a streamed file apart: its name, its size in bytes and a hash of its first MiB.
-
-    A file that is too large to be held is too large to be read once more.
-    """
-    with open(path, "rb") as stream:
-        digest = hashlib.sha256(stream.read(2**20)).hexdigest()
-    return {"file": Path(path).name, "bytes": Path(path).stat().st_size, "sha256_of_first_mib": digest}
 
 
 def machine(*, use_cpu: bool = False) -> dict[str, Any]:

@@ -14,9 +14,8 @@ from transformers import Trainer
 
 from stepjepa.batch.collate import Batch
 from stepjepa.compute.flops import Shape
-from stepjepa.disk import DISK_ERRORS
-from stepjepa.errors import UserError
-from stepjepa.memory import is_out_of_memory
+from stepjepa.errors import UserError, is_out_of_memory
+from stepjepa.files import DISK_ERRORS
 from stepjepa.models.weights import missing_of_adapter
 from stepjepa.run_folder import last_checkpoint, put_back, write_run
 from stepjepa.training.processes import is_lost
@@ -72,7 +71,7 @@ def recording_failures(
         if isinstance(error, OSError):
             raise _disk_error(error, folder) from None
         if not trained:
-            # A stream's first record that is wrong; an optimizer that can't be made; a checkpoint of another model.
+            # An optimizer that can't be made; a checkpoint of another model.
             told = cannot_start(error)
             if checkpoint is None:
                 raise UserError(f"training can't start: {told}") from None

@@ -18,7 +18,7 @@ from huggingface_hub import EvalResult, HfApi, ModelCardData, constants
 from huggingface_hub.utils import disable_progress_bars
 from transformers import TrainerCallback
 
-from stepjepa.chat.predictors import saved_with_predictors
+from stepjepa.chat.tokens import saved_with_predictors
 from stepjepa.errors import UserError, one_line, visible
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import atomic_write, read_json_object
@@ -91,7 +91,7 @@ def write_card(
     settings = [(key, jepa[key]) for key in kept if key in jepa]
     settings += [(key, training[key]) for key in _TRAINING if key in training]
     data = [
-        (part, Path(str(about.get("file"))).name, about.get("records", "streamed"), about.get("sha256"))
+        (part, Path(str(about.get("file"))).name, about.get("records"), about.get("sha256"))
         for part, about in (run.get("data") or {}).items()
     ]
     versions = run.get("versions") or {}

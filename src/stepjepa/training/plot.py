@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stepjepa.drawing import PALETTE
 from stepjepa.files import atomic_write, read_jsonl
 from stepjepa.run_folder import METRICS_FILE
+from stepjepa.terminal import PALETTE
 
 PLOT_FILE = "metrics.png"
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 from transformers import TrainingArguments
 from transformers.trainer_utils import HubStrategy
 
 from stepjepa.batch.collate import Collator, Item
-from stepjepa.batch.dataset import Prepared
-from stepjepa.batch.sampler import STRATEGIES, StepSampler
-from stepjepa.chat.predictors import predictor_ids
+from stepjepa.batch.dataset import STRATEGIES, Prepared, StepSampler
+from stepjepa.chat.tokens import predictor_ids
 from stepjepa.compute.equal_compute import Plan
 from stepjepa.compute.flops import FlopModel
 from stepjepa.config import JepaConfig
@@ -110,6 +111,18 @@ def refuse_contradictions(args: TrainingArguments) -> None:
         default = [] if name == "include_for_metrics" else defaults.get(name)
         if name in defaults and getattr(args, name) != default:
             raise ValueError(f"{name}: has no effect with this trainer; leave it at {defaults[name]}")
+
+
+def refuse_unsized(*datasets: Any) -> None:
+    """Raise a ``ValueError`` for records without a length: training needs to know all of them before its first step."""
+    for data in datasets:
+        if data is None or isinstance(data, str | os.PathLike | Prepared):
+            continue
+        if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
+            raise ValueError(
+                f"expected records with a length, got {type(data).__name__}; pass a list, a datasets.Dataset, or the "
+                "name of a file or of a data set on the hub"
+            )
 
 
 def adjust(args: TrainingArguments, model: nn.Module) -> None:

@@ -17,16 +17,13 @@ from transformers import TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import SaveStrategy
 
-from stepjepa.batch.stream import RecordStream
-from stepjepa.chat.system_prompts import describe_system_prompts
 from stepjepa.compute.equal_compute import EqualCompute, EqualComputeCallback, equal_compute
 from stepjepa.config import JepaConfig
+from stepjepa.data.prompts import write_trained_prompts
 from stepjepa.data.records import Record
-from stepjepa.data.trained_prompts import write_trained_prompts
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores
-from stepjepa.files import fingerprint
-from stepjepa.locks import locked
+from stepjepa.files import fingerprint, locked
 from stepjepa.models.weights import parameter_counts, quantized
 from stepjepa.run_folder import (
     earlier_launches,
@@ -99,8 +96,6 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
     transformers.logging.disable_progress_bar()
     equal = _equal_compute(trainer, args) if args.same_flop else None
     if is_main_process():
-        if (prompts := describe_system_prompts(train_records)) is not None:
-            told["prompts"] = prompts
         print_rows(first_screen(args, trainer, told, equal=equal, checkpoint=checkpoint))
     record = {
         **_describe(args, trainer),
@@ -149,7 +144,7 @@ def _begin(
         record["launches"] = launches if checkpoint is not None else []
     before = text_of_run(folder)
     write_run(folder, record)
-    if is_main_process() and not args.streaming:
+    if is_main_process():
         write_trained_prompts(folder, records)
     return before
 
@@ -202,7 +197,7 @@ def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
         },
         "encoding": {"used": trainer.encoding, "because": trainer.encoding_reason},
         "training": trainer.args.to_dict(),
-        "order": _order(trainer.args, trainer.stream),
+        "order": _order(trainer.args),
         **data_summary(trainer),
         "eval_counts": trainer.prepared_eval.counts if trainer.prepared_eval else None,
         "on_nonfinite": trainer.guard.on_nonfinite,
@@ -213,30 +208,22 @@ def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
 
 
 def data_summary(trainer: JepaTrainer) -> dict[str, Any]:
-    """What ``run.json`` says of the training records: ``counts``, ``tokens`` and ``template`` of ``Prepared``.
-
-    Of a stream these are of the records trained on so far, in every epoch again.
-    """
-    if trainer.prepared is None:
-        assert trainer.stream is not None
-        found = trainer.stream_counts.found(trainer.stream) | {"template": trainer.train_dataset.template()}
-    else:
-        found = {name: getattr(trainer.prepared, name) for name in ("counts", "tokens", "template")}
-    tokens = found["tokens"]
-    ratio = tokens["all"] / tokens["main"] if tokens["main"] else None
-    return found | {"tokens": {**tokens, "ratio": ratio}}
+    """What ``run.json`` says of the training records: ``counts``, ``tokens`` and ``template`` of ``Prepared``."""
+    prepared = trainer.prepared
+    assert prepared is not None
+    tokens = {**prepared.tokens, "ratio": prepared.tokens["all"] / prepared.tokens["main"]}
+    return {"counts": prepared.counts, "tokens": tokens, "template": prepared.template}
 
 
-def _order(training: TrainingArguments, stream: RecordStream | None) -> dict[str, Any]:
+def _order(training: TrainingArguments) -> dict[str, Any]:
     """What decides which record is trained when: a resumed run must keep it."""
-    order = {
+    return {
         "seed": training.seed,
         "data_seed": training.data_seed,
         "records_per_micro_step": training.per_device_train_batch_size * training.world_size,
         "gradient_accumulation_steps": training.gradient_accumulation_steps,
         "train_sampling_strategy": str(training.train_sampling_strategy),
     }
-    return order if stream is None else order | {"streaming": True, "shuffle_buffer_size": stream.shuffle_buffer_size}
 
 
 def _equal_compute(trainer: JepaTrainer, args: argparse.Namespace) -> EqualCompute:

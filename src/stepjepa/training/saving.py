@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import rotate_checkpoints
 
-from stepjepa.checkpoints import move_into_place, write_checksums
-from stepjepa.disk import naming_disk_errors
+from stepjepa.files import naming_disk_errors
 from stepjepa.models.architecture import load_heads, save_heads, split_state, without_heads
-from stepjepa.run_folder import PART
+from stepjepa.run_folder import PART, move_into_place, write_checksums
 from stepjepa.training.hub import CARD_FILE
-from stepjepa.training.stream_counts import STREAM_FILE, StreamCounts
 
 if TYPE_CHECKING:
     from stepjepa.training.trainer import JepaTrainer
@@ -72,23 +70,13 @@ def _save_beside(trainer: JepaTrainer, folder: Path) -> None:
     trainer.guard.save(folder)
     if trainer.ema is not None and not trainer.args.save_only_model:
         trainer.ema.save(folder)
-    if trainer.stream is not None:
-        trainer.stream_counts.save(folder)
 
 
 def load_beside(trainer: JepaTrainer, folder: Path) -> None:
-    """Load it back.
-
-    Raises:
-        ValueError: the checkpoint of a stream is to be resumed on prepared records.
-    """
+    """Load it back."""
     trainer.guard.load(folder)
     if trainer.ema is not None:
         trainer.ema.load(folder)
-    if trainer.stream is not None:
-        trainer.stream_counts = StreamCounts.load(folder, check=not trainer.args.ignore_data_skip)
-    elif (folder / STREAM_FILE).is_file():
-        raise ValueError(f"expected a checkpoint of prepared records, got {folder}, which was made on a stream")
     trainer.meter.num_tokens = float(trainer.state.num_input_tokens_seen)
 
 

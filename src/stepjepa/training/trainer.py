@@ -17,9 +17,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import HubStrategy, speed_metrics
 
 from stepjepa.batch.collate import Batch
-from stepjepa.batch.dataset import Prepared, prepare
-from stepjepa.batch.sampler import StepSampler
-from stepjepa.batch.stream import RecordStream, StreamDataset, as_stream, refuse_for_stream, stream_loader
+from stepjepa.batch.dataset import Prepared, StepSampler, prepare
 from stepjepa.compute.equal_compute import FlopTracker, Plan
 from stepjepa.compute.flops import FlopModel
 from stepjepa.config import JepaConfig
@@ -48,7 +46,6 @@ from stepjepa.training.saving import (
     save_model,
     settings_of,
 )
-from stepjepa.training.stream_counts import StreamCallback, StreamCounts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
@@ -63,8 +60,7 @@ class JepaTrainer(Trainer):
         model: a causal language model, or a PEFT wrapper of one; or a folder, hub id or preset to load it from.
         args: ``TrainingArguments``. ``remove_unused_columns`` is switched off: batches are made here.
         jepa: mode, layout and objective; the defaults are those of LLM-JEPA.
-        train_dataset: records, or where they are read from, see ``batch.dataset.prepare``; or a stream, see
-            ``batch.stream.as_stream``, which needs ``args.max_steps``.
+        train_dataset: records, or where they are read from, see ``batch.dataset.prepare``.
         eval_dataset: records for ``evaluate``.
         processing_class: the tokenizer, None for the model's own; predictor tokens are added to it and to the model
             where they are missing.
@@ -98,7 +94,7 @@ class JepaTrainer(Trainer):
         args: TrainingArguments,
         jepa: JepaConfig | None = None,
         *,
-        train_dataset: Data | Prepared | RecordStream | None = None,
+        train_dataset: Data | Prepared | None = None,
         eval_dataset: Data | Prepared | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         views: Views | None = None,
@@ -112,6 +108,7 @@ class JepaTrainer(Trainer):
         self.jepa = jepa or JepaConfig()
         self.objective = objective or Objective.from_config(self.jepa)
         preparation.refuse_contradictions(args)
+        preparation.refuse_unsized(train_dataset, eval_dataset)
         preparation.refuse_lonely_pairs(self.objective, self.jepa, args)
         wanted = (self.jepa.predictors or 0) if self.jepa.uses_views else 0
         model, processing_class, train_dataset = load_named(
@@ -121,14 +118,9 @@ class JepaTrainer(Trainer):
         preparation.adjust(args, model)
         self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)
         attach_heads(model, self.objective.heads(base_model(model).config.get_text_config(), args.seed))
-        self.stream, self.stream_counts = as_stream(train_dataset), StreamCounts()
-        if self.stream is not None:
-            refuse_for_stream(args, self.stream, track_flop)
         if train_dataset is not None:
             refuse_flex_training(base_model(model), args.device)
-        records = None if self.stream is not None else train_dataset
-        streamed = None if self.stream is None else StreamDataset(processing_class, self.jepa)
-        self.prepared = self._prepare(records, processing_class, "training data")
+        self.prepared = self._prepare(train_dataset, processing_class, "training data")
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
         how: dict[str, Any] = {"encoding": self.encoding, "device": args.device.type, "processes": args.world_size}
         collator = preparation.make_collator(model, processing_class, self.jepa, self.objective, **how)
@@ -137,7 +129,7 @@ class JepaTrainer(Trainer):
             model=model,
             args=args,
             data_collator=collator,
-            train_dataset=self.prepared.dataset if self.prepared else streamed,
+            train_dataset=self.prepared.dataset if self.prepared else None,
             eval_dataset=self.prepared_eval.dataset if self.prepared_eval else None,
             processing_class=processing_class,
             callbacks=[EpochCallback(), MetricsCallback(), CollapseCallback(), *callbacks],
@@ -173,8 +165,6 @@ class JepaTrainer(Trainer):
         self.add_callback(self.guard)
         if self.ema is not None:
             self.add_callback(EmaCallback(self.ema, self.model, lambda: self.guard.step_taken))
-        if self.stream is not None:
-            self.add_callback(StreamCallback(lambda: self.stream_counts, self.jepa, self.stream))
         if args.push_to_hub and args.hub_strategy != HubStrategy.END:
             about = {"model": base_model(self.model).config._name_or_path, "jepa": self.jepa.to_dict()}
             self.add_callback(UploadCallback(self.hub_model_id, about))
@@ -189,19 +179,9 @@ class JepaTrainer(Trainer):
         assert self.prepared is not None
         return preparation.make_sampler(self.prepared, self.jepa, self.objective, self.args, self.args.world_size)
 
-    def get_train_dataloader(self) -> Any:
-        """As in Trainer; a stream gives each process its own share already, and is not split again."""
-        if self.stream is None:
-            return super().get_train_dataloader()
-        return stream_loader(self.stream, self.processing_class, self.jepa, self.args, self.data_collator)
-
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         """As in Trainer: the micro-batches of a step, with what its terms count over accumulation and processes."""
-        if self.stream is not None:
-            epoch_iterator = map(self.stream_counts.meet, epoch_iterator)
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if self.stream is not None:
-            self.stream_counts.sum_over_processes()
         counts = self._counts(batches)
         self.guard.begin_step()
         self.meter.begin_step(counts)
@@ -262,9 +242,9 @@ class JepaTrainer(Trainer):
 
     @property
     def plan(self) -> Plan:
-        """What every step will cost; there is none of a stream."""
+        """What every step will cost."""
         if self.prepared is None:
-            raise ValueError("plan: expected training records of known lengths, got none, or a stream")
+            raise ValueError("plan: expected training records, got none")
         sampler = self._get_train_sampler()
         return preparation.make_plan(self.flops, self.prepared, self.jepa, sampler, self.data_collator, args=self.args)
 
@@ -281,7 +261,6 @@ class JepaTrainer(Trainer):
             UserError: memory has run out, or a loss or a gradient is not finite; no checkpoint has been touched.
         """
         self.guard.skipped = 0
-        self.stream_counts = StreamCounts()
         with failures.naming_the_batch(lambda: failures.describe_step(self)):
             result = super().train(resume_from_checkpoint, *args, **kwargs)
         self.guard.begin_step()
@@ -302,7 +281,7 @@ class JepaTrainer(Trainer):
     @property
     def source(self) -> str:
         """What errors call the file of the training records."""
-        return self.stream.name if self.stream is not None else self.prepared.source if self.prepared else "<memory>"
+        return self.prepared.source if self.prepared else "<memory>"
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the terms, the monitors and the speed to a line of training logs."""
@@ -312,7 +291,6 @@ class JepaTrainer(Trainer):
                 # Of a step that was skipped.
                 del logs["grad_norm"]
             more = {"nonfinite_steps": float(self.guard.skipped)} if self.guard.skipped else {}
-            more |= {} if self.stream is None else self.stream_counts.columns()
             # The weights with a schedule are those of the last step.
             progress = max(self.state.global_step - 1, 0) / max(self.state.max_steps, 1)
             logs = self.meter.line(logs, progress, {**more, "total_flos": self.state.total_flos})

@@ -1,0 +1,338 @@
+r"""Read answers out of generated text and compare them: as text, or as answers to a mathematical problem.
+
+A mathematical answer is read only where it is marked: in ``\boxed{...}`` or behind ``####``. Two answers are compared
+as numbers, or as text if neither is a number; a number never equals an answer that is none. A model may generate any
+text, so all work is bounded by a small multiple of its length.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_left
+from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
+from functools import cache
+from typing import NamedTuple
+
+# Narrow and non-breaking spaces, which group the digits of a number.
+_GROUPING_SPACES = "\u2009\u202f\u00a0"
+# Other programs leave </s> or <|im_end|> in their output.
+_SPECIAL_TOKEN = re.compile(r"</s>|<\|")
+_LAST_TOKENS = re.compile(r"(?:</s>|<\|\w{1,40}\|>)\Z")
+_FENCE = re.compile(r"^[^\S\n]*(?:```|~~~)\w*[^\S\n]*\n")
+_CODE = re.compile(
+    r"(?P<fence>```|~~~)(?:\w*[^\S\n]*\n)?(?P<block>(?:(?!(?P=fence)).)+)(?P=fence)|`(?P<inline>[^`\n]+)`", re.DOTALL
+)
+_SHORT_BOX = re.compile(r"\$*\\(?:boxed|text)\s*\{([^{}]*)\}\$*")
+# Number of characters that answer_start reads; the limit keeps its searches short.
+_LONGEST_START = 2000
+
+
+@cache
+def _plain_character(character: str) -> str:
+    kind = unicodedata.category(character)
+    if kind == "Nd":
+        return str(unicodedata.decimal(character))
+    if "\uff01" <= character <= "\uff5e":
+        return chr(ord(character) - 0xFF01 + ord("!"))
+    if unicodedata.decomposition(character).startswith("<fraction>"):
+        return " " + unicodedata.normalize("NFKC", character).replace("\u2044", "/")
+    if kind == "Zs" and character not in _GROUPING_SPACES:
+        return " "
+    return "" if kind == "Cf" else character
+
+
+def plain_characters(text: str) -> str:
+    """Replace characters by the ASCII characters that look the same.
+
+    Digits of all scripts and full-width forms become ASCII, ``½`` becomes `` 1/2``, spaces become plain ones except
+    those that group digits, and invisible characters (zero-width spaces, direction marks) are removed.
+    """
+    return text if text.isascii() else "".join(map(_plain_character, text))
+
+
+def before_special_token(text: str) -> str:
+    """A text up to its first ``</s>`` or ``<|``, which begins a special token."""
+    return _SPECIAL_TOKEN.split(text, maxsplit=1)[0]
+
+
+def answer_start(text: str) -> str:
+    """The beginning of an answer in plain characters, without a code fence or box, up to a special token."""
+    start = before_special_token(plain_characters(text.strip()[:_LONGEST_START])).strip()
+    return _SHORT_BOX.sub(r"\1", _FENCE.sub("", start)).strip()
+
+
+def strip_code_fence(text: str) -> str:
+    """An answer without the fence or backticks that enclose all of it, and without a special token at its end."""
+    text = _LAST_TOKENS.sub("", text.strip()).strip()
+    code = _CODE.fullmatch(text)
+    return (code["block"] or code["inline"]).strip() if code else text
+
+
+def text_scores(generated: str, truth: str) -> dict[str, bool | float]:
+    """Whether the generated text is the truth (``exact``), begins with it (``prefix``) or ``contains`` it."""
+    said, truth = generated.strip(), truth.strip()
+    return {"exact": said == truth, "prefix": said.startswith(truth), "contains": truth in generated}
+
+
+# After "####" comes a space or the beginning of a number; or mark and answer are together in bold face or in backticks.
+_HASHES = re.compile(
+    rf"(?<!\S)####(?:[ \t{_GROUPING_SPACES}]+(?=[^\s#])|(?=[-+−.\d$€£¥*`\\(]))(?P<line>[^\n]+)"
+    r"|(?P<around>\*\*|`)####[ \t]*(?P<inside>[^\s*`][^*`\n]*)(?P=around)"
+)
+# Braces nest six deep at most; those behind a backslash do not group.
+_CONTENT = r"(?:[^{}\\]|\\.)*+"
+for _ in range(6):
+    _CONTENT = rf"(?:[^{{}}\\]|\\.|\{{{_CONTENT}\}})*+"
+_BOX = re.compile(rf"\\boxed\s*+\{{({_CONTENT})\}}", re.DOTALL)
+
+
+def marked_answers(text: str) -> list[str]:
+    r"""The answers that a text marks, in order: contents of ``\boxed{...}``, and the rest of a line behind ``####``.
+
+    A box that is not closed or is empty marks nothing. Of nested marks, as in ``#### \boxed{18}``, the innermost
+    counts. White space must precede ``####``, except in ``**#### 18**``. Digits of any script are returned as ASCII,
+    invisible characters are removed, and a line ends at a special token.
+    """
+    text = plain_characters(text)
+    boxes = list(_boxes(text, 0))
+    starts = [start for start, _ in boxes]
+    lines = [
+        (match.start(), before_special_token(match["line"] or match["inside"]))
+        for match in _HASHES.finditer(text)
+        if bisect_left(starts, match.start()) == bisect_left(starts, match.end())
+    ]
+    return [answer.strip() for _, answer in sorted([*boxes, *lines]) if answer.strip()]
+
+
+def _boxes(text: str, offset: int) -> Iterator[tuple[int, str]]:
+    """Place and content of the closed boxes that contain no other box."""
+    for match in _BOX.finditer(text):
+        inner = list(_boxes(match[1], offset + match.start(1)))
+        yield from inner or [(offset + match.start(), match[1])]
+
+
+class Number(NamedTuple):
+    """A number with its unit.
+
+    Attributes:
+        value: the exact value; 0.1 is a tenth.
+        unit: the words of the unit in the singular and lower case; empty if there is none.
+    """
+
+    value: Fraction
+    unit: tuple[str, ...]
+
+
+# Digits in groups of three, or, as in India, of two before the last three.
+_INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}|[0-9]+)"
+_DECIMAL = rf"(?:{_INTEGER}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{{1,2}})?"
+_FRACTION = (
+    rf"\\frac\s*(?:\{{\s*(?P<over>[+-]?{_INTEGER})\s*\}}\s*\{{\s*(?P<under>{_INTEGER})\s*\}}"
+    rf"|(?P<digit_over>[0-9])\s*(?P<digit_under>[0-9]))"
+    rf"|(?P<left>{_INTEGER})\s*/\s*(?P<right>{_INTEGER})"
+)
+_NUMBER = re.compile(
+    r"(?P<sign>[+-]?)\s*(?P<currency>(?:[$€£¥₹]|(?i:usd|eur|gbp|jpy|inr|rs\.?))?)\s*(?P<inner_sign>[+-]?)\s*"
+    rf"(?:(?:(?P<whole>{_INTEGER})(?:\s+|(?=\\frac)))?(?:{_FRACTION})|(?P<decimal>{_DECIMAL}))"
+    # The number must not continue, as in 1,2 or 1.2.3 or 1/2/3.
+    r"(?![0-9]|[.,/]\s*[0-9])"
+)
+_ABOUT = re.compile(r"^(?:≈|\\approx\b|(?i:about|approximately|approx\.?|roughly|around)\s)\s*")
+_WORD = r"[^\W\d_]+(?:\^\{?-?[0-9]\}?|[²³])?"
+_UNIT = re.compile(rf"(?P<sign>[%$€£¥₹]?)\s*(?P<words>(?:{_WORD}(?:[ .·*-]+{_WORD})*)?)")
+
+_SIGNS = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee", "%": "percent"}
+_CURRENCIES = {"usd": "dollar", "eur": "euro", "gbp": "pound", "jpy": "yen", "inr": "rupee", "rs": "rupee"}
+_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+# Any other letter behind a number is algebra (5x, 2n) or a scale (3k, 2M), but in a script without capitals (5元).
+_LETTER_UNITS = frozenset("mglLshWVJ")
+# "18 or more" and "3 to one" do not mean the number before these words.
+_NOT_UNITS = re.compile(r"\b(?:or|and|to|not|plus|minus|times|by|over|out|if|but|is|are|was|were)\b")
+_POWERS = ("squared", "cubed", "factorial")
+_LONGEST_UNIT = 5
+# Numbers of characters above any real number, or sentence that states one; they limit the time.
+_LONGEST_NUMBER = 120
+_LONGEST_STATEMENT = 400
+# A longer answer is compared without removing its decoration.
+_LONGEST_TEXT = 2000
+
+_WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\s*\{([^{}]*)\}")
+_REPLACEMENTS = (
+    (r"\\[dt]frac", r"\\frac"),
+    (r"\\left(?![a-z])|\\right(?![a-z])", ""),
+    (r"\{,\}", ","),
+    # Narrow spaces group digits; an escaped space or a tie separates words.
+    (rf"\\[,!;:]|[{_GROUPING_SPACES}]", ""),
+    (r"\\ |~", " "),
+    (r"\\([$%])", r"\1"),
+    (r"\^\s*(?:\{\s*)?\\circ\s*\}?|°", " degrees "),
+    (r"[−–]", "-"),
+    # Scientific notation, 2 \times 10^3.
+    (r"(?<=[0-9])\s*(?:\\times|\\cdot|×|·)\s*10\s*\^\s*(?:\{\s*([+-]?[0-9]{1,2})\s*\}|([+-]?[0-9]{1,2}))", r"e\1\2"),
+)
+_DELIMITERS = {"$$": "$$", "$": "$", r"\(": r"\)", r"\[": r"\]", "**": "**", "*": "*", "`": "`", "{": "}"}
+
+
+def _clean(text: str) -> str:
+    """Remove decoration from an answer: delimiters of formulas, bold face, LaTeX spacing, a full stop at the end."""
+    text = plain_characters(text)
+    if len(text) > _LONGEST_TEXT:
+        return text.strip()
+    previous = None
+    while text != previous:
+        previous = text
+        text = _WRAPPER.sub(r" \1 ", text)
+    for pattern, replacement in _REPLACEMENTS:
+        text = re.sub(pattern, replacement, text)
+    previous = None
+    while text != previous:
+        previous = text
+        text = text.strip().removesuffix(".").strip()
+        for opening, closing in _DELIMITERS.items():
+            inner = text[len(opening) : len(text) - len(closing)]
+            if text.startswith(opening) and text.endswith(closing) and inner and closing not in inner:
+                text = inner
+                break
+    return text
+
+
+def parse_number(text: str) -> Number | None:
+    r"""Parse an answer that is a number, perhaps with a unit; None if it is anything else.
+
+    Understood: signs, thousands separators (``1,000``, ``1{,}000``), decimals, currency signs before or behind,
+    simple fractions (``3/4``, ``\frac{3}{4}``, ``1 1/2``, ``½``), powers of ten (``2\times 10^3``), units in words,
+    scale words (``3 million``), LaTeX spacing and text commands, digits of any script. Percent is a unit: ``50%``
+    equals ``50`` and ``50 percent``, not ``0.5``. Refused on purpose: several numbers, calculations, letters that stand
+    for values.
+    """
+    text = _clean(text)
+    if len(text) > _LONGEST_NUMBER:
+        return None
+    text = _ABOUT.sub("", text, count=1)
+    match = _NUMBER.match(text)
+    if match is None or (match["sign"] and match["inner_sign"]):
+        return None
+    unit = _parse_unit(text[match.end() :].replace("/", " per ").strip())
+    value = _value(match)
+    if unit is None or value is None:
+        return None
+    words, scale = unit
+    if match["currency"]:
+        sign = match["currency"].lower().rstrip(".")
+        words = (_SIGNS.get(sign) or _CURRENCIES[sign], *words)
+    negative = "-" in (match["sign"], match["inner_sign"])
+    return Number((-value if negative else value) * scale, words)
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    if match["decimal"] is not None:
+        return Fraction(Decimal(match["decimal"].replace(",", "")))
+    over = match["over"] or match["digit_over"] or match["left"]
+    under = match["under"] or match["digit_under"] or match["right"]
+    numerator, denominator = (int(part.replace(",", "")) for part in (over, under))
+    if denominator == 0 or (match["whole"] and numerator < 0):
+        return None
+    return int((match["whole"] or "0").replace(",", "")) + Fraction(numerator, denominator)
+
+
+def _parse_unit(text: str) -> tuple[tuple[str, ...], int] | None:
+    """The words of a unit and the factor of its scale words; None for text that is no unit."""
+    match = _UNIT.fullmatch(text)
+    if match is None:
+        return None
+    words = re.split(r"[ .·*-]+", match["words"]) if match["words"] else []
+    letter = words[0] if len(words) == 1 and len(words[0]) == 1 else None
+    if letter and letter not in _LETTER_UNITS and unicodedata.category(letter) != "Lo":
+        return None
+    words = [word.lower() for word in words]
+    scale = 1
+    while words and words[0] in _SCALES:
+        scale *= _SCALES[words.pop(0)]
+    if len(words) > _LONGEST_UNIT or _NOT_UNITS.search(text.lower()) or text.lower().startswith(_POWERS):
+        return None
+    singular = [_CURRENCIES.get(word) or (word.removesuffix("s") if len(word) > 2 else word) for word in words]
+    return (*([_SIGNS[match["sign"]]] if match["sign"] else []), *singular), scale
+
+
+_VERBS = r"\b(?:is|are|was|were|equals)\b"
+_STATEMENT = re.compile(rf"(?P<subject>.*)(?P<copula>=|:|≈|\\approx\b|{_VERBS})(?P<rest>.*)", re.DOTALL)
+_TERM = r"[\s($€£]*[-+−]?[0-9][0-9.,]*[)%\s]*"
+_CALCULATION = re.compile(rf"(?:[^0-9]*(?:=|:|{_VERBS}))?{_TERM}(?:(?:[-+−*/×÷·=x]|\\times|\\cdot){_TERM})*")
+
+
+def _parse_statement(text: str) -> tuple[Number, str] | None:
+    """The one number that an answer states, and its symbol ("x" in "x = 5", else empty); None if there is none."""
+    number = parse_number(text)
+    if number is not None:
+        return number, ""
+    text = _clean(text).replace("**", "")
+    match = _STATEMENT.fullmatch(text) if len(text) <= _LONGEST_STATEMENT else None
+    if match is None:
+        return None
+    subject, number = match["subject"].strip(" \t\n$"), parse_number(match["rest"])
+    if number is None or subject.endswith(("!", "<", ">")):
+        return None
+    # "x = 5, y = 8" states two answers, "6 * 3 = 18" one.
+    calculated = match["copula"] not in ":" and _CALCULATION.fullmatch(subject)
+    if re.search("[0-9]", subject) and not calculated:
+        return None
+    return number, subject if len(subject) == 1 and subject.isalpha() else ""
+
+
+def stated_number(text: str) -> Number | None:
+    """The number that a marked answer states, bare or in a short sentence or equation.
+
+    Beyond :func:`parse_number`: ``The final answer is 8.``, ``x = 8``, ``6 + 2 = 8``, ``Answer: **8**``. Refused:
+    several numbers, ranges, alternatives, denials, bounds and questions.
+    """
+    stated = _parse_statement(text)
+    return None if stated is None else stated[0]
+
+
+def same_answer(answer: str, truth: str) -> bool:
+    """Whether two answers are equal.
+
+    Numbers (:func:`stated_number`) are compared exactly. Units are compared only if both answers have one; then one
+    must begin with the other (``$18`` equals ``18 dollars per day``; ``5 cm`` is not ``5 m``). ``x = 5`` is not
+    ``y = 5``. Other answers are compared as text without spaces and LaTeX decoration, with regard to case.
+    """
+    stated, true = _parse_statement(answer), _parse_statement(truth)
+    if stated is None and true is None:
+        return "".join(_clean(answer).split()) == "".join(_clean(truth).split())
+    if stated is None or true is None:
+        return False
+    (number, symbol), (true_number, true_symbol) = stated, true
+    if symbol and true_symbol and symbol != true_symbol:
+        return False
+    shared = min(len(number.unit), len(true_number.unit))
+    return number.value == true_number.value and number.unit[:shared] == true_number.unit[:shared]
+
+
+def canonical(answer: str) -> str:
+    """The same string for equal answers, so that votes can be counted: ``$18.00`` and ``18`` give ``18``.
+
+    Units are dropped; an answer that is no number is returned without spaces and LaTeX decoration.
+    """
+    number = stated_number(answer)
+    return "".join(_clean(answer).split()) if number is None else str(number.value)
+
+
+def last_number(text: str) -> str | None:
+    """The last number of a text as written, with its sign or as a fraction: a guess at an answer that is not marked.
+
+    None if there is none or the last one is unclear (``1.2.3``).
+    """
+    text = plain_characters(text)
+    end = max(map(text.rfind, "0123456789")) + 1
+    # Search only as far back as a number can reach; LaTeX spaces and braces that group digits become commas.
+    near = re.sub(r"\{,\}|\\,", ",", text[max(0, end - _LONGEST_NUMBER) : end])
+    runs = list(re.finditer(r"[0-9][0-9.,/]*", near))
+    if not runs or (runs[-1].start() == 0 and end > _LONGEST_NUMBER):
+        return None
+    before = near[: runs[-1].start()].rstrip("$€£¥")
+    sign = "-" if re.search(r"(?:^|[^\w)\]])[-−]$", before) else ""
+    written = sign + runs[-1][0].rstrip(".,/")
+    return written if parse_number(written) is not None else None

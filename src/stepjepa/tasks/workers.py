@@ -1,0 +1,155 @@
+"""Run untrusted or unbounded work in separate processes, with limits of time and memory for each call."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.context import SpawnContext, SpawnProcess
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from stepjepa.errors import UserError
+
+_MOST_WORKERS = 8
+# Exit code of a process that ran out of memory; a number that neither Python nor shells use.
+_OUT_OF_MEMORY = 113
+_LONGEST_MESSAGE = 500
+
+
+class Outcome(NamedTuple):
+    """The value that a call returned; or why it failed: ``time``, ``memory``, ``crash`` or ``error``, and a message."""
+
+    value: Any
+    failure: str | None = None
+    message: str = ""
+
+
+class Workers:
+    """A pool of processes that run one function.
+
+    If a call reaches a limit, only its own process is ended. The processes are spawned, not forked, and import only the
+    function's module, so they stay small even if this process holds a model.
+
+    Args:
+        function: a function at the top level of a module that is quick to import and has no side effects.
+        seconds: time limit of a call, counted from its own beginning.
+        memory: memory limit of a call in MiB, beyond what its process uses at the start; enforced only on Linux.
+        processes: number of processes; None for one per CPU core, at most 8.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], *, seconds: float, memory: int, processes: int | None = None
+    ) -> None:
+        from pebble import ProcessPool
+
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+        self._function, self._seconds, self._memory = function, seconds, memory
+        self._pool = ProcessPool(
+            processes or min(cores, _MOST_WORKERS),
+            initializer=_set_limits,
+            initargs=(memory, os.getpid()),
+            context=_Context(),
+        )
+
+    def map(self, calls: Sequence[tuple[Any, ...]]) -> list[Outcome]:
+        """Call the function with each tuple of arguments, in parallel, and wait for all.
+
+        Raises:
+            UserError: a process can't start, most likely because the memory limit is too low.
+            RuntimeError: the pool is closed.
+        """
+        try:
+            with _replaced(os.environ, "PYTHONSAFEPATH", "1"):
+                futures = [self._pool.schedule(_call, (self._function, each), timeout=self._seconds) for each in calls]
+            return [self._outcome(future) for future in futures]
+        except BaseException:
+            # On Ctrl-C above all, the program must not wait for the processes.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.stop()
+        self._pool.join()
+
+    def _outcome(self, future: Any) -> Outcome:
+        from concurrent.futures.process import BrokenProcessPool
+
+        from pebble import ProcessExpired
+
+        try:
+            return Outcome(future.result())
+        except BrokenProcessPool:
+            name = f"{self._function.__module__}.{self._function.__name__}"
+            told = f"a process for {name} ended before it got work; allow it more than {self._memory} MiB of memory"
+            raise UserError(told) from None
+        except ProcessExpired as error:
+            if error.exitcode == _OUT_OF_MEMORY:
+                return Outcome(None, "memory", f"took more than {self._memory} MiB")
+            return Outcome(None, "crash", f"the process ended with code {error.exitcode}")
+        except TimeoutError:
+            return Outcome(None, "time", f"took longer than {self._seconds:g} s")
+        except Exception as error:  # an exception of the function concerns only this call
+            return Outcome(None, "error", f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE])
+
+
+@contextmanager
+def _replaced(mapping: MutableMapping[str, Any], key: str, value: Any) -> Iterator[None]:
+    before = mapping.get(key)
+    mapping[key] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del mapping[key]
+        else:
+            mapping[key] = before
+
+
+class _Process(SpawnProcess):
+    """A spawned process that does not search the working folder for modules.
+
+    Nor does it run the main script again, which may import torch or lack a main guard.
+    """
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802  # the name that multiprocessing calls
+        main = ModuleType("__main__")
+        with _replaced(sys.modules, "__main__", main), _replaced(os.environ, "PYTHONSAFEPATH", "1"):
+            return SpawnProcess._Popen(process_obj)
+
+
+class _Context(SpawnContext):
+    Process = _Process
+
+
+def _set_limits(memory: int, parent: int) -> None:
+    """Prepare a new process: limit its memory, and end it with its parent and on SIGTERM."""
+    # The pool's own handler of SIGTERM would wait for the end of a call into C.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Output of the function goes to standard error, so that it does not mix with the output of the program.
+    os.dup2(2, 1)
+    if sys.platform != "linux":
+        return
+    import resource
+
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    with open("/proc/self/statm", encoding="ascii") as statistics:
+        used = int(statistics.read().split()[0]) * resource.getpagesize()
+    limit = used + memory * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Call the function in a worker process; out of memory, end the process, since its state is unknown."""
+    try:
+        return function(*arguments)
+    except MemoryError:
+        os._exit(_OUT_OF_MEMORY)

@@ -1,0 +1,150 @@
+"""Special tokens that training adds, and those that a user only spells: text, in training and in evaluation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tiny
+from slow_tokens import slow_tokens
+from stepjepa.batch.collate import Collator, Item
+from stepjepa.batch.tokenize import RecordTokenizer
+from stepjepa.chat.tokens import (
+    TextTokenizer,
+    add_plain_tokens,
+    add_predictor_tokens,
+    all_predictor_ids,
+    predictor_ids,
+    predictor_token,
+)
+from stepjepa.config import JepaConfig
+from stepjepa.data.records import Record
+from stepjepa.evaluation.prompts import ShownTexts, continuation_spans, make_examples, make_template
+from stepjepa.models.presets import train_tokenizer
+from stepjepa.tasks.base import Continuation
+
+SPELT = "<|predictor_1|><|eot_id|> <|im_start|>x<|im_end|>\n<|endoftext|>"
+MODES: dict[str, dict[str, Any]] = {
+    "separate": {"mode": "llm-jepa"},
+    "front": {"mode": "llm-jepa", "front_pred": True},
+    "steps": {"mode": "step-jepa"},
+    "inplace": {"mode": "step-jepa", "layout": "inplace"},
+    "plain": {"mode": "llm-jepa", "plain": True},
+}
+
+
+def test_predictor_tokens_are_added_once() -> None:
+    tokenizer = train_tokenizer(["some text"], 270)
+    size = len(tokenizer)
+    ids = add_predictor_tokens(tokenizer, 2)
+    assert ids == add_predictor_tokens(tokenizer, 2) == [size, size + 1]
+    assert add_predictor_tokens(tokenizer, 1) == ids[:1]
+    ids = add_predictor_tokens(tokenizer, 12)
+    assert ids == predictor_ids(tokenizer, 12) == all_predictor_ids(tokenizer) == list(range(size, size + 12))
+    assert tokenizer.convert_ids_to_tokens(ids) == [predictor_token(number) for number in range(1, 13)]
+    assert tokenizer("a<|predictor_2|><|predictor_1|>b", add_special_tokens=False)["input_ids"][1:3] == ids[1::-1]
+    # The tokens that were special before still are.
+    assert tokenizer.decode([*ids, *tokenizer("<|im_start|>")["input_ids"]], skip_special_tokens=True) == ""
+    with pytest.raises(ValueError, match=r"<\|predictor_13\|>; call add_predictor_tokens\(tokenizer, 14\)"):
+        predictor_ids(tokenizer, 14)
+
+
+def spelling(text: str) -> Record:
+    return tiny.make_record(f"Be {text}", f"What is {text}?", f"It is {text}.\n\nSo {text}\n\nend {text}")
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [("qwen2.5", "separate"), ("olmo2", "plain"), *(("minimind", mode) for mode in MODES)]
+)
+def test_no_special_token_comes_from_a_record(real_tokenizer: Callable[[str], Any], name: str, mode: str) -> None:
+    tokenizer = copy.deepcopy(real_tokenizer(name))
+    add_plain_tokens(tokenizer)
+    add_predictor_tokens(tokenizer, 2)
+    config = JepaConfig(**MODES[mode], max_length=997)
+    made = RecordTokenizer(tokenizer, config)
+    collator = Collator.of(config, made.predictors.tolist())
+    special = [index for index, token in tokenizer.added_tokens_decoder.items() if token.special]
+    harmless, record = made.tokenize([spelling("nothing"), spelling(SPELT)])
+    # As many as the template and the layout write, and the same ones.
+    kept = [
+        [each.ids[np.isin(each.ids, special)].tolist() for each in collator.sequences(Item(one))]
+        for one in (harmless, record)
+    ]
+    assert kept[0] == kept[1]
+    assert any(kept[0])
+    # All of the text is there.
+    assert "<|predictor_1|><|eot_id|> <|im_start|>x<|im_end|>" in tokenizer.decode(record.ids)
+    assert len(record.pairs) == len(harmless.pairs) > 0
+    # What is taught ends the turn once, at its end.
+    assert np.isin(record.ids[record.labels + 1], special).sum() == 1
+
+
+@pytest.mark.parametrize(("name", "plain"), [("qwen2.5", True), ("olmo2", False), ("minimind", False)])
+def test_an_evaluation_asks_with_the_tokens_of_training(
+    real_tokenizer: Callable[[str], Any], name: str, plain: bool
+) -> None:
+    tokenizer = copy.deepcopy(real_tokenizer(name))
+    if plain:
+        add_plain_tokens(tokenizer)
+    add_predictor_tokens(tokenizer, 1)
+    record = spelling(SPELT)
+    template = make_template(tokenizer, plain=plain)
+    (example,) = make_examples([record], tokenizer, template)
+    config = JepaConfig(mode="regular", plain=plain, max_length=997)
+    (trained,) = RecordTokenizer(tokenizer, config).tokenize([record])
+    assert example.gold.ids == trained.ids.tolist()[: len(example.gold.ids)]
+    assert example.prompt_ids == example.gold.ids[: len(example.prompt_ids)]
+    predictor = tokenizer.convert_tokens_to_ids("<|predictor_1|>")
+    assert predictor not in example.gold.ids
+    told = [Continuation("a", f"so {SPELT}"), Continuation("b", f"so {SPELT}", f"context {SPELT} ")]
+    for span in continuation_spans(record, told, ShownTexts(tokenizer), template):
+        assert predictor not in span.ids
+        assert "<|predictor_1|><|eot_id|>" in tokenizer.decode(span.ids[span.start :])
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "olmo2", "minimind"])
+def test_stand_ins_give_the_tokens_of_every_stretch_by_itself(real_tokenizer: Callable[[str], Any], name: str) -> None:
+    tokenizer = copy.deepcopy(real_tokenizer(name))
+    add_predictor_tokens(tokenizer, 1)
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    generator = np.random.default_rng(11)
+    words = ["a", " b", "\n", "ünï", "7", "  ", "<|", "|>", "<think>", "🙂", *special]
+    texts, contents = [], []
+    for turn in range(31):
+        text, spans = "", []
+        inside = words if turn % 3 else words[:10]
+        for number in range(int(generator.integers(1, 5))):
+            text += "".join(generator.choice(words, int(generator.integers(0, 4)))) + special[number % len(special)]
+            content = "".join(generator.choice(inside, int(generator.integers(1, 7))))
+            spans.append((len(text), len(text) + len(content)))
+            text += content
+        texts.append(text + special[0])
+        contents.append(spans)
+    made = TextTokenizer(tokenizer)
+    assert 0 < sum(map(made.spelt, texts, contents)) < len(texts)
+    # Together, and one by one.
+    for found in (
+        made(texts, contents),
+        [made([text], [spans])[0] for text, spans in zip(texts, contents, strict=True)],
+    ):
+        for tokens, text, spans in zip(found, texts, contents, strict=True):
+            for one, other in zip(tokens, slow_tokens(tokenizer, text, spans), strict=True):
+                assert one.tolist() == other.tolist(), text
+    # Where a text holds the character of a stand-in, another one is taken.
+    text = f"{made._stands_for[special[0]]}{special[0]}"
+    assert tokenizer.decode(made([text], [[(0, len(text))]])[0].ids) == text
+    assert tokenizer(special[0])["input_ids"] == [tokenizer.convert_tokens_to_ids(special[0])], "left as it was"
+
+
+def test_a_token_that_reaches_over_an_end_of_a_content_is_none(trained_tokenizer: Any) -> None:
+    made = TextTokenizer(trained_tokenizer)
+    text = "a<|im_end|>"
+    assert [made.spelt(text, [span]) for span in ((0, 1), (0, 2), (1, 11), (10, 11), (3, 4))] == [
+        *(False, True, True, True),
+        # The part in the middle of a token that the template writes around it can't be told by its ends.
+        False,
+    ]

@@ -1,0 +1,174 @@
+"""A comparison as text, Markdown, JSON and picture: the same numbers, and nothing that breaks them."""
+
+import json
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from made_up_runs import make_run
+from stepjepa.errors import UserError
+from stepjepa.experiments.comparison import compare, verdict
+from stepjepa.experiments.plot import check_picture, draw, write_picture
+from stepjepa.experiments.tables import FORMATS, tables
+
+LLM = {"mode": "llm-jepa"}
+RIGHT = {
+    "regular": {23: "11000000", 37: "11100000", 82: "10000000"},
+    "jepa": {23: "11110000", 37: "11100100", 82: "11110000", 4: "11111111"},
+}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    made = []
+    for name, seeds in RIGHT.items():
+        for seed, right in seeds.items():
+            jepa, tokens = (LLM, 1500.0) if name == "jepa" else (None, 1000.0)
+            stopped = right if name == "regular" else None
+            parts = {"jepa": jepa, "tokens": tokens, "stopped": stopped, "flops": 8e9 * tokens}
+            made.append(make_run(tmp_path / f"{name}-{seed}", right, seed=seed, **parts))
+    return made
+
+
+@pytest.fixture
+def groups(tmp_path):
+    """Four arms: one equal in both, in steps, in FLOPs, in neither."""
+    made = [make_run(tmp_path / "regular", "1100", flops=8e12)]
+    for k, (steps, flops) in enumerate([(10, 8.1e12), (10, 16e12), (5, 7.9e12), (7, 12e12)], start=1):
+        jepa = {**LLM, "predictors": k}
+        made.append(make_run(tmp_path / f"k{k}", "1110", jepa=jepa, steps=steps, flops=flops))
+    return made
+
+
+def rows_of(table):
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+def test_tables_by_hand(runs):
+    arms, seeds, examples, each = map(rows_of, tables(compare(runs)))
+    # jepa: 4, 4, 4 and 8 of 8: mean 5/8, std sqrt((3 + 9) / 3) / 8 = 2/8.
+    figures = {"LM loss": "0.500", "matched": "0.750", "shuffled": "0.250", "seconds": "2"}
+    same = dict.fromkeys(("exact", "prefix", "stop rate"), "25.00% ± 12.50")
+    assert arms == [
+        {"arm": "regular", "seeds": "3", **same, **figures, "tokens": "1,000", "FLOPs": "8e+12"},
+        dict(
+            zip(arms[0], ("llm-jepa", "4", "* 62.50% ± 25.00", "62.50% ± 25.00", "100.00% ± 0.00"), strict=False),
+            **{**figures, "tokens": "1,500", "FLOPs": "1.2e+13"},
+        ),
+    ]
+    # Differences 2, 1, 3 eighths: 25 points, std 12.5, half the interval 4.3027 * 12.5 / sqrt(3) = 31.05.
+    ends = "[-6.05, +56.05]"
+    points = {"Δ exact": f"+25.00 {ends}", "Δ prefix": f"+25.00 {ends}", "Δ stop rate": "+75.00 [+43.95, +106.05]"}
+    p_values = {"p, one-tailed": "0.0371", "p, two-tailed": "0.0742", "Holm": "0.0371"}
+    assert seeds == [{"arm": "llm-jepa", "pairs": "3", **points, **p_values, "tokens": "× 1.50", "FLOPs": "× 1.50"}]
+    assert [tuple(row.values()) for row in examples] == [("llm-jepa", "6", "0", "0", "0.0625", "0.1250", "0.0625")]
+    assert [tuple(row.values()) for row in each][2:5] == [
+        ("regular", "82", "12.50%", "12.50%", "12.50%", "–", "–", "–", "regular-82"),
+        ("llm-jepa", "4", "100.00%", "100.00%", "100.00%", "–", "–", "–", "jepa-4"),
+        ("llm-jepa", "23", "50.00%", "50.00%", "100.00%", "2", "0", "0.5000", "jepa-23"),
+    ]
+
+
+IN_GROUPS = {
+    "At equal steps": ["llm-jepa K=1", "llm-jepa K=2"],
+    "At equal FLOPs": ["llm-jepa K=1", "llm-jepa K=3"],
+    "At neither equal steps nor FLOPs": ["llm-jepa K=4"],
+}
+
+
+def test_arms_are_grouped_by_what_is_equal_in_every_format(groups):
+    comparison = compare(groups)
+    titles = [table.title.partition(", against regular, paired by ")[::2] for table in tables(comparison)[1:-1]]
+    assert [heading for heading, _ in titles] == 2 * list(IN_GROUPS)
+    assert [rest.startswith("seed") for _, rest in titles] == [True] * 3 + [False] * 3
+    for (heading, _), table in zip(titles, tables(comparison)[1:-1], strict=True):
+        assert [row[0] for row in table.rows] == IN_GROUPS[heading]
+        assert "Holm's correction" in table.title
+    ratios = {row["arm"]: row["FLOPs"] for table in tables(comparison)[1:4] for row in rows_of(table)}
+    assert list(ratios.values()) == ["× 1.01", "× 2.00", "× 0.99", "× 1.50"]
+    for kind in ("text", "markdown"):
+        text = FORMATS[kind](comparison)
+        places = [text.index(f"{heading}, against") for heading in IN_GROUPS]
+        assert places == sorted(places)
+    value = json.loads(FORMATS["json"](comparison))
+    assert [arm["difference"]["equal"] for arm in value["arms"][1:]] == [["steps", "FLOPs"], ["steps"], ["FLOPs"], []]
+    labels = [label.get_text() for label in draw(comparison).axes[0].get_yticklabels()]
+    ends = ["[steps, FLOPs]", "[steps]", "[FLOPs]", "[neither steps nor FLOPs]"]
+    assert labels == ["regular", *(f"llm-jepa K={k} {end}" for k, end in enumerate(ends, start=1))]
+
+
+def test_text_fits_80_columns_and_begins_with_the_verdict(runs):
+    for names, first in (((), "llm-jepa"), (("regular", "step-jepa layout=inplace lbd=0.5 predictors=2"), "(2)")):
+        text = FORMATS["text"](compare(runs, names=names))
+        assert max(map(len, text.splitlines())) <= 80
+        assert text.startswith("at equal steps, better than regular in exact: ")
+        # Every table is aligned, and names its row in each of its blocks.
+        for block in re.findall(r"(?m)^arm .*\n-.*\n(?:.+\n)+", text):
+            head, rule, *rows = block.splitlines()
+            assert len(head) == len(rule) == max(map(len, rows))
+            assert rows[-1].startswith(first)
+        assert f"{first} step-jepa layout" in text or not names
+        assert "note: " in text
+
+
+def test_the_verdict_by_hand(runs, groups):
+    """Differences 2, 1, 3 eighths: mean 25, std 12.5; of one-tailed tests with 2 degrees of freedom."""
+    # (2.920 + 1.061) * 12.5 / sqrt(3)
+    assert verdict(compare(runs)) == (
+        "at equal steps, better than regular in exact: llm-jepa by +25.00 points [-6.05, +56.05] over 3 seeds "
+        "(one-tailed Holm p 0.0371); 3 seeds could have shown a difference of 28.7 points (in 80% of cases)"
+    )
+    # (4.303 + 1.061) * 12.5 / sqrt(3)
+    assert verdict(compare(runs, tails="two")) == (
+        "at equal steps, no arm is shown to be better than regular in exact; 3 seeds could have shown a difference of "
+        "38.7 points (in 80% of cases)"
+    )
+    said = verdict(compare(groups)).split("; ")
+    assert [part.partition(", ")[0] for part in said[:3]] == [
+        heading.lower().replace("flops", "FLOPs") for heading in IN_GROUPS
+    ]
+    assert said[3] == "without two seeds in common with the baseline nothing can be shown over seeds"
+
+
+def test_json_holds_every_number(runs):
+    comparison = compare(runs)
+    value = json.loads(FORMATS["json"](comparison))
+    assert (value["baseline"], value["corrected"]) == ("regular", "one-tailed p, Holm")
+    assert value["notes"] == list(comparison.notes)
+    regular, jepa = value["arms"]
+    assert regular["difference"] is None
+    assert jepa["headline"] == {"n": 4, "mean": 0.625, "std": pytest.approx(0.25)}
+    assert jepa["settings"]["mode"] == "llm-jepa"
+    found = jepa["difference"]
+    assert found["seeds"] == ["23", "37", "82"]
+    assert set(found["headline"]) == {*("n", "mean", "std", "low", "high", "t", "p_greater", "p_two_sided")}
+    assert set(found) == {
+        *("seeds", "headline", "lenient", "stopped", "holm", "by_example", "by_example_holm"),
+        *("gained_lenient_before", "token_ratio", "flops_ratio", "equal"),
+    }
+    assert (found["by_example"]["gained"], found["gained_lenient_before"], found["token_ratio"]) == (6, 0, 1.5)
+    assert [run["mcnemar"] and run["mcnemar"]["gained"] for run in jepa["runs"]] == [None, 2, 1, 3]
+
+
+def test_the_picture_shows_means_deviations_seeds_and_the_baseline(runs, tmp_path):
+    comparison = compare(runs)
+    figure = draw(comparison)
+    assert [axes.get_title() for axes in figure.axes] == ["exact", "prefix", "stop rate"]
+    axes = figure.axes[0]
+    (baseline,) = [line for line in axes.lines if line.get_linestyle() == "--"]
+    assert list(baseline.get_xdata()) == [25, 25]
+    dots = [sorted(line.get_xdata()) for line in axes.lines if line.get_marker() == "o"]
+    assert dots == [[12.5, 25, 37.5], [50, 50, 50, 100]]
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "D"] == [25, 62.5]
+    bars = [sorted(segment[:, 0]) for bar in axes.collections for segment in bar.get_segments()]
+    assert bars == [pytest.approx([12.5, 37.5]), pytest.approx([37.5, 87.5])]
+    odd = compare(runs, names=["$x_1$ 日本", "_b"])
+    for kind in ("png", "svg"):
+        files = [tmp_path / f"{place}.{kind}" for place in (1, 2)]
+        for file in files:
+            write_picture(odd, file)
+        assert files[0].read_bytes() == files[1].read_bytes()
+    assert ElementTree.parse(tmp_path / "1.svg").getroot().tag.endswith("svg")
+    with pytest.raises(UserError, match=r"a\.pdf: --plot draws \.png or \.svg"):
+        check_picture("a.pdf")

@@ -1,0 +1,215 @@
+r"""Equivalence of NL-RX's expressions: what the dialect is, and decisions against slow and independent judges."""
+
+import itertools
+import random
+import re
+import time
+
+import pytest
+from greenery import fsm
+
+from slow_regex import matches
+from stepjepa.data.sources import read_records
+from stepjepa.tasks.regex import DEEPEST, LONGEST, Node, RegexSyntaxError, equivalent, find_difference, parse
+
+ANY = parse(".")
+A, B, C = (Node("characters", ranges=((code, code),)) for code in b"abc")
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        ("a|b&c", Node("union", (A, Node("intersection", (B, C))))),
+        ("ab&c|a", Node("union", (Node("intersection", (Node("concatenation", (A, B)), C)), A))),
+        ("~(a*)", Node("complement", (Node("repetition", (A,), bounds=(0, None)),))),
+        ("ab*", Node("concatenation", (A, Node("repetition", (B,), bounds=(0, None))))),
+        ("~a{3,}", Node("repetition", (Node("complement", (A,)),), bounds=(3, None))),
+        ("[a-cb-e]", Node("characters", ranges=((97, 101),))),
+        ("[a-]", Node("characters", ranges=((45, 45), (97, 97)))),
+        ("[^b]", Node("characters", ranges=((0, 97), (99, 0x10FFFF)))),
+        (r"\n", Node("characters", ranges=((10, 10),))),
+    ],
+)
+def test_the_tree_of_an_expression(text, tree):
+    assert parse(text) == tree
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "'' where a character is needed at character 1"),
+        ("a)", "a ')' that closes nothing at character 2"),
+        ("(a", "no ')' at character 3"),
+        ("a{", "'{' where a character is needed at character 2"),
+        ("a{3,2}", "bounds in the wrong order, 3 to 2 at character 2"),
+        ("[]", "'[' where a character is needed at character 1"),
+        (r"[\d-a]", r"'\d-a', which is no range, at character 1"),
+        ("[b-a]", "'b-a', which is no range"),
+        (r"\1", r"'\1', which means nothing"),
+        ("^a", "'^' where a character is needed at character 1"),
+        ("(" * 61 + "a" + ")" * 61, "brackets nested deeper than 60 at character 62"),
+        ("a" * 1001, "expected at most 1000 characters, got 1001"),
+        ("a\nb", "expected one line, got several"),
+    ],
+)
+def test_what_is_no_expression(text, message):
+    with pytest.raises(RegexSyntaxError) as caught:
+        parse(text)
+    assert message in str(caught.value)
+    for sides in ((text, "a"), ("a", text)):
+        with pytest.raises(RegexSyntaxError):
+            equivalent(*sides)
+
+
+def test_the_limits_of_an_expression_are_allowed():
+    assert equivalent("(" * DEEPEST + "a" + ")" * DEEPEST, "a")
+    assert equivalent("a" + "+" * DEEPEST, "a+")
+    assert equivalent("a" * LONGEST, f"a{{{LONGEST}}}")
+    assert equivalent("~" * (LONGEST - 2) + ".*", ".*")
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("(a)|(b)", "(b)|(a)"),
+        ("[A-Za-z]", "[A-Z]|[a-z]"),
+        ("(dog)&(truck)", "~(.*)"),
+        (".*dog.*", "~(~(.*dog.*))"),
+        ("(dog){2,3}", "dogdog(dog)?"),
+        ("(.*)(.*)", ".*"),
+        ("[^^]", r"[^\^]"),
+        ("a{0}", "()"),
+        ("((a{0,3}){2}){2}", "a{0,12}"),
+        # Zero-width, so none of these moves, and next to text it asks for characters on both sides.
+        (r"\b\b", r"\b"),
+        (r"\b[A-Z]\b", "[A-Z]"),
+        (r"a\bb", "~(.*)"),
+        (r"~(\b)", ".*"),
+        (r"(\b)&()", "~(.*)"),
+        (r"\b([AEIOUaeiou])&([a-z])\b", "[aeiou]"),
+        (r"\bdog.*", "dog.*"),
+        (r"(.*)(\b(dog){7,}\b)", r"(.*\W)?dog{1}(dog){6,}"),
+    ],
+)
+def test_equivalent(left, right):
+    assert find_difference(left, right) is None
+    assert equivalent(right, left) is True
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "line"),
+    [
+        ("dog", "truck", "dog"),
+        ("~(dog)", "dog", ""),
+        ("(a){3,}", "(a){2,}", "aa"),
+        (".*dog.*", "dog", "adog"),
+        ("([0-9])(.*)", "(.*)([0-9])", "0a"),
+        # The binding of a bare | is what parts these two.
+        (".*(a)|(b).*", ".*((a)|(b)).*", "aA"),
+        (r".*\bdog.*", ".*dog.*", "adog"),
+        (r"\b.*\b", ".*", ""),
+        (r"a\b.", "a.", "aa"),
+        (r"(\b([a-z])\b)*", "[a-z]*", "aa"),
+    ],
+)
+def test_different_with_a_shortest_line_to_show_it(left, right, line):
+    for sides in ((left, right), (right, left)):
+        found = find_difference(*sides)
+        assert len(found) == len(line)
+        for shown in (found, line):
+            assert matches(left, shown) != matches(right, shown)
+        assert equivalent(*sides) is False
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "result"),
+    [
+        ("a{1000000}", "dog", "dog"),
+        ("(a{1000}){1000}", "a", "a"),
+        ("(.*)(([A-Z].*[a-z].*){7,})", "(.*)(([A-Z].*[a-z].*){7})", None),
+        ("(.*dog.*)&(.*truck.*)&(.*ring.*)&(.*lake.*)", "(.*lake.*)&(.*ring.*)&(.*truck.*)&~(~(.*dog.*))", None),
+        ("((dog.*)|(truck)){7,}", "((.*dog.*)|(truck)){7,}", "adogdogdogdogdogdogdog"),
+    ],
+)
+def test_large_bounds_and_nested_anything_stay_quick(left, right, result):
+    began = time.process_time()
+    assert find_difference(left, right) == result
+    assert time.process_time() - began < 2
+
+
+LINES = ["".join(line) for length in range(5) for line in itertools.product("aA-", repeat=length)]
+
+
+def random_expression(draw, depth):
+    if depth == 0 or draw.random() < 0.15:
+        return draw.choice(["a", "A", "-", ".", "[aA]", "[^a]", "[A-Z]", r"\b", r"\b", "()"])
+
+    def part():
+        return random_expression(draw, depth - 1)
+
+    bounds = draw.choice(["*", "+", "?", "{2}", "{2,}", "{1,3}", "{0,2}", "{3,}"])
+    return draw.choice(
+        [
+            lambda: part() + part(),
+            lambda: part() + part(),
+            lambda: f"{part()}.*{part()}",
+            lambda: f"({part()})|({part()})",
+            lambda: f"({part()})&({part()})",
+            lambda: f"~({part()})",
+            lambda: f"({part()}){bounds}",
+            lambda: f"({part()})",
+        ]
+    )()
+
+
+def test_random_expressions_against_all_short_lines():
+    draw = random.Random(1)
+    same = 0
+    for number in range(36):
+        left = random_expression(draw, 4)
+        right = f"~(~({left}))|(({left})&.*)" if number % 3 else random_expression(draw, 3)
+        line = find_difference(left, right)
+        same += line is None
+        # Equivalent ones agree on all lines, others on those that are shorter than the one shown.
+        for other in LINES:
+            if line is None or len(other) < len(line):
+                assert matches(left, other) == matches(right, other), (left, right, other)
+        assert line is None or matches(left, line) != matches(right, line), (left, right, line)
+    assert 20 < same < 36
+
+
+@pytest.fixture(scope="module")
+def published(shared_data):
+    return [record.answer for record in read_records(shared_data / "llm_jepa" / "synth_test.jsonl")]
+
+
+def greenery_of(node):
+    """The automaton that greenery makes of a tree without word boundaries."""
+    parts = [greenery_of(part) for part in node.parts]
+    match node.kind:
+        case "characters":
+            return fsm.from_charclass(fsm.Charclass(tuple((chr(first), chr(last)) for first, last in node.ranges)))
+        case "concatenation":
+            return fsm.Fsm.concatenate(fsm.EPSILON, *parts)
+        case "union":
+            return fsm.Fsm.union(*parts)
+        case "intersection":
+            return fsm.Fsm.intersection(*parts)
+        case "complement":
+            return greenery_of(ANY).star() - parts[0]
+    least, most = node.bounds
+    further = [parts[0].star()] if most is None else [parts[0] | fsm.EPSILON] * (most - least)
+    return fsm.Fsm.concatenate(fsm.EPSILON, *parts * least, *further)
+
+
+def test_published_expressions_against_greenery(published):
+    draw = random.Random(6)
+    same = 0
+    # It has no word boundaries, and takes minutes for some of the high bounds.
+    expressions = [expression for expression in published[::40] if not re.search(r"\\b|[4-7],", expression)]
+    for expression in expressions:
+        for other in (f"~(~({expression}))", draw.choice(expressions)):
+            verdict = equivalent(expression, other)
+            assert greenery_of(parse(expression)).equivalent(greenery_of(parse(other))) == verdict, (expression, other)
+            same += verdict
+    assert len(expressions) <= same < 2 * len(expressions)

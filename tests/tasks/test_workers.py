@@ -1,0 +1,174 @@
+"""A pool of processes: each call has its own limits, and nothing is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stepjepa.errors import UserError
+from stepjepa.tasks.workers import Outcome, Workers
+
+
+# What the processes run; by name, so it stands at the top level.
+def work(kind, amount=0.0):
+    if kind == "sleep":
+        time.sleep(amount)
+    elif kind == "compute":
+        # One call into C that looks at no signal before it is done.
+        return len(str(10 ** int(amount) % 7**1000000))
+    elif kind == "allocate":
+        return len(bytearray(int(amount) * 2**20))
+    elif kind == "exit":
+        os._exit(int(amount))
+    elif kind == "raise":
+        raise ValueError("x" * int(amount))
+    elif kind == "print":
+        print("not for the output", flush=True)
+    elif kind == "modules":
+        return sorted(sys.modules)
+    elif kind == "pid":
+        return os.getpid()
+    return kind
+
+
+@pytest.fixture
+def make_workers():
+    made = []
+
+    def make(function=work, **settings):
+        made.append(Workers(function, **{"seconds": 20, "memory": 300, "processes": 2, **settings}))
+        return made[-1]
+
+    yield make
+    for workers in made:
+        workers.close()
+
+
+def gone_soon(pids):
+    def alive(pid):
+        try:
+            # Ended, but nobody has asked how: as good as gone.
+            return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return False
+
+    until = time.monotonic() + 10
+    while any(map(alive, pids)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not any(map(alive, pids))
+
+
+def test_each_call_has_its_own_limits_and_failure(make_workers):
+    workers = make_workers(seconds=1)
+    calls = [
+        (("sleep", 60), "time", "took longer than 1 s"),
+        (("compute", 10**8), "time", "took longer than 1 s"),
+        (("allocate", 5000), "memory", "took more than 300 MiB"),
+        (("exit", 3), "crash", "the process ended with code 3"),
+        (("raise", 10**6), "error", "ValueError: " + "x" * 488),
+    ]
+    fine = ("sleep", 0.1)
+    outcomes = workers.map([each for call, _, _ in calls for each in (fine, call)])
+    assert outcomes[1::2] == [Outcome(None, failure, message) for _, failure, message in calls]
+    assert outcomes[::2] == [Outcome("sleep")] * len(calls)
+    # The pool goes on, in the order of the calls.
+    assert workers.map([(f"{number}",) for number in range(50)]) == [Outcome(f"{number}") for number in range(50)]
+
+
+def test_time_counts_from_the_beginning_of_a_call_and_late_calls_do_not_add_up(make_workers):
+    workers = make_workers(seconds=1)
+    assert [outcome.failure for outcome in workers.map([("sleep", 0.6)] * 6)] == [None] * 6
+    began = time.monotonic()
+    assert [outcome.failure for outcome in workers.map([("sleep", 60)] * 2)] == ["time"] * 2
+    assert 1 <= time.monotonic() - began < 3
+
+
+def test_processes_are_small_silent_and_used_again(make_workers, capfd):
+    workers = make_workers()
+    large = "ж\ud800" * 10**6
+    modules, *others, echo, _ = workers.map([("modules",), *[("pid",)] * 9, (large,), ("print",)])
+    assert not {"torch", "transformers", "numpy"}.intersection(modules.value)
+    assert len({outcome.value for outcome in others}) <= 2
+    assert echo.value == large
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "not for the output\n")
+
+
+def test_close_ends_all_processes(make_workers):
+    workers = make_workers()
+    pids = [outcome.value for outcome in workers.map([("pid",)] * 4)]
+    workers.close()
+    workers.close()
+    assert gone_soon(pids)
+    with pytest.raises(RuntimeError):
+        workers.map([("a",)])
+
+
+def test_too_little_memory_to_start_is_said(make_workers, capfd):
+    with pytest.raises(UserError, match=r"test_workers\.work ended before .* allow it more than 1 MiB of memory"):
+        make_workers(memory=1).map([("a",)])
+
+
+def test_no_file_of_the_current_folder_takes_the_place_of_a_module(make_workers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("pickle", "struct", "multiprocessing"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w').close()\nraise SystemExit('hostile')\n")
+    assert make_workers().map([("something",)]) == [Outcome("something")]
+    assert not (tmp_path / "ran").exists()
+
+
+JOB = """
+import os, sys, time
+def modules(): return sorted(sys.modules)
+def forever(path):
+    with open(path, "a") as stream: stream.write(f"{os.getpid()}\\n")
+    while True: time.sleep(1)
+"""
+
+
+def start(tmp_path, script):
+    """A program of its own that uses workers; it stands in for ``stepjepa evaluate`` or a user's script."""
+    (tmp_path / "job.py").write_text(JOB)
+    (tmp_path / "script.py").write_text("import job\nfrom stepjepa.tasks.workers import Workers\n" + script)
+    command = [sys.executable, "script.py"]
+    return subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    )
+
+
+def test_a_script_without_a_guard_is_not_run_again_by_its_processes(tmp_path):
+    program = start(
+        tmp_path,
+        "import decimal\nworkers = Workers(job.modules, seconds=20, memory=300, processes=1)\n"
+        "print('decimal' in workers.map([()])[0].value)\n",
+    )
+    # It forgets to close them, too.
+    assert program.communicate(timeout=60) == ("False\n", "")
+    assert program.returncode == 0
+
+
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
+def test_a_program_that_ends_leaves_no_process(tmp_path, kill):
+    program = start(
+        tmp_path,
+        "Workers(job.forever, seconds=60, memory=300, processes=2).map([('pids',)] * 5)\n",
+    )
+    pids = tmp_path / "pids"
+    until = time.monotonic() + 30
+    while not (pids.exists() and pids.read_text().count("\n") == 2):
+        assert time.monotonic() < until, "the processes did not start"
+        time.sleep(0.05)
+    if kill == signal.SIGINT:
+        # As a terminal does it: to the whole group.
+        os.killpg(program.pid, kill)
+    else:
+        program.send_signal(kill)
+    _, errors = program.communicate(timeout=20)
+    if kill == signal.SIGINT:
+        assert errors.count("Traceback") == 1
+        assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert gone_soon(map(int, pids.read_text().split()))
