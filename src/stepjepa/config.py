@@ -23,7 +23,6 @@ Pooling = Literal["last", "mean"]
 PredictorHead = Literal["none", "linear", "mlp"]
 TargetGrad = Literal["on", "stop", "ema"]
 LbdSchedule = Literal["constant", "warmup", "cosine"]
-StpForm = Literal["paper", "random_span"]
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Dtypes of the weights; ``auto`` is the dtype of the checkpoint."""
@@ -188,12 +187,6 @@ class JepaConfig:
         "where no number is named",
         allowed=FROM_ZERO,
         const=0.02,
-    )
-    stp_form: StpForm = _term(
-        "paper",
-        "formula of STP: three random places of the text, as in the paper, or a random span of the messages against "
-        "the rest, as in the published code",
-        only_with="stp",
     )
     terms: tuple[dict[str, Any], ...] = _term(
         (),

@@ -60,7 +60,13 @@ class TrainedModel(ModelFlags):
     lora: bool = option(False, "train an adapter and the predictor rows; instead of all weights")
     lora_rank: int = option(16, "rank of the adapter", metavar="R", only_with="lora", allowed=FROM_ONE)
     lora_alpha: int | None = option(None, "scale of the adapter (twice the rank)", metavar="A", only_with="lora")
-    lora_dropout: float = option(0.0, "dropout on the adapter's input", metavar="P", only_with="lora")
+    lora_dropout: float = option(
+        0.0,
+        "dropout on the adapter's input",
+        metavar="P",
+        only_with="lora",
+        allowed=(lambda p: 0 <= p < 1, "0 or more and less than 1"),
+    )
     lora_targets: str = option(
         "all-linear", "layers that get an adapter; q_proj,v_proj ...", metavar="NAMES", only_with="lora"
     )
