@@ -42,10 +42,13 @@ class TrainData:
     eval_file: str | None = option(None, "held-out records, for losses during training", metavar="FILE")
     data_file: str | None = option(None, "one file to split, instead of --train_file, --eval_file", metavar="FILE")
     dataset: list[str] | None = option(
-        None, "files, folders or hub data sets NAME:SUBSET:SPLIT together; instead of --train_file", metavar="NAME"
+        None, "files, folders or hub data sets NAME:SUBSET:SPLIT, mixed; instead of --train_file", metavar="NAME"
+    )
+    dataset_weights: list[float] | None = option(
+        None, "relative size of each data set; no record is repeated (all records)", metavar="W", only_with="dataset"
     )
     eval_split: float = option(0.2, "share of --data_file held out", allowed=SHARE, only_with="data_file")
-    split_seed: int = option(42, "seed of the split", only_with="data_file")
+    split_seed: int = option(42, "seed of the split, or of the mixture", only_with="data_file or dataset_weights")
 
 
 @dataclass
