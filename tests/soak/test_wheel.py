@@ -99,7 +99,7 @@ def test_what_it_says_it_needs_is_enough(wheel: Path, installed: Path) -> None:
         Requirement(line) for line in json.loads(call(installed / "python", "-c", listed, folder=wheel.parent))
     ]
     needed = [requirement for requirement in requirements if requirement.marker is None]
-    assert {"torch", "transformers", "pyyaml", "sqlglot"} <= {requirement.name for requirement in needed}
+    assert {"torch", "transformers", "pyyaml"} <= {requirement.name for requirement in needed}
     if not FULL:
         for requirement in needed:
             assert requirement.specifier.contains(metadata.version(requirement.name), prereleases=True), requirement
