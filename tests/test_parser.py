@@ -14,7 +14,7 @@ ERRORS = [
     (["train"], "are required: --model_name, --output_dir; stepjepa train --help says more"),
     (["train", "--modle_name", "x"], "unknown argument '--modle_name'; did you mean --model_name?"),
     ([*TRAIN, "--xyzzy"], "unknown argument '--xyzzy'; stepjepa train --help_all names all"),
-    ([*TRAIN, "stray"], "unknown argument 'stray', which belongs to no flag; leave it out or quote the text"),
+    ([*TRAIN, "stray"], "unknown argument 'stray'; it belongs to no flag"),
     ([*TRAIN, "--pooling", "meam"], "argument --pooling: expected one of last, mean, got 'meam'"),
     ([*TRAIN, "--cache_dir"], "argument --cache_dir: expected one argument"),
     ([*TRAIN, "--per_device_train_batch_size", "1.5"], "argument --batch_size: expected a whole number, got '1.5'"),

@@ -17,7 +17,7 @@ from stepjepa.data.records import Record, bad_records, tell_bad_records
 from stepjepa.data.sources import read_records
 from stepjepa.files import refuse_existing
 from stepjepa.models.presets import PREFIX, preset_tokenizer
-from stepjepa.options import FROM_ONE, option
+from stepjepa.options import FROM_ONE, Parser, option
 from stepjepa.terminal import make_console
 
 PIPE_WIDTH = 120
@@ -89,9 +89,15 @@ def _tokenizer(args: argparse.Namespace, records: list[Record]) -> Any:
     )
 
 
+def add_flags(parser: Parser) -> None:
+    """Add the flags of data, of which two are required here, and model."""
+    add_training_data(parser)
+    parser.required += ["train_file", "model_name"]
+
+
 INSPECT = Command(
     run,
-    add=lambda parser: add_training_data(parser, required=("train_file", "model_name")),
+    add=add_flags,
     flags=((ShowFlags, "what to show"),),
     common=(
         *("train_file", "max_length", "model_name", "chat_template", "regular", "step_jepa", "layout", "predictors"),

@@ -78,8 +78,7 @@ class SweepFlags:
 def parse_grid(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the flags of sweep into ``args``; without a grid file, all others into ``args.flags``, by name."""
     args, rest = parser.parse_known_args(arguments)
-    if args.output_dir is None:
-        parser.error("the following arguments are required: --output_dir")
+    parser.refuse_missing(args, "output_dir")
     if args.config is not None and rest:
         parser.refuse(rest)
     if args.config is None and not rest:

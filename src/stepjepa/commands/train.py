@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from stepjepa.arguments import (
 from stepjepa.commands import Command
 from stepjepa.config import Dtype, JepaConfig
 from stepjepa.errors import UserError
-from stepjepa.options import FROM_ONE, SHARE, Parser, Range, option, refuse_both, refuse_without_effect
+from stepjepa.options import FROM_ONE, PART, POSITIVE, SHARE, Parser, Range, option, refuse_both, refuse_without_effect
 from stepjepa.published import TrainingFlags, follow_training_flags, preset_arguments
 from stepjepa.run_folder import FinishedError, is_main_process, read_run
 from stepjepa.terminal import lines_to_stderr, print_json, print_rows
@@ -160,8 +159,7 @@ def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     arguments = [*preset_arguments(first), *arguments]
     args, rest = parser.parse_known_args(arguments)
     args.given, args.resolved, args.training = given, arguments, named_training_fields(parser, rest)
-    if missing := [f"--{name}" for name in ("model_name", "output_dir") if getattr(args, name) is None]:
-        parser.error(f"the following arguments are required: {', '.join(missing)}")
+    parser.refuse_missing(args, "model_name", "output_dir")
     follow_training_flags(args)
     return args
 
@@ -258,8 +256,6 @@ DEVICES = {
 }
 """Device -> FLOP/s of dense bfloat16 matrix products and bytes of memory, from its data sheet."""
 
-POSITIVE: Range = (lambda value: 0 < value < math.inf, "a number above 0")
-
 
 @dataclass
 class DeviceFlags:
@@ -272,12 +268,7 @@ class DeviceFlags:
     peak_tflops: float | None = option(
         None, "TFLOP/s of matrix products, instead of the data sheet's", metavar="T", allowed=POSITIVE
     )
-    mfu: float = option(
-        0.35,
-        "share of the peak that training reaches",
-        metavar="S",
-        allowed=(lambda value: 0 < value <= 1, "a share above 0 and up to 1"),
-    )
+    mfu: float = option(0.35, "share of the peak that training reaches", metavar="S", allowed=PART)
     memory_gib: float | None = option(
         None, "GiB of a device, instead of the data sheet's", metavar="G", allowed=POSITIVE
     )
