@@ -157,9 +157,10 @@ class JepaConfig:
         if fault := wrong_value(self):
             raise ValueError(fault)
         if self.layout is not None and ":" in self.layout:
-            from stepjepa.batch.layouts import load_layout
+            from stepjepa.batch.layouts import name_layout
+            from stepjepa.own_code import load
 
-            load_layout(self.layout)
+            name_layout(load("--layout", self.layout), self.layout)
         known = layouts_of(self.mode)
         if self.layout is None:
             self.layout = known[0]

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stepjepa.batch.views import find_pairs
 
 import tiny
 from stepjepa.arguments import jepa_config
@@ -219,13 +218,13 @@ def test_every_predictor_token_costs_one_token(tiny_tokenizer: Any) -> None:
     assert lengths == [[lengths[0][0], lengths[0][1] + number, lengths[0][2]] for number in range(11)]
 
 
-def test_pair_distance_by_hand() -> None:
+def test_pair_distance_by_hand(trained_tokenizer: Any) -> None:
     record = tiny.records()[0]
-    text = record.answer
 
-    def pairs(**options: Any) -> list[tuple[str, str]]:
-        found = find_pairs(record, JepaConfig(mode="step-jepa", **options))
-        return [(text[a.start : a.end], text[b.start : b.end]) for a, b in found]  # type: ignore[union-attr]
+    def pairs(**options: Any) -> list[tuple[str, ...]]:
+        made = RecordTokenizer(trained_tokenizer, JepaConfig(mode="step-jepa", **options))
+        found = made.pairs(record, made.template.render(record.messages))
+        return [tuple(view.text.text[view.start : view.end] for view in pair) for pair in found]
 
     first, second, third, fourth = "3+4=7.\n\n", "7+5=12\n\n", "So it is\n\n", "12"
     assert pairs() == [(first, second)]

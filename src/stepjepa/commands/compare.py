@@ -49,7 +49,7 @@ class CompareFlags:
         None, "names of the arms, in the order of their first runs (the settings that differ)", metavar="A,B"
     )
     tails: Literal["one", "two"] = option("one", "one- or two-tailed p, to be corrected for the number of arms")
-    format: Literal["text", "markdown", "csv", "latex", "json"] = option("text", "format of the tables", group="output")
+    format: Literal["text", "markdown", "json"] = option("text", "format of the tables", group="output")
     json: bool = option(False, "short for --format json", group="output")
     output_file: str | None = option(None, "write the tables to this file", group="output", metavar="FILE")
     plot: str | None = option(
@@ -64,8 +64,8 @@ def compare(args: argparse.Namespace) -> int:
     Raises:
         UserError: a folder or a flag is wrong, or the runs can't be compared.
     """
-    from stepjepa.experiments.comparison_plot import check_picture, write_picture
-    from stepjepa.experiments.comparison_table import FORMATS
+    from stepjepa.experiments.plot import check_picture, write_picture
+    from stepjepa.experiments.tables import FORMATS
 
     if args.json and args.format not in ("text", "json"):
         raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
@@ -96,9 +96,8 @@ def compare(args: argparse.Namespace) -> int:
 
 def _comparison(args: argparse.Namespace) -> Comparison:
     """Compare the runs, named by ``--names``, by the arms of their sweep, or by the settings in which they differ."""
-    from stepjepa.experiments.comparison import compare
-    from stepjepa.experiments.evaluated_run import SUMMARY
-    from stepjepa.pages.runs import compare_folders, find_run_folders
+    from stepjepa.experiments.comparison import compare, compare_folders
+    from stepjepa.experiments.evaluated_run import SUMMARY, find_run_folders
 
     places = find_run_folders(args.runs)
     # An unfinished sweep has trained runs without an evaluation: skip them. Runs named one by one must have one.
@@ -141,18 +140,17 @@ def report(args: argparse.Namespace) -> int:
     """
     if args.output_file is not None:
         return _write_page(args)
-    from stepjepa.experiments.report import as_text, report
-    from stepjepa.pages.runs import find_run_folders, run_names
+    from stepjepa.experiments.evaluated_run import find_run_folders
+    from stepjepa.experiments.tables import report, report_text
 
     for flag in ("title", "baseline", "analysis", "overwrite"):
         if getattr(args, flag):
             raise UserError(f"--{flag} is for a page; add --output_file FILE.html, or leave it out")
-    folders = [each.folder for each in find_run_folders(args.runs)]
-    rows = [{**row, "run": name} for row, name in zip(report(folders), run_names(folders), strict=True)]
+    rows = report([each.folder for each in find_run_folders(args.runs)])
     if args.json:
         print_json(rows)
     else:
-        print(visible_lines(as_text(rows)))
+        print(visible_lines(report_text(rows)))
     return 0
 
 

@@ -52,9 +52,8 @@ def _describe_task(asked: str, found: str) -> str:
 
 def score(args: argparse.Namespace) -> int:
     """Score the answers of another program and print the summary."""
-    from stepjepa.evaluation.output import summary_file
-    from stepjepa.evaluation.predictions import score_predictions
-    from stepjepa.evaluation.summary import format_summary
+    from stepjepa.evaluation.output import format_summary, summary_file
+    from stepjepa.evaluation.run import score_predictions
 
     settings = from_args(ScoreSettings, args, task_options=from_args(TaskOptions, args))
     with lines_to_stderr(args.json):
@@ -79,9 +78,9 @@ def evaluate(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
+    from stepjepa.evaluation.output import format_summary
     from stepjepa.evaluation.prompts import trained_plain
     from stepjepa.evaluation.run import Evaluation
-    from stepjepa.evaluation.summary import format_summary
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("every process would write the same file; start one process, without torchrun")

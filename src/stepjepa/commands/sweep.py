@@ -24,8 +24,7 @@ from stepjepa.options import FROM_ONE, TRUE, Parser, option
 
 if TYPE_CHECKING:
     from stepjepa.experiments.grid import Flags, Grid
-    from stepjepa.experiments.sweep import Engine, Outcome
-    from stepjepa.experiments.sweep_folder import SweepFolder
+    from stepjepa.experiments.sweep import Engine, Outcome, SweepFolder
 
 EPILOG = """\
 The file is YAML:
@@ -153,8 +152,7 @@ def _grid_of_flags(flags: Flags, seeds: Sequence[int] | None) -> Grid:
 def run(args: argparse.Namespace) -> int:
     """Expand and check the grid, run the trials that are left and show the table."""
     from stepjepa.experiments.grid import expand, read_grid, select
-    from stepjepa.experiments.sweep import sweep
-    from stepjepa.experiments.sweep_folder import SweepFolder
+    from stepjepa.experiments.sweep import SweepFolder, sweep
 
     if args.slurm and args.engine != "slurm":
         raise UserError("--slurm does nothing on this machine; add --engine slurm or leave it out")

@@ -68,7 +68,7 @@ def read_mixture(args: argparse.Namespace) -> tuple[list[Record], dict[str, Any]
             tell_bad_records(left_out)
     taken = mix(parts, args.dataset_weights, args.split_seed)
     records = [record for part in taken for record in part]
-    digest = hashlib.sha256(repr([(record.messages, record.tools, record.views) for record in records]).encode())
+    digest = hashlib.sha256(repr([(record.messages, record.views) for record in records]).encode())
     shares = [
         {"file": name, "records": len(part), "taken": len(some), **_left_out(skipped)}
         for name, part, some, skipped in zip(names, parts, taken, bad, strict=True)
