@@ -23,7 +23,7 @@ ERRORS = [
     ([*TRAIN, "--term_args", "[]"], "argument --term_args: expected a JSON object in braces, got '[]'"),
     (["prepare"], "are required: KIND; stepjepa prepare --help says more"),
     (["prepare", "nl-rx", "--sized", "4", "--output_file", "x"], "unknown argument '--sized'; did you mean --size?"),
-    (["evaluate"], "are required: --model_path, --test_file, --output_file; stepjepa evaluate --help says more"),
+    (["evaluate"], "are required: --test_file, --output_file, --model_path; stepjepa evaluate --help says more"),
     (["rerun"], "the following arguments are required: FOLDER; stepjepa rerun --help says more"),
 ]
 
