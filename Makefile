@@ -52,14 +52,12 @@ format: setup  ## put the code in form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# SOAK_SEED=N repeats what was drawn. The figures go to soak/ and are printed at the end.
+# SOAK_SEED=N repeats what was drawn.
 ifndef SOAK_SEED
 SOAK_SEED := $(shell date +%s)
 endif
 
-soak: setup  ## about twenty minutes on two cores: kills, dying processes and damage at random moments
-	rm -f soak/*.json
-	$(BIN)/python tests/soak/defects.py
+soak: setup  ## minutes of kills at random moments and of damaged files
 	FUZZ_EXAMPLES=10000 $(BIN)/python -m pytest -n 2 tests/test_fuzzing.py
 	SOAK_SEED=$(SOAK_SEED) $(BIN)/python -m pytest tests/soak -m slow -n 2 --dist loadfile
 

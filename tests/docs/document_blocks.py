@@ -19,6 +19,33 @@ PROGRAMS = re.compile(
 )
 """What a line of an indented block starts with if it is a command; indented blocks without one are no commands."""
 
+MEASURES = "measures for minutes, and what it prints depends on the machine"
+HUB = "reads a data set or a model of the hub"
+LONG = "trains for minutes"
+
+NOT_RUN: dict[str, list[tuple[str, str]]] = {
+    # page -> (what the command begins with, reason); other reasons stand beside the block in an HTML comment
+    "README.md": [("make", "run by CI"), ("pip install stepjepa", "make wheel-test installs the wheel")],
+    "docs/usage.md": [("stepjepa prepare gsm8k --dataset", HUB), ("stepjepa train --train_file ../shared", LONG)],
+    "docs/tutorial.md": [("make", "tests/examples runs it")],
+    "CONTRIBUTING.md": [("make", "run by CI")],
+    "SECURITY.md": [("make audit", "asks a database of vulnerabilities")],
+    "docs/log.md": [("", "the log says what was run; its commands are those of its day")],
+    "docs/results.md": [("", LONG)],
+    "docs/performance.md": [("", MEASURES)],
+    "docs/reliability.md": [("", "minutes of kills; the quick versions are tests")],
+    "docs/scale.md": [("stepjepa estimate", "needs a GPU, or a configuration of the hub")],
+    "docs/tasks.md": [("stepjepa prepare gsm8k", "needs the raw data set"), ("stepjepa prepare hellaswag", HUB)],
+    "docs/coming-from.md": [("", "models, data and services of the reader; every command of ours is parsed")],
+    "examples/README.md": [("", "tests/examples runs every example")],
+}
+
+
+def why_not(page: str, command: str) -> str | None:
+    """The reason not to run a command of a page, or None."""
+    return next((reason for start, reason in NOT_RUN.get(page, ()) if command.startswith(start)), None)
+
+
 _MARK = re.compile(r"<!-- (not run|slow): (.+?) -->")
 _FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\s*$")
 
@@ -28,14 +55,9 @@ class Block:
     """A block of code.
 
     Attributes:
-        page: file name within the checkout.
         line: its first line, counted from 1.
-        language: of the fence; empty if it is indented or the fence names none.
-        fenced: whether it stands between fences.
-        title: file that it is the text of.
-        text: what is in it.
+        title: the file whose text it is.
         mark: ``not run``, ``slow`` or nothing.
-        reason: of the mark.
     """
 
     page: str
@@ -59,7 +81,6 @@ class Block:
         lines = re.sub(r"\\\n\s*", "", self.text).splitlines()
         found = []
         for line in (line.strip().removeprefix("$ ") for line in lines):
-            # A sentence in brackets, or an alternative to the line before.
             if line.startswith(("(", "#")) or not line:
                 continue
             try:
@@ -100,8 +121,6 @@ def blocks(page: str) -> Iterator[Block]:
             yield Block(page, start + 1, language, bool(fence), title, text, *mark)
             number, mark = end + bool(fence), ("", "")
             continue
-        if line.startswith("```"):
-            raise ValueError(f"{page}:{number + 1}: expected a fence like ```bash, got '{line}'")
         if said := _MARK.search(line):
             mark = (said[1], said[2])
         elif line.strip():

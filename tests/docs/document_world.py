@@ -17,14 +17,7 @@ HUB_NAME = re.compile(r"^(?:M|(?:meta-llama|Qwen|HuggingFaceTB|google|allenai)/[
 
 # Command -> flags that are set, whatever the document says; None leaves a flag out.
 SMALL: dict[str, dict[str, str | None]] = {
-    "train": {
-        "--max_steps": "2",
-        "--batch_size": "4",
-        "--grad_accum": "1",
-        "--num_epochs": None,
-        "--report_to": "none",
-        "--bf16": None,
-    },
+    "train": {"--max_steps": "2", "--batch_size": "4", "--grad_accum": "1", "--num_epochs": None, "--bf16": None},
     "evaluate": {"--max_examples": "4", "--max_new_tokens": "3"},
     "estimate": {"--batch_size": "4"},
     "verify": {"--max_records": "8"},
@@ -33,16 +26,8 @@ SMALL: dict[str, dict[str, str | None]] = {
     "sweep": {"--dry_run": ""},
 }
 # Flag -> its value, where a document names it.
-SMALLER = {
-    "--size": "20",
-    "--train_size": "40",
-    "--test_size": "5",
-    "--eval_generate": "2",
-    "--eval_steps": "1",
-    "--save_steps": "1",
-    "--warmup_steps": "1",
-    "--num_samples": "2",
-}
+SMALLER = {"--size": "20", "--train_size": "40", "--test_size": "5", "--num_samples": "2", "--eval_generate": "2"}
+SMALLER |= dict.fromkeys(("--eval_steps", "--save_steps", "--warmup_steps"), "1")
 OUTPUTS = ("--output_dir", "--output_file", "--plot", "--png")
 USES = re.compile(r"^(?:runs|sweeps)/")
 
@@ -60,6 +45,11 @@ class World:
         for name in RECORDS:
             shutil.copy(shared / ("data/test.jsonl" if name == "test.jsonl" else "data/train.jsonl"), folder / name)
         shutil.copytree(shared / "M", folder / "M")
+        rows = [
+            "question,answer",
+            *(f'What is {n} and 2?,"{n} + 2 = {n + 2}.\n\nThe answer is {n + 2}."' for n in range(9)),
+        ]
+        (folder / "mine.csv").write_text("\n".join(rows), encoding="utf-8")
         # Where examples/sweep.yaml has its data.
         shutil.copytree(shared / "data", folder / "runs" / "sweep-data")
         for name in ("examples", "benchmarks"):

@@ -22,7 +22,7 @@ The folder loads with AutoModelForCausalLM.from_pretrained. Its model card has
 the data, the flags and the scores of the evaluations in the run folder. Without
 --output_dir, --push_to_hub uploads the folder of --model_path as it is, an
 adapter as an adapter. The token is HF_TOKEN, or that of 'hf auth login'. See
-docs/ecosystem.md."""
+docs/coming-from.md."""
 
 
 @dataclass
