@@ -23,7 +23,7 @@ from stepjepa.files import atomic_write, fingerprint, naming_disk_errors, read_j
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 PROMPTS_FILE = "trained_prompts.json"
-"""File of the sorted hashes of the training prompts; see ``data.trained_prompts``."""
+"""File of the sorted hashes of the training prompts; see ``data.prompts``."""
 
 CHECKSUMS_FILE = "checksums.json"
 """File in a checkpoint or run folder: SHA-256 of each file that was saved with it."""

@@ -16,7 +16,7 @@ from run_figures import from_folder, read_figures, write_figures
 from made_up_runs import make_run
 from stepjepa.cli import main
 from stepjepa.errors import UserError
-from stepjepa.tasks.regex_equivalence import equivalent
+from stepjepa.tasks.regex import equivalent
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENT = ROOT / "examples" / "experiment"

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import tiny
-from stepjepa.chat.predictors import all_predictor_ids
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.cli import main
 from stepjepa.compute.memory import kept_bytes, quantized_layers
 from stepjepa.config import JepaConfig

@@ -11,10 +11,9 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from stepjepa.chat.system_prompts import training_system_prompt, with_system_prompt
+from stepjepa.data.prompts import share_trained_on, training_system_prompt, with_system_prompt
 from stepjepa.data.records import bad_records
 from stepjepa.data.sources import read_records
-from stepjepa.data.trained_prompts import share_trained_on
 from stepjepa.errors import UserError, is_out_of_memory
 from stepjepa.evaluation.batcher import Batcher
 from stepjepa.evaluation.judging import select_records
@@ -103,7 +102,7 @@ class Evaluation:
         Returns:
             The summary as written beside the lines: the keys of ``summary.summarise``, and ``model_path``,
             ``test_file``, ``test_fingerprint``, ``left_out``, ``task``, ``lenient``, ``details``, ``similarity``,
-            ``trained_on`` (see ``data.trained_prompts``), ``settings``, ``generated_now``, ``seconds`` and
+            ``trained_on`` (see ``data.prompts``), ``settings``, ``generated_now``, ``seconds`` and
             ``tokens_per_second``. The last three are those of this run; the speed is None if it generated nothing.
 
         Raises:

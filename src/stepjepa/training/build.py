@@ -9,11 +9,10 @@ from typing import Any
 from transformers import TrainingArguments
 
 from stepjepa.batch.dataset import CacheDir, prepare
-from stepjepa.chat.predictors import all_predictor_ids
-from stepjepa.chat.system_prompts import MOST_PROMPTS, common_system_prompt, count_system_prompts, with_system_prompt
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import Record
-from stepjepa.data.sources import describe_columns
+from stepjepa.data.prompts import MOST_PROMPTS, common_system_prompt, count_system_prompts, with_system_prompt
+from stepjepa.data.records import Record, describe_columns
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores, spread
 from stepjepa.models.loading import LoraSettings, add_lora, load_model

@@ -50,7 +50,6 @@ def first_screen(
         ("encoding", f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None),
         ("data", f"{Path(prepared.source).name}: {_counts(prepared, config)}" if prepared else None),
         ("columns", told.get("columns")),
-        ("prompts", told.get("prompts")),
         ("held out", _counts(trainer.prepared_eval, config) if trainer.prepared_eval is not None else None),
         ("answers", told.get("answers")),
         ("each step", _step(trainer.args)),

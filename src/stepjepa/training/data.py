@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from stepjepa.data.mixture import mix
 from stepjepa.data.records import BadRecords, Record, bad_records, tell_bad_records
-from stepjepa.data.sources import read_any, read_records
+from stepjepa.data.sources import mix, read_any, read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import fingerprint

@@ -22,8 +22,7 @@ from transformers import TrainingArguments
 
 from stepjepa.batch.collate import Batch
 from stepjepa.batch.dataset import prepare
-from stepjepa.chat.plain_template import add_plain_tokens
-from stepjepa.chat.predictors import add_predictor_tokens
+from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.compute.equal_compute import equal_compute
 from stepjepa.compute.flops import FlopModel, Shape
 from stepjepa.compute.memory import Sharding, activations, kept_bytes

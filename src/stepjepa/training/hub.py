@@ -18,7 +18,7 @@ from huggingface_hub import EvalResult, HfApi, ModelCardData, constants
 from huggingface_hub.utils import disable_progress_bars
 from transformers import TrainerCallback
 
-from stepjepa.chat.predictors import saved_with_predictors
+from stepjepa.chat.tokens import saved_with_predictors
 from stepjepa.errors import UserError, one_line, visible
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import atomic_write, read_json_object

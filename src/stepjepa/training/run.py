@@ -17,11 +17,10 @@ from transformers import TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import SaveStrategy
 
-from stepjepa.chat.system_prompts import describe_system_prompts
 from stepjepa.compute.equal_compute import EqualCompute, EqualComputeCallback, equal_compute
 from stepjepa.config import JepaConfig
+from stepjepa.data.prompts import write_trained_prompts
 from stepjepa.data.records import Record
-from stepjepa.data.trained_prompts import write_trained_prompts
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores
 from stepjepa.files import fingerprint, locked
@@ -97,8 +96,6 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
     transformers.logging.disable_progress_bar()
     equal = _equal_compute(trainer, args) if args.same_flop else None
     if is_main_process():
-        if (prompts := describe_system_prompts(train_records)) is not None:
-            told["prompts"] = prompts
         print_rows(first_screen(args, trainer, told, equal=equal, checkpoint=checkpoint))
     record = {
         **_describe(args, trainer),
