@@ -93,16 +93,11 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert {"METADATA", "entry_points.txt", "licenses/LICENSE"} <= others
 
 
-def test_what_it_says_it_needs_is_enough(wheel: Path, installed: Path) -> None:
+def test_what_it_says_it_needs_is_enough(installed: Path) -> None:
     listed = "import importlib.metadata as m, json; print(json.dumps(m.requires('stepjepa')))"
-    requirements = [
-        Requirement(line) for line in json.loads(call(installed / "python", "-c", listed, folder=wheel.parent))
-    ]
-    needed = [requirement for requirement in requirements if requirement.marker is None]
-    assert {"torch", "transformers", "pyyaml", "sqlglot"} <= {requirement.name for requirement in needed}
-    if not FULL:
-        for requirement in needed:
-            assert requirement.specifier.contains(metadata.version(requirement.name), prereleases=True), requirement
+    requirements = map(Requirement, json.loads(call(installed / "python", "-c", listed, folder=installed)))
+    for requirement in (each for each in requirements if each.marker is None):
+        assert requirement.specifier.contains(metadata.version(requirement.name), prereleases=True), requirement
 
 
 def test_it_trains_inspects_and_evaluates_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
