@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import json
 import os
 import re
@@ -20,12 +19,13 @@ import yaml
 
 from document_blocks import LANGUAGES, ROOT, blocks, documents, why_not
 from document_world import World, make_shared
+from stepjepa.arguments import training_fields
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.cli import main, normalise
-from stepjepa.commands import COMMANDS, train
+from stepjepa.commands import COMMANDS, make_parser, parse
+from stepjepa.commands.train import check
 from stepjepa.files import write_jsonl
 from stepjepa.objectives.term import TERMS
-from stepjepa.parser import Parser, add_general_flags
 from stepjepa.tasks.registry import TASKS, load_task
 
 PAGES = [page for page in documents() if any(block.commands() or block.language for block in blocks(page))]
@@ -92,16 +92,14 @@ def test_the_commands_of_a_document_run(
 
 def flags_of(words: list[str]) -> set[str]:
     """The flags that a command of ours, or its sub-command, knows."""
-    parser = Parser(prog=f"stepjepa {words[0]}", allow_abbrev=False)
-    importlib.import_module(f"stepjepa.commands.{words[0]}").add_arguments(parser)
-    add_general_flags(parser)
+    parser: argparse.ArgumentParser = make_parser(words[0])
     if words[0] == "prepare" and len(words) > 1:
         (kinds,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
         parser = kinds.choices[words[1]]
-    known = {name for action in parser._actions for name in action.option_strings}
+    known = {*parser._option_string_actions}
     if words[0] in ("train", "estimate", "sweep"):
         # These hand flags on: to TrainingArguments, to train and evaluate.
-        known |= {f"--{name}" for name in train.training_fields()}
+        known |= {f"--{name}" for name in training_fields()}
     if words[0] in ("estimate", "sweep"):
         known |= flags_of(["train"]) | flags_of(["evaluate"])
     return known
@@ -133,10 +131,8 @@ def test_commands_for_users_of_other_tools_mean_something() -> None:
     for block in blocks("docs/coming-from.md"):
         for words in block.commands():
             if words[:2] == ["stepjepa", "train"] and "--push_to_hub" not in words:
-                parser = Parser(prog="stepjepa train", allow_abbrev=False)
-                train.add_arguments(parser)
                 with contextlib.chdir(ROOT):
-                    train.check(train.parse(parser, normalise(words[2:])))
+                    check(parse("train", normalise(words[2:])))
     page = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
     ours = [line.split(" | ", 1)[1] for line in page.splitlines() if line.startswith("| ") and " | " in line]
     named = {flag for cell in ours for flag in re.findall(r"`?(--[\w-]+)", cell)}
