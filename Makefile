@@ -58,7 +58,6 @@ SOAK_SEED := $(shell date +%s)
 endif
 
 soak: setup  ## minutes of kills at random moments and of damaged files
-	FUZZ_EXAMPLES=10000 $(BIN)/python -m pytest -n 2 tests/test_fuzzing.py
 	SOAK_SEED=$(SOAK_SEED) $(BIN)/python -m pytest tests/soak -m slow -n 2 --dist loadfile
 
 wheel-test: setup  ## build the wheel, install it with all that it needs into an empty environment, use it from there
