@@ -1,7 +1,7 @@
 """What must not change a step does not, on the real data and from the command line.
 
-Left out are the terms that compare the pairs of a micro-batch with each other (InfoNCE, SIGReg, variance and covariance), and
-STP's random spans, which are drawn by a record's place.
+Left out are the terms that compare the pairs of a micro-batch with each other (InfoNCE, SIGReg, variance and
+covariance), and STP's random spans, which are drawn by a record's place.
 """
 
 from __future__ import annotations
