@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from markdown_it import MarkdownIt
+
 ROOT = Path(__file__).resolve().parents[2]
 
 SHELL = ("bash", "sh", "shell", "console")
@@ -46,28 +48,20 @@ def why_not(page: str, command: str) -> str | None:
     return next((reason for start, reason in NOT_RUN.get(page, ()) if command.startswith(start)), None)
 
 
-_MARK = re.compile(r"<!-- (not run|slow): (.+?) -->")
-_FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\s*$")
+_MARK = re.compile(r"<!-- (not run|slow): .+? -->")
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of code.
-
-    Attributes:
-        line: its first line, counted from 1.
-        title: the file whose text it is.
-        mark: ``not run``, ``slow`` or nothing.
-    """
+    """A block of code."""
 
     page: str
-    line: int
+    line: int  # its first line, counted from 1
     language: str
     fenced: bool
-    title: str
+    title: str  # the file whose text it is
     text: str
-    mark: str
-    reason: str
+    mark: str  # "not run", "slow" or nothing
 
     @property
     def place(self) -> str:
@@ -103,26 +97,13 @@ def documents() -> list[str]:
 
 def blocks(page: str) -> Iterator[Block]:
     """All blocks of code of one document, in their order."""
-    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
-    mark, number = ("", ""), 0
-    while number < len(lines):
-        line = lines[number]
-        fence = _FENCE.match(line)
-        indented = line.startswith("    ") and number > 0 and (not lines[number - 1].strip() or mark[0])
-        if fence or indented:
-            start = number + 1 if fence else number
-            end = start
-            while end < len(lines) and (
-                not lines[end].startswith("```") if fence else lines[end].startswith("    ") or not lines[end].strip()
-            ):
-                end += 1
-            text = "\n".join(line[0 if fence else 4 :] for line in lines[start:end])
-            language, title = (fence[1], fence[2] or "") if fence else ("", "")
-            yield Block(page, start + 1, language, bool(fence), title, text, *mark)
-            number, mark = end + bool(fence), ("", "")
-            continue
-        if said := _MARK.search(line):
-            mark = (said[1], said[2])
-        elif line.strip():
-            mark = ("", "")
-        number += 1
+    mark = ""
+    for token in MarkdownIt().parse((ROOT / page).read_text(encoding="utf-8")):
+        if token.type in ("fence", "code_block"):
+            title, fenced = re.search(r'title="(.+?)"', token.info), token.type == "fence"
+            line = token.map[0] + 1 if token.map else 0
+            text = token.content.rstrip("\n")
+            yield Block(page, line, token.info.partition(" ")[0], fenced, title[1] if title else "", text, mark)
+        # A mark stands right before its block.
+        found = _MARK.match(token.content) if token.type == "html_block" else None
+        mark = found[1] if found else ""
