@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stepjepa.objectives.lm import LMLoss, PromptLoss
+from stepjepa.objectives.tube import Tube
 from torch import Tensor
 
 import tiny
@@ -19,9 +21,7 @@ from stepjepa.batch.pack import Rows, cut, pack, pack_passes
 from stepjepa.batch.sequences import Sequence
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import Alignment, InfoNCE
-from stepjepa.objectives.lm import LMLoss, PromptLoss
 from stepjepa.objectives.objective import Objective, jepa_loss
-from stepjepa.objectives.tube import Tube
 
 NEVER = 10**4
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import chat_templates
-import template_table
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.errors import UserError
 
@@ -179,19 +178,6 @@ def test_a_template_may_refuse_some_records(tiny_tokenizer: Any) -> None:
 
 
 # -- what is told of a template ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", template_table.ORDER)
-def test_the_table_of_the_page_is_what_is_derived(family: str, request: pytest.FixtureRequest) -> None:
-    def load(name: str) -> Any:
-        return request.getfixturevalue("real_tokenizer")(name)
-
-    page = template_table.PAGE.read_text(encoding="utf-8")
-    lines = page.partition(template_table.BEGIN)[2].partition(template_table.END)[0].splitlines(keepends=True)
-    assert [text.split("|")[1].strip() for text in lines[2:]] == list(template_table.ORDER)
-    cells = template_table.cells(family, load)
-    written = template_table.table([cells]).splitlines(keepends=True)
-    assert [*lines[:2], lines[2 + template_table.ORDER.index(family)]] == written
 
 
 @pytest.mark.parametrize("family", chat_templates.FORMS)

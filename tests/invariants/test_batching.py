@@ -19,9 +19,8 @@ from stepjepa.batch.collate import Batch, Collator, Item
 from stepjepa.config import JepaConfig
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import L2, Alignment, InfoNCE
-from stepjepa.objectives.lm import LMLoss, PromptLoss
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
-from stepjepa.objectives.tube import Tube
+from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
 
 ModelFactory = Callable[..., Any]
 

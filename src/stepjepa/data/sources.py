@@ -1,12 +1,13 @@
-"""Where records come from: files of five formats, folders and data sets of the hub."""
+"""Where records come from: files of five formats, folders and data sets of the hub, several of them mixed."""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
+import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,33 @@ def read_any(source: str | os.PathLike[str], *, bad: BadRecords | None = None, c
     dataset, subset, split = (name, "", "") if path.is_dir() else (*name.split(":"), "", "")[:3]
     rows = read_rows(dataset, subset=subset or None, split=split or None)
     return list(_parse_each(rows, name, _taking(bad), columns))
+
+
+def mix(parts: Sequence[Sequence[Record]], weights: Sequence[float] | None, seed: int) -> list[list[Record]]:
+    """The largest mixture of several data sets in which each has its share and no record stands twice.
+
+    Args:
+        parts: the records of each.
+        weights: the share of each, in any unit; None takes all records of all.
+        seed: draws which records of a data set are taken.
+
+    Returns:
+        What is taken of each, in its order there.
+    """
+    if weights is None:
+        return [list(part) for part in parts]
+    if len(weights) != len(parts) or not all(0 < weight < float("inf") for weight in weights):
+        given = " ".join(f"{weight:g}" for weight in weights)
+        told = f"expected {len(parts)} positive numbers, one for each --dataset, got {given}"
+        raise UserError(f"--dataset_weights: {told}")
+    scale = min(len(part) / weight for part, weight in zip(parts, weights, strict=True))
+    counts = [min(round(scale * weight), len(part)) for part, weight in zip(parts, weights, strict=True)]
+    if 0 in counts:
+        told = f"of data set {counts.index(0) + 1} not one record is taken; raise its weight"
+        raise UserError(f"--dataset_weights: {told}")
+    draw = random.Random(seed)
+    drawn = [sorted(draw.sample(range(len(part)), count)) for part, count in zip(parts, counts, strict=True)]
+    return [[part[index] for index in indices] for part, indices in zip(parts, drawn, strict=True)]
 
 
 def _parse_each(rows: Rows, path: str | os.PathLike[str], wrong: Wrong, columns: Columns) -> Iterator[Record]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from stepjepa.data.records import BadRecords, Record, bad_records, tell_bad_records
-from stepjepa.data.sources import read_any, read_records
+from stepjepa.data.sources import mix, read_any, read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import fingerprint
@@ -58,7 +58,7 @@ def read_mixture(args: argparse.Namespace) -> tuple[list[Record], dict[str, Any]
     """The records of ``--dataset``, and what identifies them.
 
     Raises:
-        UserError: a data set is missing or wrong.
+        UserError: a data set is missing or wrong, or ``--dataset_weights`` do not fit.
     """
     names = [Path(name).name if Path(name).exists() else name for name in args.dataset]
     parts, bad = [], [bad_records(args.bad_records) for _ in names]
@@ -66,11 +66,12 @@ def read_mixture(args: argparse.Namespace) -> tuple[list[Record], dict[str, Any]
         parts.append(read_any(source, bad=left_out, columns=args.columns))
         if is_main_process():
             tell_bad_records(left_out)
-    records = [record for part in parts for record in part]
+    taken = mix(parts, args.dataset_weights, args.split_seed)
+    records = [record for part in taken for record in part]
     digest = hashlib.sha256(repr([(record.messages, record.views) for record in records]).encode())
     shares = [
-        {"file": name, "records": len(part), "taken": len(part), **_left_out(skipped)}
-        for name, part, skipped in zip(names, parts, bad, strict=True)
+        {"file": name, "records": len(part), "taken": len(some), **_left_out(skipped)}
+        for name, part, some, skipped in zip(names, parts, taken, bad, strict=True)
     ]
     about = {"file": " + ".join(names), "records": len(records), "sha256": digest.hexdigest(), "datasets": shares}
     return records, about
