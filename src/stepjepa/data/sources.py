@@ -53,10 +53,10 @@ def read_rows(
     return FORMATS[found.suffix.lower()](found, _taking(bad))
 
 
-def iterate_records(
-    path: str | os.PathLike[str], bad: BadRecords | None = None, columns: Columns = None
-) -> Iterator[Record]:
-    """The records of a file, one after the other: a table of :data:`FORMATS`, otherwise JSON lines.
+def read_records(
+    path: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None
+) -> list[Record]:
+    """The records of a file, at least one: a table of :data:`FORMATS`, otherwise JSON lines.
 
     Args:
         path: of the file.
@@ -68,14 +68,7 @@ def iterate_records(
     is_lines = reader is _read_json_lines or (reader is _read_json and not _is_list(found))
     # A record must be JSON that other programs can read, too.
     rows = _read_json_lines(found, wrong, finite=True) if is_lines else reader(found, wrong)
-    return _parse_each(rows, path, wrong, columns)
-
-
-def read_records(
-    path: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None
-) -> list[Record]:
-    """All records of a file, at least one; see :func:`iterate_records`."""
-    records = list(iterate_records(path, bad, columns))
+    records = list(_parse_each(rows, path, wrong, columns))
     if not records:
         none = "holds no records; expected one JSON object per line"
         told = f"holds no sound record; {bad.describe()}" if bad is not None and bad.count else none
@@ -86,7 +79,7 @@ def read_records(
 def read_any(source: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None) -> list[Record]:
     """The records of a file, of a folder that ``datasets`` can load, or of a data set on the hub.
 
-    The name of a data set may go on with subset and split: ``openai/gsm8k:main:train``. See :func:`iterate_records`.
+    The name of a data set may go on with subset and split: ``openai/gsm8k:main:train``. See :func:`read_records`.
     """
     path, name = Path(source).expanduser(), os.fspath(source)
     if path.is_file() or (_looks_like_a_path(name) and not path.is_dir()):
