@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,19 @@ from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record, parse_record
 from stepjepa.errors import UserError
-from stepjepa.inspection.picture import write_png
-from stepjepa.inspection.record import Inspection, inspect_records, token_text, visible_matrix
-from stepjepa.inspection.view import COLOURS, EDGE, READ, show, title, visible_text
+from stepjepa.inspection.plots import write_png
+from stepjepa.inspection.record import (
+    COLOURS,
+    EDGE,
+    READ,
+    Inspection,
+    inspect_records,
+    show,
+    title,
+    token_text,
+    visible_matrix,
+    visible_text,
+)
 from stepjepa.models.presets import train_tokenizer
 
 MODES = [
@@ -180,10 +191,9 @@ def test_a_record_too_long_is_shown_truncated_and_the_note_says_so(records: list
 
 
 def test_records_that_training_leaves_out_are_errors_with_a_remedy(records: list[Record], tokenizer: Any) -> None:
-    with pytest.raises(UserError, match=r"sums.jsonl:1: .* max_length 11, and --over_length skip leaves it out"):
-        inspect_records(records, 0, tokenizer, _config("regular", "separate", max_length=11, over_length="skip"))
-    with pytest.raises(UserError, match=r"sums.jsonl:1: .* no answer to learn; raise --max_length"):
-        inspect_records(records, 0, tokenizer, _config("regular", "separate", max_length=5))
+    for options in ({"max_length": 11, "over_length": "skip"}, {"max_length": 5}):
+        with pytest.raises(UserError, match=r"sums.jsonl:1: .* max_length \d+ .* leaves it out; raise --max_length"):
+            inspect_records(records, 0, tokenizer, _config("regular", "separate", **options))
 
 
 def test_files_that_stop_training_are_noted(records: list[Record], tokenizer: Any) -> None:
@@ -197,16 +207,11 @@ def test_white_space_is_made_visible_and_control_characters_are_escaped() -> Non
 
 
 def test_token_text_keeps_the_blank_of_sentence_pieces() -> None:
-    class Pieces:
-        def decode(self, ids: list[int], **options: bool) -> str:
-            return {0: "word", 1: ""}[ids[0]]
-
-        def convert_ids_to_tokens(self, index: int) -> str:
-            return {0: "\u2581word", 1: "<odd>"}[index]
-
-    pieces: Any = Pieces()
-    assert token_text(pieces, 0) == " word"
-    assert token_text(pieces, 1) == "<odd>"
+    pieces = SimpleNamespace(
+        decode=lambda ids, **_: {0: "word", 1: ""}[ids[0]],
+        convert_ids_to_tokens=lambda index: {0: "\u2581word", 1: "<odd>"}[index],
+    )
+    assert (token_text(pieces, 0), token_text(pieces, 1)) == (" word", "<odd>")
 
 
 def _shown(inspection: Any, width: int, color: Any = None, no_color: bool | None = None) -> str:
@@ -225,10 +230,12 @@ def _without_styles(text: str) -> str:
 @pytest.mark.parametrize(("width", "color"), [(37, None), (61, "truecolor"), (80, "standard")])
 def test_nothing_is_wider_than_the_terminal(records: list[Record], tokenizer: Any, color: Any, width: int) -> None:
     found = inspect_records(records, 0, tokenizer, _config("step-jepa", "branched", pairs="all"), count=2)
-    lines = _without_styles(_shown(found, width, color)).splitlines()
+    text = _shown(found, width, color)
+    assert ("\x1b[" in text) == (color is not None)
+    lines = _without_styles(text).splitlines()
     assert max(map(cell_len, lines)) <= width
     words = " ".join(" ".join(lines).split())
-    assert "source 1" in words and "step 2" in words and "begin of text" in words
+    assert all(each in words for each in ("source 1", "step 2", "begin of text", "tokens over regular", "⇥"))
 
 
 def test_tokens_are_told_apart_without_colour(records: list[Record], tokenizer: Any) -> None:
@@ -238,17 +245,6 @@ def test_tokens_are_told_apart_without_colour(records: list[Record], tokenizer: 
     lines = _without_styles(text).splitlines()
     assert lines == _shown(found, 120).splitlines()
     assert f"  <|predictor_1|>{EDGE}<|predictor_2|>{READ}" in lines
-
-
-def test_the_terminal_shows_labels_readouts_and_text_as_it_is(records: list[Record], tokenizer: Any) -> None:
-    found = inspect_records(records, 1, tokenizer, _config("step-jepa", "branched"))
-    text = _shown(found, 120)
-    assert "\x1b[" not in text
-    assert "bold]" in "".join(line.replace(EDGE, "") for line in text.splitlines())
-    assert "⇥" in text
-    assert "source 1" in text
-    assert "tokens over regular" in text
-    assert "\x1b[" in _shown(found, 120, "truecolor")
 
 
 def test_labels_of_several_records_at_one_position_are_counted(tokenizer: Any) -> None:

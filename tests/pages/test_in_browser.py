@@ -12,8 +12,8 @@ from test_page_embeddings import make_analysis
 from test_page_inspector import trained, write_records
 
 from made_up_runs import make_run
-from stepjepa.analysis.files import save
 from stepjepa.files import write_jsonl
+from stepjepa.inspection.analysis import save
 from stepjepa.pages import page as page_module
 from stepjepa.pages.embeddings import embedding_section
 from stepjepa.pages.page import write_page

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from made_up_runs import make_run
-from stepjepa.analysis.files import Analysis, ModelAnalysis, load, save
-from stepjepa.analysis.points import choose_points
-from stepjepa.analysis.representations import ViewEmbeddings
 from stepjepa.cli import main
 from stepjepa.data.records import Record, parse_record
+from stepjepa.inspection.analysis import Analysis, ModelAnalysis, choose_points, load, save
+from stepjepa.inspection.embeddings import ViewEmbeddings
 from stepjepa.pages.embeddings import describe_points, drawn_pairs, embedding_section
 from stepjepa.pages.runs import read_runs
 

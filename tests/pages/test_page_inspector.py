@@ -12,8 +12,7 @@ from made_up_runs import change, make_run
 from stepjepa.config import JepaConfig
 from stepjepa.data.sources import read_records
 from stepjepa.files import fingerprint, write_jsonl
-from stepjepa.inspection.record import inspect_records, visible_matrix
-from stepjepa.inspection.view import visible_text
+from stepjepa.inspection.record import inspect_records, visible_matrix, visible_text
 from stepjepa.pages import inspector
 from stepjepa.pages.inspector import inspector_section
 from stepjepa.pages.runs import Run, read_runs

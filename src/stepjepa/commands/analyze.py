@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from stepjepa.analysis.settings import AnalysisSettings
 from stepjepa.errors import visible
+from stepjepa.inspection.analysis import AnalysisSettings, analyze, as_table, notes, output_files
 from stepjepa.options import add_options, from_args
 
 SUMMARY = "look at the representations of trained models: numbers and pictures"
@@ -21,7 +21,7 @@ singular_values.png/.svg to --output_dir. Several models share each picture."""
 
 
 COMMON = (
-    *("model_path", "test_file", "output_dir", "labels", "overwrite", "views", "pairs", "layer"),
+    *("model_path", "test_file", "output_dir", "overwrite", "views", "pairs", "layer"),
     *("t_sne_type", "projections", "max_examples", "batch_size", "dtype"),
 )
 """Options that ``--help`` shows."""
@@ -40,17 +40,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: a flag, a file or a model is wrong.
     """
-    from stepjepa.analysis.run import analyze, notes
-
     analysis = analyze(from_args(AnalysisSettings, args))
-
-    from stepjepa.analysis.files import output_files
-    from stepjepa.analysis.numbers import as_markdown
-
     for model in analysis.models:
         print(f"{model.name}: {_reading(model.config, model.views)}")
     print()
-    print(as_markdown([model.name for model in analysis.models], [model.numbers for model in analysis.models]))
+    print(as_table(analysis))
     print()
     for note in notes(analysis):
         print(f"note: {visible(note)}")

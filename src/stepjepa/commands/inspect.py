@@ -80,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(inspection, colours=not args.no_color)
     if args.png is not None:
-        from stepjepa.inspection.picture import write_png
-        from stepjepa.inspection.view import title
+        from stepjepa.inspection.plots import write_png
+        from stepjepa.inspection.record import title
 
         write_png(inspection, args.png, title(inspection))
         print(f"wrote {args.png}", file=sys.stderr)
@@ -104,7 +104,7 @@ def _tokenizer(args: argparse.Namespace, records: list[Record]) -> Any:
 
 
 def _print(inspection: Inspection, *, colours: bool) -> None:
-    from stepjepa.inspection.view import show
+    from stepjepa.inspection.record import show
 
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     show(inspection, make_console(shutil.get_terminal_size().columns if known else PIPE_WIDTH, colours=colours))

@@ -57,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(args: argparse.Namespace) -> int:
-    from stepjepa.analysis.files import JSON_FILE
     from stepjepa.errors import UserError
     from stepjepa.files import refuse_existing
+    from stepjepa.inspection.analysis import JSON_FILE
     from stepjepa.pages.page import write_page
     from stepjepa.pages.runs import read_runs
 

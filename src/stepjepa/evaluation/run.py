@@ -185,7 +185,7 @@ class Evaluation:
 
     def _measure_similarity(self, load: Loader) -> Any:
         """Measure the similarity of the views of the test records."""
-        from stepjepa.analysis.similarity import compare_views, similarity_config
+        from stepjepa.inspection.embeddings import compare_views, similarity_config
 
         config = similarity_config(self.settings.model_path, str(self.settings.similarity))
         config = replace(config, plain=self.settings.plain)
@@ -219,7 +219,7 @@ class Evaluation:
 
 def _similarity_by_verdict(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Quantiles of the similarities of records with right and with wrong answers."""
-    from stepjepa.analysis.similarity import similarity_quantiles
+    from stepjepa.inspection.embeddings import similarity_quantiles
 
     return {
         name: similarity_quantiles(line["similarity"] for line in lines if (line["error"] is None) == right)

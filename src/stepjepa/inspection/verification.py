@@ -21,7 +21,6 @@ from stepjepa.batch.sequences import Sequence as Tokens
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record, uses_tools
-from stepjepa.errors import UserError
 from stepjepa.models.architecture import find_decoder
 from stepjepa.models.encode import encode, flat_states
 from stepjepa.models.heads import attach_heads
@@ -43,13 +42,9 @@ class Result(NamedTuple):
     detail: str  # what was compared, with figures
 
 
-class CheckError(Exception):
-    """A check did not hold; the message says how."""
-
-
 def _require(condition: bool, message: str) -> None:
     if not condition:
-        raise CheckError(message)
+        raise ValueError(message)
 
 
 @dataclass
@@ -267,5 +262,5 @@ def verify(subject: Subject) -> Iterator[Result]:
     for name, check in CHECKS:
         try:
             yield Result(name, True, check(subject))
-        except (CheckError, UserError, ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError) as error:
             yield Result(name, False, str(error))

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepjepa.analysis.files import JSON_FILE, REST, Analysis, ModelAnalysis, load
-from stepjepa.analysis.plots import COLOURED_BY, PLANE_NAMES
-from stepjepa.analysis.points import BOTH_VIEWS, NEXT_STEP, sampled
 from stepjepa.errors import visible
 from stepjepa.files import read_jsonl
+from stepjepa.inspection.analysis import JSON_FILE, NEXT_STEP, Analysis, ModelAnalysis, load, sampled
+from stepjepa.inspection.plots import BOTH_VIEWS, COLOURED_BY, PLANE_NAMES, REST
 from stepjepa.pages.answers import is_right
 from stepjepa.pages.render import Section, chart, chart_text, json_block, render
 from stepjepa.pages.runs import Run
@@ -108,7 +107,7 @@ def describe_points(
 
 
 def drawn_pairs(analysis: Analysis, model: ModelAnalysis) -> NDArray[np.int64]:
-    """The pair ``[M]`` of every point, as :func:`stepjepa.analysis.points.choose_points` has drawn them."""
+    """The pair ``[M]`` of every point, as :func:`stepjepa.inspection.analysis.choose_points` has drawn them."""
     pairs = sampled(len(model.arrays["pair"]), analysis.settings["max_points"], analysis.settings["seed"])
     return np.concatenate([pairs, pairs]) if analysis.settings["t_sne_type"] in BOTH_VIEWS else pairs
 

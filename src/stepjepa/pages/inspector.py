@@ -15,7 +15,6 @@ from stepjepa.data.records import bad_records
 from stepjepa.data.sources import iterate_records
 from stepjepa.errors import UserError, one_line, visible
 from stepjepa.files import fingerprint
-from stepjepa.inspection.view import COLOURS, passing, visible_text
 from stepjepa.pages.render import Section, json_block, render
 from stepjepa.pages.runs import Run
 
@@ -42,6 +41,8 @@ def inspector_section(run: Run) -> Section | None:
     jepa, data = run.get("jepa"), run.get("data")
     if not isinstance(jepa, dict) or not isinstance(data, dict) or not data:
         return None
+    from stepjepa.inspection.record import COLOURS
+
     notes: list[str] = []
     values: dict[str, Any] = {"run": visible(run.name), "problem": None, "data": Markup(""), "notes": notes}
     script = None
@@ -140,6 +141,8 @@ def _tree(inspection: Inspection) -> dict[str, Any]:
     Of each token: text, id, branch, position, what it must predict (null: nothing), what is read there, the first
     token that it sees, and one past the last that sees it.
     """
+    from stepjepa.inspection.record import passing, visible_text
+
     branches = []
     for branch in inspection.branches:
         where = "begins a text" if branch.parent is None else f"goes on behind branch {branch.parent}"

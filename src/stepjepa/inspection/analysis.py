@@ -1,0 +1,382 @@
+"""Look at the representations of trained models: embed, compute, keep, draw. Free of torch until a model is loaded.
+
+The folder of an analysis keeps all that its pictures are drawn from: analysis.json (settings, numbers, captions),
+embeddings.npz (embeddings of all pairs, and the points of the pictures), and the pictures as PNG and SVG.
+"""
+
+# ruff: noqa: RUF009  # option() makes the field
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepjepa.config import Dtype, JepaConfig
+from stepjepa.data.prompts import training_system_prompt, with_system_prompt
+from stepjepa.data.records import Record
+from stepjepa.data.sources import read_records
+from stepjepa.errors import UserError
+from stepjepa.files import atomic_write, existing_file, fingerprint, read_json_object, write_json
+from stepjepa.inspection.plots import BOTH_VIEWS, COLOURED_BY, REST, choose_classes, project, write_figures
+from stepjepa.options import FROM_ONE, FROM_TWO, FROM_ZERO, option, wrong_value
+
+JSON_FILE, DATA_FILE = "analysis.json", "embeddings.npz"
+VERSION = 1
+NEXT_STEP = "next step"
+
+_VIEWS = "views (by default those of training)"
+_ARRAYS = ("source", "target", "record", "pair", "is_target", "classes")
+
+
+@dataclass(frozen=True)
+class AnalysisSettings:
+    """Models, test file, and how their views are read and drawn; UserError if a value is out of range."""
+
+    model_path: list[str] = option(help="run, checkpoint or adapter folders, or hub ids", group="files", metavar="PATH")
+    test_file: str = option(help="JSON lines with 'messages'", group="files", metavar="FILE")
+    output_dir: str = option(help="gets the numbers, the data and the pictures", group="files", metavar="DIR")
+    overwrite: bool = option(False, "replace an earlier analysis in --output_dir", group="files")
+    views: Literal["llm-jepa", "step-jepa"] | None = option(None, "which ones", group=_VIEWS)
+    pairs: Literal["first", "all"] | None = option(None, "of each record; all for --t_sne_type steps", group=_VIEWS)
+    step_separator: str | None = option(
+        None,
+        "blank (lines), line, or a literal string",
+        group=_VIEWS,
+        metavar="SEP",
+        # Line ends and tabs are typed as two characters.
+        parse=lambda text: text.replace("\\n", "\n").replace("\\t", "\t"),
+    )
+    max_length: int | None = option(
+        None, "tokens of a record beyond which it is left out", group=_VIEWS, allowed=FROM_TWO
+    )
+    layer: int = option(-1, "of hidden_states; 0 is the embeddings", group=_VIEWS)
+    pooling: Literal["last", "mean"] = option("last", "the readout, or the view", group=_VIEWS)
+    no_predictors: bool = option(False, "read Enc(Text) itself, not behind its predictor tokens", group=_VIEWS)
+    use_test_prompts: bool = option(False, "the test file's own system prompt; else that of training", group=_VIEWS)
+    t_sne_type: str = option(
+        "in_n_out",
+        "what colours the points: the view; the field 'group'; the answer; the step's number",
+        group="pictures",
+        choices=tuple(COLOURED_BY),
+    )
+    projections: tuple[str, ...] = option(
+        ("pca", "tsne"), "rows of the picture", group="pictures", choices=("pca", "tsne")
+    )
+    max_points: int = option(1000, "pairs drawn; numbers are of all", group="pictures", allowed=FROM_ONE)
+    max_examples: int | None = option(None, "a random sample of N records (all)", group="running", allowed=FROM_ONE)
+    batch_size: int = option(16, "records at a time", group="running", allowed=FROM_ONE)
+    dtype: Dtype = option("auto", "of the weights", group="running")
+    seed: int = option(42, "of samples and projections", group="running", allowed=FROM_ZERO)
+    trust_remote_code: bool = option(False, "run code that comes with the model", group="running")
+
+    def __post_init__(self) -> None:
+        if fault := wrong_value(self):
+            raise UserError(f"--{fault}")
+
+
+@dataclass(frozen=True)
+class ModelAnalysis:
+    """What is kept of one model, with P pairs and M points."""
+
+    name: str
+    model_path: str
+    views: tuple[str, str]  # names of source and target
+    config: dict[str, Any]  # how the views were read, a JepaConfig
+    numbers: dict[str, Any]  # see embeddings.analyse; also 'groups' for paraphrases
+    captions: dict[str, dict[str, Any]]  # of each projection, see project
+    # source and target [P, D]; record (counted from 0 in the test file) and pair [P]; is_target and classes [M], the
+    # latter indices of Analysis.classes, or REST
+    arrays: dict[str, NDArray[Any]]
+    planes: Mapping[str, NDArray[np.float64]]  # [M, 2] for each projection
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """An analysis of some models on one test file."""
+
+    test_file: str
+    test_fingerprint: str
+    settings: dict[str, Any]
+    classes: tuple[str, ...]  # labels with a colour of their own
+    models: tuple[ModelAnalysis, ...]
+
+
+def output_files(folder: str | os.PathLike[str]) -> list[Path]:
+    """All files that an analysis writes."""
+    pictures = [f"{figure}.{kind}" for figure in ("projection", "singular_values") for kind in ("png", "svg")]
+    return [Path(folder) / name for name in (JSON_FILE, DATA_FILE, *pictures)]
+
+
+def save(analysis: Analysis, folder: str | os.PathLike[str]) -> None:
+    """Write the data of an analysis; an earlier one is replaced, and its pictures removed."""
+    json_file, data_file, *pictures = output_files(folder)
+    # The description is removed first and written last, so that no kill leaves one beside other data.
+    for file in (json_file, *pictures):
+        file.unlink(missing_ok=True)
+    arrays: dict[str, Any] = {}
+    models = []
+    for number, model in enumerate(analysis.models):
+        arrays |= {f"{number}/{name}": model.arrays[name] for name in _ARRAYS}
+        arrays |= {f"{number}/plane/{name}": plane for name, plane in model.planes.items()}
+        models.append({name: value for name, value in vars(model).items() if name not in ("arrays", "planes")})
+    with atomic_write(data_file, "wb") as stream:
+        np.savez_compressed(stream, **arrays)
+    write_json(json_file, {"version": VERSION, **vars(analysis), "models": models})
+
+
+def load(folder: str | os.PathLike[str]) -> Analysis:
+    """Read an analysis from its folder; UserError if there is none, or it is damaged."""
+    json_file, data_file = output_files(folder)[:2]
+    described = read_json_object(json_file, "analysis", "run it again")
+    try:
+        if (version := described.pop("version")) != VERSION:
+            raise ValueError(f"it is of version {version}, and this program reads {VERSION}")
+        described.pop("data_fingerprint", None)  # written by earlier versions
+        with np.load(existing_file(data_file, "data file of an analysis"), allow_pickle=False) as arrays:
+            models = tuple(
+                ModelAnalysis(
+                    **values | {"views": tuple(values["views"])},
+                    arrays={name: arrays[f"{number}/{name}"] for name in _ARRAYS},
+                    planes={name: arrays[f"{number}/plane/{name}"] for name in values["captions"]},
+                )
+                for number, values in enumerate(described.pop("models"))
+            )
+        return Analysis(**described | {"classes": tuple(described["classes"]), "models": models})
+    except (ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"can't be read as an analysis ({error}); run it again", path=json_file) from None
+
+
+def analyze(settings: AnalysisSettings) -> Analysis:
+    """Embed the test records with each model, write numbers, data and pictures.
+
+    Returns:
+        What was written to ``settings.output_dir``.
+
+    Raises:
+        UserError: a file, a model or a setting is wrong.
+    """
+    there = [file for file in output_files(settings.output_dir) if file.exists()]
+    if there and not settings.overwrite:
+        raise UserError("is there already; name another --output_dir or pass --overwrite", path=there[0])
+    read, records = fingerprint(settings.test_file), read_records(settings.test_file)
+    chosen = sampled(len(records), settings.max_examples or len(records), settings.seed).tolist()
+    names, configs = model_names(settings.model_path), choose_configs(settings)
+    models, labels = [], []
+    for name, path, config in zip(names, settings.model_path, configs, strict=True):
+        model, points = _analyze_model(name, path, config, {index: records[index] for index in chosen}, settings)
+        models.append(model)
+        labels.append(points.labels)
+    classes = choose_classes(list(chain.from_iterable(labels)), settings.t_sne_type)
+    for model, own in zip(models, labels, strict=True):
+        model.arrays["classes"] = np.asarray([classes.index(each) if each in classes else REST for each in own])
+    described = {name: value for name, value in asdict(settings).items() if name not in ("output_dir", "overwrite")}
+    described["model_paths"] = described.pop("model_path")
+    analysis = Analysis(settings.test_file, read, described, tuple(classes), tuple(models))
+    save(analysis, settings.output_dir)
+    write_figures(analysis, settings.output_dir)
+    return analysis
+
+
+def _analyze_model(
+    name: str, path: str, config: JepaConfig, records: Mapping[int, Record], settings: AnalysisSettings
+) -> tuple[ModelAnalysis, Points]:
+    """Embed the chosen records by one model, which is freed again, and project and measure their views."""
+    from stepjepa.inspection.embeddings import analyse, embed_views
+    from stepjepa.models.loading import load_for_inference
+
+    prompt = None if settings.use_test_prompts else training_system_prompt(path)
+    some = list(records.values()) if prompt is None else with_system_prompt(list(records.values()), prompt)
+    model, tokenizer = load_for_inference(path, dtype=settings.dtype, trust_remote_code=settings.trust_remote_code)
+    embeddings = embed_views(
+        model,
+        tokenizer,
+        some,
+        config,
+        layer=settings.layer,
+        pooling=settings.pooling,
+        batch_size=settings.batch_size,
+    )
+    embeddings = replace(embeddings, record=np.asarray(list(records))[embeddings.record])
+    views = view_names(config.mode, config.reverse_pred)
+    points = choose_points(
+        embeddings, settings.t_sne_type, records, views=views, most=settings.max_points, seed=settings.seed
+    )
+    drawn = {each: project(each, points.vectors, settings.seed) for each in settings.projections}
+    numbers = analyse(embeddings, seed=settings.seed)
+    if settings.t_sne_type == "paraphrase":
+        from stepjepa.tasks.paraphrase import within_and_between
+
+        texts = embeddings.target if views[1] == "text" else embeddings.source
+        numbers["groups"] = within_and_between(texts, [group_of(records[index]) for index in embeddings.record])
+    found = ModelAnalysis(
+        name=name,
+        model_path=path,
+        views=views,
+        config=config.to_dict(),
+        numbers=numbers,
+        captions={each: caption for each, (_, caption) in drawn.items()},
+        arrays={**vars(embeddings), "is_target": points.is_target},
+        planes={each: plane for each, (plane, _) in drawn.items()},
+    )
+    return found, points
+
+
+def model_names(model_paths: Sequence[str]) -> list[str]:
+    """The shortest ends of paths that tell the models apart; UserError if one is named twice."""
+    paths = [Path(path).parts for path in model_paths]
+    for length in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(path[-length:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    raise UserError("--model_path names a model twice; leave one out")
+
+
+def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
+    """How the views are read from each model: all on the same pairs, each where it was trained to be read.
+
+    Raises:
+        UserError: the models were trained on different views or pairs, and no flag decides.
+    """
+    from stepjepa.inspection.embeddings import reading_config, refuse_stripped
+    from stepjepa.run_folder import trained_objective
+
+    def decided(name: str, values: set[Any]) -> Any:
+        given = getattr(settings, name)
+        if given is None and len(values) > 1:
+            different = ", ".join(sorted(map(str, values)))
+            raise UserError(f"the models were trained with different {name} ({different}); pass --{name}")
+        return next(iter(values), None) if given is None else given
+
+    if not settings.no_predictors:
+        for path in settings.model_path:
+            refuse_stripped(path)
+    trained = [trained_objective(path) for path in settings.model_path]
+    known = [each for each in trained if each is not None]
+    views = decided("views", {each["mode"] for each in known} - {"regular"}) or "llm-jepa"
+    steps = settings.t_sne_type == "steps"
+    if steps and views != "step-jepa":
+        raise UserError(f"--t_sne_type steps colours the views of step-jepa, not of {views}; pass --views step-jepa")
+    # Only who was trained on these views has had a choice of pairs and separators.
+    same = [each for each in known if each["mode"] == views]
+    changes = {
+        "pairs": decided("pairs", {"all"} if steps else {each["pairs"] for each in same}),
+        "step_separator": decided("step_separator", {each["step_separator"] for each in same}),
+        "max_length": decided("max_length", {each["max_length"] for each in same or known}),
+    }
+    changes = {name: value for name, value in changes.items() if value is not None}
+    changes |= {"predictors": 0, "front_pred": False} if settings.no_predictors else {}
+    return [replace(reading_config(each, views), **changes) for each in trained]
+
+
+def view_names(mode: str, reverse_pred: bool) -> tuple[str, str]:
+    """What source and target are called in ``llm-jepa`` or ``step-jepa``."""
+    first, second = ("text", "code") if mode == "llm-jepa" else ("step", NEXT_STEP)
+    return (second, first) if reverse_pred else (first, second)
+
+
+def sampled(count: int, most: int, seed: int) -> NDArray[np.int64]:
+    """Which of ``count`` things are taken: all, or a sample of ``most``, the same for the same numbers; ascending."""
+    if count <= most:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
+
+
+class Points(NamedTuple):
+    """Embeddings to be drawn."""
+
+    vectors: NDArray[np.float32]  # [M, D]
+    is_target: NDArray[np.bool_]  # [M], whether a point is the target view of its pair
+    labels: tuple[str, ...]  # [M], what colours it
+
+
+def choose_points(
+    embeddings: Any,
+    colouring: str,
+    records: Mapping[int, Record] | Sequence[Record],
+    *,
+    views: tuple[str, str],
+    most: int = 1000,
+    seed: int = 0,
+) -> Points:
+    """The points of one model.
+
+    Args:
+        embeddings: of the records, a ``ViewEmbeddings``.
+        colouring: one of ``plots.COLOURED_BY``.
+        records: those that were embedded, by index.
+        views: names of source and target, see :func:`view_names`.
+        most: pairs at most.
+        seed: of the sample of pairs.
+
+    Raises:
+        UserError: a record lacks what colours it.
+    """
+    chosen = sampled(len(embeddings.record), most, seed)
+    is_target = np.full(len(chosen), views[1] == "text")
+    if colouring in BOTH_VIEWS:
+        is_target = np.arange(2 * len(chosen)) >= len(chosen)
+        chosen = np.concatenate([chosen, chosen])
+    vectors = np.where(is_target[:, None], embeddings.target[chosen], embeddings.source[chosen])
+    labels = []
+    for index, pair, target in zip(embeddings.record[chosen], embeddings.pair[chosen], is_target, strict=True):
+        view = views[int(target)]
+        if colouring == "in_n_out":
+            labels.append(view)
+        elif colouring == "steps":
+            labels.append(f"step {pair + (view == NEXT_STEP)}")
+        elif colouring == "paraphrase":
+            labels.append(f"group {group_of(records[index])}")
+        else:
+            # Whole, however long: answers that begin alike are different ones.
+            labels.append(" ".join(records[index].answer.split()))
+    return Points(vectors, is_target, tuple(labels))
+
+
+def group_of(record: Record) -> str:
+    """The group of paraphrases that a record belongs to; UserError if it says none."""
+    value = record.extra.get("group")
+    if value is None or isinstance(value, (list, dict, bool)):
+        raise UserError(
+            "no field 'group' with a name or a number, which --t_sne_type paraphrase needs; "
+            "'stepjepa prepare paraphrase' writes it",
+            path=record.path,
+            line=record.line,
+        )
+    return str(value)
+
+
+def notes(analysis: Analysis) -> list[str]:
+    """What a reader of the numbers must know, as sentences."""
+    found = [f"{model.name}: {note}" for model in analysis.models for note in model.numbers["notes"]]
+    first = analysis.models[0]
+    for model in analysis.models[1:]:
+        if not all(np.array_equal(model.arrays[name], first.arrays[name]) for name in ("record", "pair")):
+            found.append(f"{first.name} and {model.name} were read on different pairs; raise --max_length")
+    return found
+
+
+def as_table(analysis: Analysis) -> str:
+    """The numbers of an analysis as text, with one column for each model; names are those of analysis.json."""
+    columns = [dict(_cells(model.numbers)) for model in analysis.models]
+    rows = [["", *(model.name for model in analysis.models)]]
+    rows += [[name, *(column.get(name, "–") for column in columns)] for name in columns[0]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _cells(numbers: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in numbers.items():
+        if isinstance(value, dict):
+            yield from _cells(value, f"{within}{name} ")
+        elif not isinstance(value, list):
+            yield f"{within}{name}", "–" if value is None else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
