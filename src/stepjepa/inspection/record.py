@@ -246,7 +246,7 @@ def _describe_tree(
     for number, (sequence, path, owner) in enumerate(zip(everything, paths, owners, strict=True)):
         suffix = "" if len(lines) == 1 else f" of line {lines[owner]}"
         text = set(sequence.text.tolist())
-        own = "main" if text else sequence.readouts[0].kind
+        own: str = "main" if text else sequence.readouts[0].kind
         kinds.append(own)
         names.append(f"{own if text else f'{own} {sequence.readouts[0].pair + 1}'}{suffix}")
         for step, place in enumerate(path):
