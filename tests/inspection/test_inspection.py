@@ -144,8 +144,8 @@ def test_predictors_and_isolated_steps_in_place_have_branches_of_their_own(
     kinds = [branch.kind for branch in found.branches]
     assert kinds == ["main", *["source", "target"] * 3, "main"]
     assert [branch.isolated for branch in found.branches] == [kind == "target" for kind in kinds]
-    for branch, step in zip([b for b in found.branches if b.isolated], found.records[0].steps[1:], strict=True):
-        assert (branch.start, branch.end) == (step.start, step.end)
+    for branch, step in zip([b for b in found.branches if b.isolated], found.records[0]["steps"][1:], strict=True):
+        assert (branch.start, branch.end) == (step["start"], step["end"])
 
 
 @pytest.mark.parametrize("layout", ["branched", "inplace"])
@@ -153,12 +153,12 @@ def test_messages_and_steps_stand_at_the_positions_named(records: list[Record], 
     found = inspect_records(records, 0, tokenizer, _config("step-jepa", layout, pairs="all", predictors=2))
     main = [found.tokens[place] for place in _paths(found)[0]]
     (record,) = found.records
-    assert [part.text for part in record.steps] == ["3+4=7.\n\n", "7+5=12\n\n", "So it is\n\n", "12"]
-    system, user, assistant = record.messages
-    for part in (*record.steps, system, user):
-        assert "".join(token.text for token in main[part.start : part.end]) == part.text
-    assert [part.name for part in record.messages] == ["system", "user", "assistant"]
-    assert (assistant.start, assistant.end) == (record.steps[0].start, record.steps[-1].end)
+    assert [part["text"] for part in record["steps"]] == ["3+4=7.\n\n", "7+5=12\n\n", "So it is\n\n", "12"]
+    system, user, assistant = record["messages"]
+    for part in (*record["steps"], system, user):
+        assert "".join(token.text for token in main[part["start"] : part["end"]]) == part["text"]
+    assert [part["name"] for part in record["messages"]] == ["system", "user", "assistant"]
+    assert (assistant["start"], assistant["end"]) == (record["steps"][0]["start"], record["steps"][-1]["end"])
     labelled = "".join(text for token in main for text in token.label_texts)
     assert labelled == "3+4=7.\n\n7+5=12\n\nSo it is\n\n12<|im_end|>"
 
@@ -167,26 +167,26 @@ def test_counts_are_of_the_whole_file(records: list[Record], tokenizer: Any) -> 
     config = _config("step-jepa", "branched")
     found = inspect_records(records, 1, tokenizer, config)
     made = tiny.tokenized(tokenizer, config, records)
-    assert (found.path, found.index, found.records[0].line, found.file.lines) == ("sums.jsonl", 1, 2, 3)
-    assert [found.file.counts[name] for name in ("records", "pairs", "without a pair")] == [3, 2, 1]
-    assert found.file.tokens["main"] == sum(len(record.ids) for record in made)
+    assert (found.path, found.index, found.records[0]["line"], found.file["lines"]) == ("sums.jsonl", 1, 2, 3)
+    assert [found.file["counts"][name] for name in ("records", "pairs", "without a pair")] == [3, 2, 1]
+    assert found.file["tokens"]["main"] == sum(len(record.ids) for record in made)
     views = sum(len(pair.second.content) + 2 for record in made for pair in record.pairs)
-    assert found.file.tokens["all"] == found.file.tokens["main"] + views
-    assert found.file.notes == ()
+    assert found.file["tokens"]["all"] == found.file["tokens"]["main"] + views
+    assert found.file["notes"] == []
     assert found.template["system role"] == "yes"
 
 
 def test_a_record_too_long_is_shown_truncated_and_the_note_says_so(records: list[Record], tokenizer: Any) -> None:
     config = _config("step-jepa", "branched")
     (full,) = inspect_records(records, 0, tokenizer, config).records
-    assert full.full_tokens == full.main_tokens
-    found = inspect_records(records, 0, tokenizer, replace(config, max_length=full.main_tokens - 4))
+    assert full["full_tokens"] == full["main_tokens"]
+    found = inspect_records(records, 0, tokenizer, replace(config, max_length=full["main_tokens"] - 4))
     (cut,) = found.records
     assert found.config.over_length == "error"
-    assert (cut.full_tokens, cut.main_tokens) == (full.main_tokens, full.main_tokens - 4)
-    assert cut.steps[-1].cut
-    assert "over_length is 'error'" in found.file.notes[0]
-    assert found.file.counts["over length"] == found.file.counts["truncated"] > 0
+    assert (cut["full_tokens"], cut["main_tokens"]) == (full["main_tokens"], full["main_tokens"] - 4)
+    assert cut["steps"][-1]["cut"]
+    assert "over_length is 'error'" in found.file["notes"][0]
+    assert found.file["counts"]["over length"] == found.file["counts"]["truncated"] > 0
     assert "shown truncated" in _shown(found, 120)
 
 
@@ -198,7 +198,10 @@ def test_records_that_training_leaves_out_are_errors_with_a_remedy(records: list
 
 def test_files_that_stop_training_are_noted(records: list[Record], tokenizer: Any) -> None:
     lone = inspect_records(records[2:], 0, tokenizer, _config("step-jepa", "branched", require_pairs=True))
-    assert [note.split(":")[0] for note in lone.file.notes] == ["require_pairs is on", "no record has a pair of views"]
+    assert [note.split(":")[0] for note in lone.file["notes"]] == [
+        "require_pairs is on",
+        "no record has a pair of views",
+    ]
 
 
 def test_white_space_is_made_visible_and_control_characters_are_escaped() -> None:

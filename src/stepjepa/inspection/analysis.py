@@ -157,14 +157,7 @@ def load(folder: str | os.PathLike[str]) -> Analysis:
 
 
 def analyze(settings: AnalysisSettings) -> Analysis:
-    """Embed the test records with each model, write numbers, data and pictures.
-
-    Returns:
-        What was written to ``settings.output_dir``.
-
-    Raises:
-        UserError: a file, a model or a setting is wrong.
-    """
+    """Embed the test records with each model; write numbers, data and pictures to ``settings.output_dir``."""
     there = [file for file in output_files(settings.output_dir) if file.exists()]
     if there and not settings.overwrite:
         raise UserError("is there already; name another --output_dir or pass --overwrite", path=there[0])
@@ -244,8 +237,7 @@ def model_names(model_paths: Sequence[str]) -> list[str]:
 def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
     """How the views are read from each model: all on the same pairs, each where it was trained to be read.
 
-    Raises:
-        UserError: the models were trained on different views or pairs, and no flag decides.
+    UserError if the models were trained on different views or pairs, and no flag decides.
     """
     from stepjepa.inspection.embeddings import reading_config, refuse_stripped
     from stepjepa.run_folder import trained_objective
@@ -308,18 +300,10 @@ def choose_points(
     most: int = 1000,
     seed: int = 0,
 ) -> Points:
-    """The points of one model.
+    """The points of one model's ``ViewEmbeddings`` of the records, of at most ``most`` pairs drawn by ``seed``.
 
-    Args:
-        embeddings: of the records, a ``ViewEmbeddings``.
-        colouring: one of ``plots.COLOURED_BY``.
-        records: those that were embedded, by index.
-        views: names of source and target, see :func:`view_names`.
-        most: pairs at most.
-        seed: of the sample of pairs.
-
-    Raises:
-        UserError: a record lacks what colours it.
+    ``colouring`` is one of ``plots.COLOURED_BY``; UserError if a record lacks what colours it. ``views`` are from
+    :func:`view_names`.
     """
     chosen = sampled(len(embeddings.record), most, seed)
     is_target = np.full(len(chosen), views[1] == "text")

@@ -38,14 +38,10 @@ Matrix = NDArray[np.float32] | NDArray[np.float64]
 
 
 def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
-    """How the views (``llm-jepa`` or ``step-jepa``) of a model are read.
+    """How the views (``llm-jepa`` or ``step-jepa``) of a model are read, from its ``run_folder.trained_objective``.
 
     A model trained on these views is read where it was trained to be read; any other, ``regular`` runs among them, at
     the end of the source view, with no predictor token, which it has never seen.
-
-    Args:
-        trained: from ``run_folder.trained_objective``.
-        views: which ones.
     """
     chosen: dict[str, Any] = {"over_length": "skip", "mode": views, "predictors": 0}
     if trained is not None:
@@ -103,12 +99,12 @@ def embed_views(
     pooling: str = "trained",
     batch_size: int = 16,
 ) -> ViewEmbeddings:
-    """Embed the views of all pairs of some records.
+    """Embed the views of all pairs of some records; those without a pair, or over length, have none.
 
     Args:
         model: in evaluation mode, not wrapped.
         tokenizer: with the predictor tokens that ``config`` asks for.
-        records: any; those without a pair, or left out for their length, have no embeddings.
+        records: the records.
         config: a mode with views, in a layout other than ``inplace``.
         layer: index of ``hidden_states``: 0 is the embedding layer, -1 the last layer after the final norm; by default
             the layer of training. A predictor head is no part of Enc and is not applied.
@@ -226,12 +222,8 @@ def pair_cosines(embeddings: ViewEmbeddings) -> NDArray[np.float64]:
 
 
 def similarity_totals(embeddings: ViewEmbeddings) -> dict[str, float]:
-    """Means over all pairs.
-
-    Returns:
-        ``pairs``, ``matched_similarity``, ``shuffled_similarity`` (over all P * (P - 1) wrong partners; missing for a
-        single pair) and what ``monitors.Window.geometry`` gives, of all pairs.
-    """
+    """``pairs``, ``matched_similarity``, ``shuffled_similarity`` (over all P * (P - 1) wrong partners; missing for a
+    single pair) and what ``monitors.Window.geometry`` gives, of all pairs."""
     window = Window(keep=len(embeddings.record))
     window.add_pairs(torch.from_numpy(embeddings.source), torch.from_numpy(embeddings.target))
     matched, shuffled, pairs, crossings = window.totals(["matched", "shuffled", "pairs", "crossings"])
@@ -240,12 +232,7 @@ def similarity_totals(embeddings: ViewEmbeddings) -> dict[str, float]:
 
 
 def similarity_quantiles(values: Iterable[float | None]) -> dict[str, Any]:
-    """How cosines are spread; None stands for one that was not measured.
-
-    Returns:
-        ``n``, ``mean``, ``std`` (of these values, not an estimate for others) and ``quantiles`` (from the share, as
-        text, to the value); ``n`` alone where there are none.
-    """
+    """``n``, ``mean``, ``std`` and ``quantiles`` (by share) of cosines, of which None was not measured."""
     measured = np.asarray([value for value in values if value is not None], np.float64)
     if not len(measured):
         return {"n": 0}
@@ -259,11 +246,7 @@ def similarity_quantiles(values: Iterable[float | None]) -> dict[str, Any]:
 
 
 def analyse(embeddings: ViewEmbeddings, *, seed: int = 0) -> dict[str, Any]:
-    """All numbers of one model.
-
-    Args:
-        embeddings: at least one pair.
-        seed: of the sample behind the quantiles of many shuffled pairs.
+    """All numbers of one model; ``seed`` draws the sample behind the quantiles of many shuffled pairs.
 
     Returns:
         ``pairs``, ``records``, ``dimensions``; cosines of ``matched`` and ``shuffled`` pairs, both means over all;

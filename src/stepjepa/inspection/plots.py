@@ -57,14 +57,10 @@ def choose_classes(labels: Sequence[str], colouring: str) -> list[str]:
 
 
 def project(name: str, vectors: NDArray[np.float32], seed: int) -> tuple[NDArray[np.float64], dict[str, Any]]:
-    """Points in the plane, by ``pca`` or ``tsne``.
+    """Points in the plane ``[M, 2]``, by ``pca`` or ``tsne``; UserError if they are too few.
 
-    Returns:
-        ``[M, 2]``, and what a caption should say: ``variance`` (shares of the two axes) of PCA, ``perplexity`` of
-        t-SNE. Points that differ by rounding alone are one point in the plane too, with an empty caption.
-
-    Raises:
-        UserError: there are too few points.
+    Also what a caption should say: ``variance`` (shares of the two axes) of PCA, ``perplexity`` of t-SNE. Points that
+    differ by rounding alone are one point in the plane too, with an empty caption.
     """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE

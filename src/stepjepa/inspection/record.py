@@ -77,40 +77,6 @@ class SequenceInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class PartInfo:
-    """A message or a step of a record."""
-
-    name: str  # the role, or 'step 1' and so on
-    text: str  # as the record has it
-    start: int | None  # position of its first token in the main sequence; None where nothing of it is left there
-    end: int | None  # one past the position of its last token
-    cut: bool  # truncation took some of it
-
-
-@dataclass(frozen=True, slots=True)
-class RecordInfo:
-    """What was found in a record."""
-
-    line: int  # in the file, counted from 1
-    messages: tuple[PartInfo, ...]
-    steps: tuple[PartInfo, ...]  # of the last assistant message
-    pairs: int  # usable pairs of views
-    pairs_cut: int  # pairs lost to truncation
-    main_tokens: int  # of the main text: what plain fine-tuning runs
-    full_tokens: int  # the same before truncation
-
-
-@dataclass(frozen=True, slots=True)
-class FileInfo:
-    """What is in the whole file."""
-
-    lines: int  # records in the file, skipped ones included
-    counts: dict[str, int]  # see tokenize.COUNTS
-    tokens: dict[str, int]  # 'main' and 'all', see dataset.Prepared
-    notes: tuple[str, ...]  # where this differs from what training would do
-
-
-@dataclass(frozen=True, slots=True)
 class Inspection:
     """Some records as a micro-batch, and what surrounds them."""
 
@@ -120,8 +86,13 @@ class Inspection:
     tokens: list[TokenInfo]  # of all rows
     branches: list[BranchInfo]  # in the order of their tokens
     sequences: list[SequenceInfo]  # in the order of their records
-    records: list[RecordInfo]
-    file: FileInfo
+    # Of each record: 'line'; 'messages' and 'steps', each with 'name', 'text', positions 'start' to 'end' in the main
+    # sequence (None where nothing is left there) and whether truncation 'cut' some; usable 'pairs', and 'pairs_cut' by
+    # truncation; 'main_tokens' of the main text as trained on, and 'full_tokens' before truncation.
+    records: list[dict[str, Any]]
+    # Of the whole file: 'lines'; 'counts', see tokenize.COUNTS; 'tokens', see dataset.Prepared; 'notes', where this
+    # differs from what training would do.
+    file: dict[str, Any]
     template: dict[str, str]  # what was derived from the chat template
 
     def to_dict(self) -> dict[str, Any]:
@@ -132,17 +103,10 @@ class Inspection:
 def inspect_records(
     records: Many[Record], index: int, tokenizer: Any, config: JepaConfig, count: int = 1
 ) -> Inspection:
-    """Pack some records as one micro-batch and describe it, with the counts of the whole file.
+    """Pack ``count`` records of a file from ``index`` on as one micro-batch and describe it, and the whole file.
 
     A record that would stop training (too long, or without a pair where one is required) does not stop the
     inspection: it is shown truncated, and counted. Without ``row_length`` there is one row.
-
-    Args:
-        records: of one file.
-        index: the first one to show, counted from 0.
-        tokenizer: with predictor tokens and a chat template.
-        config: see ``JepaConfig``.
-        count: how many to show, or as many as there are.
 
     Raises:
         UserError: there is no such record, training skips it, or a record can't be rendered.
@@ -164,10 +128,10 @@ def inspect_records(
             told = f"the record has more tokens than max_length {config.max_length} and no answer in them: {remedy}"
             raise UserError(told, path=record.path, line=record.line)
         parts.append(collator.sequences(Item(found[0])))
-        lost = made.counts["pairs cut by truncation"] - lost
-        messages, steps, full = _describe_parts(record, made, parts[-1][0].text.tolist())
-        infos.append(RecordInfo(record.line, messages, steps, len(found[0].pairs), lost, len(found[0].ids), full))
-    tokens, branches, sequences = _describe_tree(parts, [info.line for info in infos], config, tokenizer)
+        info = _describe_record(record, made, parts[-1][0].text.tolist())
+        info |= {"pairs": len(found[0].pairs), "pairs_cut": made.counts["pairs cut by truncation"] - lost}
+        infos.append(info | {"main_tokens": len(found[0].ids)})
+    tokens, branches, sequences = _describe_tree(parts, [info["line"] for info in infos], config, tokenizer)
     file = _count_file(records, tokenizer, config, lenient)
     template = made.template.describe()
     return Inspection(records[index].path, index, config, tokens, branches, sequences, infos, file, template)
@@ -189,29 +153,27 @@ def token_text(tokenizer: Any, index: int) -> str:
     return f" {text}" if piece.startswith("\u2581") and not text.startswith(" ") else text or piece
 
 
-def _describe_parts(
-    record: Record, made: RecordTokenizer, text: list[int]
-) -> tuple[tuple[PartInfo, ...], tuple[PartInfo, ...], int]:
+def _describe_record(record: Record, made: RecordTokenizer, text: list[int]) -> dict[str, Any]:
     """Messages and steps of a record at their positions in the main ``text``, and its tokens before truncation."""
     whole = made.template.render(record.messages, record.tools)
     tokens = made.tokens(whole)
 
-    def part(name: str, content: str, first: int, last: int) -> PartInfo:
+    def part(name: str, content: str, first: int, last: int) -> dict[str, Any]:
         kept = text[first:last]
         start, end = (kept[0], kept[-1] + 1) if kept else (None, None)
-        return PartInfo(name, content, start, end, last > len(text))
+        return {"name": name, "text": content, "start": start, "end": end, "cut": last > len(text)}
 
-    messages = tuple(
+    messages = [
         part(message["role"], message["content"], tokens.first_overlapping(start), tokens.first_from(end))
         for message, (start, end) in zip(record.messages, whole.spans, strict=True)
-    )
-    steps = tuple(
+    ]
+    steps = [
         part(f"step {number}", record.answer[step.start : step.end], *token_span(step, record, whole, tokens))
         for number, step in enumerate(step_views(record, made.config.step_separator), start=1)
-    )
+    ]
     # Behind the last turn a template may write what teaches nothing.
     full = tokens.first_from(whole.turn_ends[-1]) if made.config.labels == "assistant" else len(tokens.ids)
-    return messages, steps, full
+    return {"line": record.line, "messages": messages, "steps": steps, "full_tokens": full}
 
 
 def _describe_tree(
@@ -283,7 +245,7 @@ def _describe_tree(
     return tokens, branches, sequences
 
 
-def _count_file(records: Many[Record], tokenizer: Any, config: JepaConfig, lenient: JepaConfig) -> FileInfo:
+def _count_file(records: Many[Record], tokenizer: Any, config: JepaConfig, lenient: JepaConfig) -> dict[str, Any]:
     """The counts of all records, with nothing in ``lenient`` that stops at one."""
     from tqdm.auto import tqdm
 
@@ -291,7 +253,7 @@ def _count_file(records: Many[Record], tokenizer: Any, config: JepaConfig, lenie
     tokens = Counter({"main": 0, "all": 0})
     starts = range(0, len(records), BLOCK)
     for start in tqdm(starts, desc=f"count, {BLOCK} at a time", leave=False, disable=not sys.stderr.isatty()):
-        tokens += count_tokens(made.tokenize(records[start : start + BLOCK]), lenient)
+        tokens.update(count_tokens(made.tokenize(records[start : start + BLOCK]), lenient))
     counts = {name: made.counts[name] for name in COUNTS}
     notes = []
     if config.over_length != lenient.over_length and counts["over length"]:
@@ -300,7 +262,7 @@ def _count_file(records: Many[Record], tokenizer: Any, config: JepaConfig, lenie
         notes.append("require_pairs is on: training stops at the first record without a pair")
     if config.uses_views and not counts["pairs"]:
         notes.append("no record has a pair of views: training refuses this file")
-    return FileInfo(len(records), counts, {name: tokens[name] for name in ("main", "all")}, tuple(notes))
+    return {"lines": len(records), "counts": counts, "tokens": dict(tokens), "notes": notes}
 
 
 class Colours(NamedTuple):
@@ -335,7 +297,7 @@ def title(inspection: Inspection) -> str:
     """File, records and objective on one line."""
     config, first, count = inspection.config, inspection.index, len(inspection.records)
     views = "" if not config.uses_views else f" · {config.layout} · K = {config.predictors}"
-    lines = ", ".join(str(record.line) for record in inspection.records)
+    lines = ", ".join(str(record["line"]) for record in inspection.records)
     where = f"index {_ranged(first, first + count)} (line{'s' if count > 1 else ''} {lines})"
     return f"{Path(inspection.path).name} · {where} · {config.mode}{views}"
 
@@ -369,7 +331,7 @@ def show(inspection: Inspection, console: Console) -> None:
     console.print(table)
     for name, found in _findings(inspection):
         console.print(Text(f"{name}: {found}"), overflow="fold")
-    for note in inspection.file.notes:
+    for note in inspection.file["notes"]:
         console.print(Text(f"note: {note}", "bold"))
 
 
@@ -406,25 +368,22 @@ def _print_tree(inspection: Inspection, console: Console) -> None:
 
 def _findings(inspection: Inspection) -> list[tuple[str, str]]:
     """What was found in the records, in the whole file and in the chat template, by name."""
-    found, limit, file = [], inspection.config.max_length, inspection.file
+    found, file = [], inspection.file
     for record in inspection.records:
-        where = f"line {record.line}, " if len(inspection.records) > 1 else ""
-        for part in (*record.messages, *record.steps):
-            if part.start is None or part.end is None:
-                told = "cut off by truncation" if part.cut else "left out by the template"
-            else:
-                told = f"positions {_ranged(part.start, part.end)}{', end cut off' if part.cut else ''}"
-            found.append((f"{where}{part.name}", told))
-        lost = f", {record.pairs_cut} cut by truncation" if record.pairs_cut else ""
-        found.append((f"{where}pairs of views", f"{record.pairs}{lost}"))
-        over = "over length, shown truncated: " if record.full_tokens > limit else ""
-        found.append((f"{where}length", f"{over}{record.full_tokens} tokens, max_length {limit}"))
-    main, packed = sum(record.main_tokens for record in inspection.records), len(inspection.tokens)
+        where = f"line {record['line']}, " if len(inspection.records) > 1 else ""
+        for part in (*record["messages"], *record["steps"]):
+            told = "not in the text" if part["start"] is None else f"positions {_ranged(part['start'], part['end'])}"
+            found.append((f"{where}{part['name']}", f"{told}{', cut by truncation' if part['cut'] else ''}"))
+        lost = f", {record['pairs_cut']} cut by truncation" if record["pairs_cut"] else ""
+        found.append((f"{where}pairs of views", f"{record['pairs']}{lost}"))
+        over = ", shown truncated" if record["full_tokens"] > inspection.config.max_length else ""
+        limit = f"max_length {inspection.config.max_length}{over}"
+        found.append((f"{where}length", f"{record['full_tokens']} tokens, {limit}"))
+    main, packed = sum(record["main_tokens"] for record in inspection.records), len(inspection.tokens)
     apart = sum(each.tokens for each in inspection.sequences)
-    found.append(
-        ("tokens", f"{packed}, {apart} if nothing were shared; {packed / main:.2f} of regular without sharing")
-    )
-    found += [("records in the file", f"{file.lines:,}"), *((name, f"{n:,}") for name, n in file.counts.items())]
-    ratio = file.tokens["all"] / max(file.tokens["main"], 1)
-    found.append(("tokens over regular", f"{ratio:.2f} ({file.tokens['all']:,}, nothing shared between records)"))
+    shared = f"{packed}, {apart} if nothing were shared; {packed / main:.2f} of regular without sharing"
+    found += [("tokens", shared), ("records in the file", f"{file['lines']:,}")]
+    found += [(name, f"{number:,}") for name, number in file["counts"].items()]
+    ratio = file["tokens"]["all"] / max(file["tokens"]["main"], 1)
+    found.append(("tokens over regular", f"{ratio:.2f} ({file['tokens']['all']:,}, nothing shared between records)"))
     return found + list(inspection.template.items())
