@@ -62,10 +62,8 @@ def make_example(
 ) -> Example:
     """Render and tokenise a record as in training; UserError with its line if the template can't render it."""
     try:
-        if not record.answer.strip():
-            raise UserError("the last message is a tool call, which has no text to be compared; leave the record out")
-        prompt = template.render_prompt(record.messages[:-1], record.tools)
-        whole = template.render(record.messages, record.tools)
+        prompt = template.render_prompt(record.messages[:-1])
+        whole = template.render(record.messages)
         scored = {each.label: _continuation_span(record, each, texts, template) for each in continuations}
     except UserError as error:
         raise record_error(record, str(error)) from None
@@ -83,7 +81,7 @@ def make_examples(records: Sequence[Record], tokenizer: Any, template: Template)
 def _continuation_span(record: Record, continuation: Continuation, texts: TextTokenizer, template: Template) -> Span:
     if continuation.context is None:
         answer = {"role": "assistant", "content": continuation.text}
-        whole = template.render([*record.messages[:-1], answer], record.tools)
+        whole = template.render([*record.messages[:-1], answer])
         text, contents, (start, end) = whole.text, whole.spans, whole.spans[-1]
     else:
         # A rendered prompt has its special tokens; a context of its own needs the one that begins texts.

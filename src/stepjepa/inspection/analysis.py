@@ -184,7 +184,7 @@ def _analyze_model(
     name: str, path: str, config: JepaConfig, records: Mapping[int, Record], settings: AnalysisSettings
 ) -> tuple[ModelAnalysis, Points]:
     """Embed the chosen records by one model, which is freed again, and project and measure their views."""
-    from stepjepa.inspection.embeddings import analyse, embed_views
+    from stepjepa.inspection.embeddings import analyse, embed_views, within_and_between
     from stepjepa.models.loading import load_for_inference
 
     prompt = None if settings.use_test_prompts else training_system_prompt(path)
@@ -207,8 +207,6 @@ def _analyze_model(
     drawn = {each: project(each, points.vectors, settings.seed) for each in settings.projections}
     numbers = analyse(embeddings, seed=settings.seed)
     if settings.t_sne_type == "paraphrase":
-        from stepjepa.tasks.paraphrase import within_and_between
-
         texts = embeddings.target if views[1] == "text" else embeddings.source
         numbers["groups"] = within_and_between(texts, [group_of(records[index]) for index in embeddings.record])
     found = ModelAnalysis(

@@ -322,3 +322,23 @@ def linear_map(embeddings: ViewEmbeddings) -> dict[str, Any]:
             found = cross_val_predict(ridge, source, target, groups=embeddings.record, cv=GroupKFold(2))
             held_out = float(((found - target) ** 2).sum()) / spread
     return {"error": float(np.linalg.norm(source @ weights - target)), "relative": relative, "held_out": held_out}
+
+
+def within_and_between(embeddings: Matrix, groups: Sequence[str]) -> dict[str, float | int | None]:
+    """Mean cosine of all pairs of different rows ``[N, D]`` in a group and across groups, and how many pairs there are.
+
+    Linear in N: the cosines of all pairs of unit vectors add up to (|their sum|^2 - their number) / 2.
+    """
+    rows = unit_rows(embeddings)
+    _, members, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(sizes), rows.shape[1]))  # [groups, D]
+    np.add.at(sums, members, rows)
+    pairs = {"within": int((sizes * (sizes - 1)).sum()) // 2}
+    pairs["between"] = len(rows) * (len(rows) - 1) // 2 - pairs["within"]
+    squared = float((sums**2).sum())
+    found = {
+        "within": (squared - float((rows**2).sum())) / 2,
+        "between": (float((sums.sum(axis=0) ** 2).sum()) - squared) / 2,
+    }
+    means = {name: amount / pairs[name] if pairs[name] else None for name, amount in found.items()}
+    return {**means, **{f"{name}_pairs": count for name, count in pairs.items()}, "groups": len(sizes)}

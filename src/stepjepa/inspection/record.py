@@ -25,7 +25,7 @@ from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.dataset import BLOCK, count_tokens
 from stepjepa.batch.pack import pack
 from stepjepa.batch.sequences import Sequence
-from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, step_views, token_span
+from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, step_views
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
@@ -155,7 +155,7 @@ def token_text(tokenizer: Any, index: int) -> str:
 
 def _describe_record(record: Record, made: RecordTokenizer, text: list[int]) -> dict[str, Any]:
     """Messages and steps of a record at their positions in the main ``text``, and its tokens before truncation."""
-    whole = made.template.render(record.messages, record.tools)
+    whole = made.template.render(record.messages)
     tokens = made.tokens(whole)
 
     def part(name: str, content: str, first: int, last: int) -> dict[str, Any]:
@@ -168,8 +168,8 @@ def _describe_record(record: Record, made: RecordTokenizer, text: list[int]) -> 
         for message, (start, end) in zip(record.messages, whole.spans, strict=True)
     ]
     steps = [
-        part(f"step {number}", record.answer[step.start : step.end], *token_span(step, record, whole, tokens))
-        for number, step in enumerate(step_views(record, made.config.step_separator), start=1)
+        part(f"step {number}", whole.text[step.start : step.end], *step.place(tokens))
+        for number, step in enumerate(step_views(record, whole, made.config.step_separator), start=1)
     ]
     # Behind the last turn a template may write what teaches nothing.
     full = tokens.first_from(whole.turn_ends[-1]) if made.config.labels == "assistant" else len(tokens.ids)
