@@ -1,7 +1,5 @@
 """What is drawn of an analysis and in which colour; pictures show what the data holds; the folder keeps all of it."""
 
-import json
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,29 +11,16 @@ from matplotlib.colors import to_rgba
 
 import tiny
 from stepjepa.errors import UserError
-from stepjepa.inspection.analysis import (
-    DATA_FILE,
-    JSON_FILE,
-    Analysis,
-    ModelAnalysis,
-    Points,
-    as_table,
-    choose_points,
-    load,
-    output_files,
-    save,
-    view_names,
-)
+from stepjepa.inspection.analysis import AnalysisSettings, choose_points, group_of, view_names
 from stepjepa.inspection.embeddings import ViewEmbeddings
 from stepjepa.inspection.plots import (
     PALETTE,
-    REST,
-    REST_COLOUR,
+    Points,
     choose_classes,
     draw_projection,
     draw_singular_values,
     project,
-    write_figures,
+    save_figure,
 )
 from stepjepa.inspection.record import COLOURS
 
@@ -53,7 +38,8 @@ RECORDS = [
 
 
 def points(colouring: str, views: tuple[str, str] = ("text", "code"), **options: Any) -> Points:
-    return choose_points(EMBEDDINGS, colouring, RECORDS, views=views, **options)
+    settings = AnalysisSettings(["run"], "t.jsonl", "out", t_sne_type=colouring, **options)
+    return choose_points(EMBEDDINGS, RECORDS, views, settings)
 
 
 def drawn(found: Points) -> list[tuple[float, str]]:
@@ -62,10 +48,10 @@ def drawn(found: Points) -> list[tuple[float, str]]:
 
 def test_views_are_both_drawn() -> None:
     found = points("in_n_out")
-    sources = [(value, "text") for value in (1, 11, 12, 13, 21)]
-    assert drawn(found) == sources + [(-value, "code") for value, _ in sources]
+    sources = [(value, "Enc(text)") for value in (1, 11, 12, 13, 21)]
+    assert drawn(found) == sources + [(-value, "Enc(code)") for value, _ in sources]
     assert found.is_target.tolist() == [False] * 5 + [True] * 5
-    sample = points("in_n_out", most=2, seed=1)
+    sample = points("in_n_out", max_points=2, seed=1)
     assert (sample.vectors[:2] == -sample.vectors[2:]).all()
 
 
@@ -77,7 +63,7 @@ def test_labels_of_the_record_colour_the_text_alone() -> None:
     reverse = points("rotten_tomatoes", view_names("llm-jepa", True))
     assert drawn(reverse) == [(-value, label) for value, label in answers]
     with pytest.raises(UserError, match=r"memory.jsonl:7: no field 'group'.*prepare paraphrase"):
-        choose_points(EMBEDDINGS, "paraphrase", [tiny.make_record("", "q", "a", line=7)], views=("text", "code"))
+        group_of(tiny.make_record("", "q", "a", line=7))
 
 
 @pytest.mark.parametrize(("reverse", "steps"), [(False, [1, 2, 2, 3, 4]), (True, [2, 3, 1, 2, 3])])
@@ -117,127 +103,68 @@ def test_projections() -> None:
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
-PAIRS = 20
+LABELS = {
+    "in_n_out": ("Enc(text)",) * 10 + ("Enc(code)",) * 10,
+    # Names that a font lacks, that Matplotlib would read as formulas, that would drop out of a legend.
+    "paraphrase": ("_group b", "group $c_2$ 日") * 6 + tuple(f"group {n}" for n in range(8)),
+    "steps": ("step 1", "step 2", "step 3", "step 4") * 5,
+}
 
 
-def make_model(name: str, classes: Any, both: bool, seed: int = 0) -> ModelAnalysis:
-    generator = np.random.default_rng(seed)
-    count = len(classes)
-    values = np.sort(generator.uniform(1, 50, 6))[::-1].tolist()
-    return ModelAnalysis(
-        name,
-        f"/runs/{name}",
-        ("text", "code"),
-        {"mode": "llm-jepa", "predictors": 1},
-        {
-            "pairs": PAIRS,
-            "dimensions": 6,
-            "matched": {"n": PAIRS, "mean": 0.75},
-            "shuffled": {"n": 380, "mean": 0.125},
-            "difference": {"values": values, "top": 6, "top_mean": float(np.mean(values))},
-            "unit_difference": {"values": [1.0, 1e-9], "top": 2, "top_mean": 0.5},
-        },
-        {"pca": {"variance": [0.5, 0.25]}, "tsne": {"perplexity": 13 / 3}},
-        {
-            "source": generator.normal(size=(PAIRS, 6)).astype(np.float32),
-            "target": generator.normal(size=(PAIRS, 6)).astype(np.float32),
-            "record": np.arange(PAIRS),
-            "pair": np.ones(PAIRS, np.int64),
-            "is_target": np.arange(count) >= (count // 2 if both else count),
-            "classes": np.asarray(classes),
-        },
-        {name: generator.normal(size=(count, 2)) for name in ("pca", "tsne")},
-    )
+def draw(kind: str, count: int = 2, vectors: Any = None) -> tuple[list[Points], Any]:
+    settings = AnalysisSettings(["run"], "t.jsonl", "out", t_sne_type=kind)
+    both = np.arange(20) >= (10 if kind != "paraphrase" else 20)
+    made = [np.random.default_rng(seed).normal(size=(20, 6)) if vectors is None else vectors for seed in range(count)]
+    found = [Points(each.astype(np.float32), both, LABELS[kind]) for each in made]
+    return found, draw_projection([f"model {n} $x" for n in range(count)], found, settings, "t.jsonl, last layer")
 
 
-def make_analysis(kind: str = "in_n_out", names: tuple[str, ...] = ("regular", "llm-jepa"), **changes: Any) -> Analysis:
-    both = kind in ("in_n_out", "steps")
-    classes = {
-        "in_n_out": ([0] * PAIRS + [1] * PAIRS, ("text", "code")),
-        "paraphrase": ([REST, 0, 1, 2] * (PAIRS // 4), ("group a", "_group b", "group $c_2$ 日")),
-        "steps": ([0, 1] * (PAIRS // 2) + [1, REST] * (PAIRS // 2), ("step 1", "step 2")),
-    }[kind]
-    settings = {"t_sne_type": kind, "layer": -1, "pooling": "last"}
-    models = tuple(make_model(name, classes[0], both, seed) for seed, name in enumerate(names))
-    return replace(Analysis("data/synth_test.jsonl", "f", settings, classes[1], models), **changes)
-
-
-def rounded(colour: Any) -> tuple[float, ...]:
-    return tuple(np.round(colour[:3], 4).tolist())
-
-
-@pytest.mark.parametrize("kind", ["in_n_out", "paraphrase", "steps"])
+@pytest.mark.parametrize("kind", LABELS)
 def test_every_point_is_drawn_in_the_colour_that_the_legend_gives_its_label(kind: str) -> None:
-    analysis = make_analysis(kind)
-    figure = draw_projection(analysis)
+    found, figure = draw(kind)
     (legend,) = figure.legends
     texts = [text.get_text().strip() for text in legend.get_texts()]
-    colours = [rounded(to_rgba(handle.get_color())) for handle in legend.legend_handles]
-    named = len(analysis.classes)
-    wanted = {**dict(enumerate(colours[:named])), REST: rounded(to_rgba(REST_COLOUR))}
+    colours = dict(zip(texts, (to_rgba(each.get_color())[:3] for each in legend.legend_handles), strict=True))
     assert len(figure.axes) == 4
-    for axes, (name, model) in zip(figure.axes, product(("pca", "tsne"), analysis.models), strict=True):
+    for axes, (name, each) in zip(figure.axes, product(("pca", "tsne"), found), strict=True):
         shown = {
-            (float(x), float(y)): (rounded(colour), number)
-            for number, collection in enumerate(axes.collections)
-            for (x, y), colour in zip(collection.get_offsets(), collection.get_facecolors(), strict=True)
+            (float(x), float(y)): (*colour[:3], number)
+            for number, part in enumerate(axes.collections)
+            for (x, y), colour in zip(part.get_offsets(), part.get_facecolors(), strict=True)
         }
-        assert len(shown) == len(model.planes[name])
-        arrays = model.arrays["classes"], model.arrays["is_target"]
-        for (x, y), of_class, target in zip(model.planes[name].tolist(), *arrays, strict=True):
-            assert shown[x, y] == (wanted[of_class], int(target))
-    shown_labels = [label.replace("日", "▯").replace("$", r"\$") for label in analysis.classes]
-    labels = [f"Enc({label})" if kind == "in_n_out" else label for label in shown_labels]
-    extra = {"steps": ["later steps", "read as source", "read as target"], "paraphrase": ["all others"]}
-    assert texts == labels + extra.get(kind, [])
-    assert len(set(colours)) >= named
+        plane, _ = project(name, each.vectors, 42)
+        for (x, y), label, target in zip(plane.tolist(), each.labels, each.is_target.tolist(), strict=True):
+            wanted = colours.get(label.replace("日", "▯").replace("$", r"\$"), colours.get("all others"))
+            assert shown[x, y] == pytest.approx((*wanted, int(target)))
+    extra = ["all others"] if kind == "paraphrase" else ["read as source", "read as target"]
+    assert texts[-len(extra) :] == extra
 
 
-def test_titles_and_labels_say_what_is_shown() -> None:
-    figure = draw_projection(make_analysis())
-    assert "Enc(text) and Enc(code), coloured by view" in figure.get_suptitle()
-    assert "synth_test.jsonl, last layer, last token" in figure.get_suptitle()
+def test_titles_and_labels_are_in_the_picture() -> None:
+    _, figure = draw("in_n_out")
+    assert figure.get_suptitle() == "Embeddings of views, coloured by view\nt.jsonl, last layer"
     first, _, below, _ = figure.axes
-    assert first.get_title() == "regular\n20 pairs, cosine matched 0.750, shuffled 0.125"
-    assert (first.get_xlabel(), first.get_ylabel()) == ("PC 1 (50.0% of variance)", "PC 2 (25.0% of variance)")
-    assert (below.get_xlabel(), below.get_ylabel()) == ("t-SNE 1 (perplexity 4.33)", "t-SNE 2")
-    # All of the left labels is in the picture.
+    assert "% of variance)" in first.get_ylabel()
+    assert (below.get_xlabel(), below.get_ylabel()) == ("t-SNE 1 (perplexity 6.33)", "t-SNE 2")
     figure.draw_without_rendering()
     for axes in figure.axes:
         box = axes.yaxis.label.get_window_extent()
         assert box.x0 >= 0 and box.y0 >= 0 and box.y1 <= figure.bbox.y1
-    model = make_model("a", [0] * 5 + [1] * 5, both=True)
-    model = replace(model, planes={"pca": np.zeros((10, 2))}, captions={"pca": {}})
-    (axes,) = draw_projection(make_analysis(models=(model,))).axes
-    assert [text.get_text() for text in axes.texts] == ["all points are one point"]
+    _, figure = draw("in_n_out", 1, np.ones((20, 6)))
+    assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["all points are one point"] * 2
 
 
-def test_a_view_keeps_its_mark_where_a_model_was_trained_the_other_way_round() -> None:
-    one, other = make_analysis().models
-    # Of the other model the code is read first, as the source.
-    arrays = {**other.arrays, "classes": 1 - other.arrays["classes"]}
-    other = replace(other, views=("code", "text"), arrays=arrays)
-    figure = draw_projection(make_analysis(models=(one, other)))
-    shapes = [
-        {tuple(np.round(part.get_facecolors()[0], 3)): len(part.get_paths()[0].vertices) for part in axes.collections}
-        for axes in figure.axes[:2]
-    ]
-    assert shapes[0] == shapes[1]
-    assert len(set(shapes[0].values())) == 2
-
-
-def test_singular_values_are_drawn_down_to_rounding() -> None:
-    analysis = make_analysis()
-    figure = draw_singular_values(analysis)
-    for axes, kind, count in zip(figure.axes, ("difference", "unit_difference"), (6, 1), strict=True):
+def test_singular_values_are_drawn_down_to_rounding(tmp_path: Path) -> None:
+    one = {"difference": {"values": [3.0, 2.0], "top": 2, "top_mean": 2.5}}
+    one["unit_difference"] = {"values": [1.0, 1e-9], "top": 2, "top_mean": 0.5}
+    figure = draw_singular_values({"_a $b": one, "c": one}, ("text", "code"), "t.jsonl")
+    for axes, values in zip(figure.axes, ([3.0, 2.0], [1.0]), strict=True):
         assert axes.get_yscale() == "log"
-        for line, model in zip(axes.lines, analysis.models, strict=True):
-            assert list(line.get_ydata()) == model.numbers[kind]["values"][:count]
-            assert (
-                line.get_label().strip().startswith(f"{model.name} (mean of the {model.numbers[kind]['top']} largest")
-            )
-        assert len({line.get_color() for line in axes.lines}) == 2
+        assert [list(line.get_ydata()) for line in axes.lines] == [values] * 2
+        assert [text.get_text().strip()[:6] for text in axes.get_legend().get_texts()] == [r"_a \$b"[:6], "c (mea"]
     assert figure.axes[0].get_title() == "Enc(text) - Enc(code)"
+    save_figure(figure, tmp_path / "a.svg")
+    assert ElementTree.fromstring((tmp_path / "a.svg").read_bytes()).tag.endswith("svg")
 
 
 @pytest.mark.parametrize("palette", [PALETTE, [colours.strong for colours in COLOURS.values()]])
@@ -254,51 +181,3 @@ def test_colours_of_pictures_are_told_apart_by_the_colour_blind(palette: Any) ->
         simulated = np.clip(simulated, 0, 1) ** (1 / 2.2)
         distance = np.linalg.norm(simulated[:, None] - simulated[None], axis=2) + 9 * np.eye(len(palette))
         assert distance.min() > 0.1
-
-
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
-def test_what_is_kept_is_what_was_drawn(tmp_path: Path) -> None:
-    # Names that a font lacks, that Matplotlib would read as formulas, that would drop out of a legend.
-    analysis = make_analysis("paraphrase", ("_run", "日本 $x_1$"), test_file="数据.jsonl")
-    save(analysis, tmp_path)
-    found = load(tmp_path)
-    for name in ("test_file", "test_fingerprint", "settings", "classes"):
-        assert getattr(found, name) == getattr(analysis, name)
-    for kept, model in zip(found.models, analysis.models, strict=True):
-        for name in ("name", "model_path", "views", "config", "numbers", "captions"):
-            assert getattr(kept, name) == getattr(model, name)
-        before, after = ({**each.arrays, **each.planes} for each in (model, kept))
-        assert {name: (array.dtype, array.tolist()) for name, array in after.items()} == {
-            name: (array.dtype, array.tolist()) for name, array in before.items()
-        }
-    write_figures(found, tmp_path)
-    files = output_files(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted(files)
-    assert files[2].read_bytes().startswith(b"\x89PNG")
-    assert ElementTree.fromstring(files[3].read_bytes()).tag.endswith("svg")
-    save(make_analysis(), tmp_path)
-    # A kill at this moment leaves no picture that shows other data.
-    assert sorted(file.name for file in tmp_path.iterdir()) == [JSON_FILE, DATA_FILE]
-
-
-def test_a_folder_that_holds_no_whole_analysis_is_refused(tmp_path: Path) -> None:
-    save(make_analysis(), tmp_path)
-    described = json.loads((tmp_path / JSON_FILE).read_text())
-    for changed, message in (({"version": 0}, "version 0"), ({"classes": None}, "can't be read as an analysis")):
-        (tmp_path / JSON_FILE).write_text(json.dumps({**described, **changed}))
-        with pytest.raises(UserError, match=message):
-            load(tmp_path)
-    (tmp_path / JSON_FILE).write_text(json.dumps(described))
-    (tmp_path / DATA_FILE).unlink()
-    with pytest.raises(UserError, match="no such data file of an analysis"):
-        load(tmp_path)
-
-
-def test_the_table_has_a_column_for_each_model() -> None:
-    lines = [line.split("  ") for line in as_table(make_analysis()).splitlines()]
-    cells = {line[0].strip(): [cell.strip() for cell in line[1:] if cell.strip()] for line in lines}
-    assert cells[""] == ["regular", "llm-jepa"]
-    assert cells["matched mean"] == ["0.75", "0.75"]
-    assert cells["unit_difference top_mean"] == ["0.5", "0.5"]

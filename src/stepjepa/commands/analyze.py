@@ -25,14 +25,14 @@ def run(args: argparse.Namespace) -> int:
     """
     from stepjepa.inspection.analysis import analyze, as_table, notes, output_files
 
-    analysis = analyze(from_args(AnalysisSettings, args))
-    for model in analysis.models:
-        count = model.config["predictors"]
+    models = analyze(from_args(AnalysisSettings, args))
+    for model in models:
+        count = model.config.predictors or 0
         where = f"behind {count} predictor token{'s' if count > 1 else ''}" if count else "at its own end"
         source, target = model.views
-        print(f"{model.name}: {model.config['mode']} views, source {source} read {where}, target {target}")
-    print(f"\n{as_table(analysis)}\n")
-    for note in notes(analysis):
+        print(f"{model.name}: {model.config.mode} views, source {source} read {where}, target {target}")
+    print(f"\n{as_table(models)}\n")
+    for note in notes(models):
         print(f"note: {visible(note)}")
     print(f"written: {', '.join(map(str, output_files(args.output_dir)))}")
     runs = shlex.join(args.model_path)

@@ -1,7 +1,7 @@
-"""Look at the representations of trained models: embed, compute, keep, draw. Free of torch until a model is loaded.
+"""Look at the representations of trained models: embed, compute, draw, write. Free of torch until a model is loaded.
 
-The folder of an analysis keeps all that its pictures are drawn from: analysis.json (settings, numbers, captions),
-embeddings.npz (embeddings of all pairs, and the points of the pictures), and the pictures as PNG and SVG.
+An analysis writes analysis.json (settings and numbers), embeddings.npz (source, target, record and pair of all pairs of
+the n-th model as ``n/source`` and so on) and the pictures.
 """
 
 # ruff: noqa: RUF009  # option() makes the field
@@ -9,12 +9,10 @@ embeddings.npz (embeddings of all pairs, and the points of the pictures), and th
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,16 +22,24 @@ from stepjepa.data.prompts import training_system_prompt, with_system_prompt
 from stepjepa.data.records import Record
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
-from stepjepa.files import atomic_write, existing_file, fingerprint, read_json_object, write_json
-from stepjepa.inspection.plots import BOTH_VIEWS, COLOURED_BY, REST, choose_classes, project, write_figures
+from stepjepa.files import atomic_write, fingerprint, write_json
+from stepjepa.inspection.plots import (
+    BOTH_VIEWS,
+    COLOURED_BY,
+    Points,
+    draw_projection,
+    draw_singular_values,
+    save_figure,
+)
 from stepjepa.options import FROM_ONE, FROM_TWO, FROM_ZERO, option, wrong_value
 
+if TYPE_CHECKING:
+    from stepjepa.inspection.embeddings import ViewEmbeddings
+
 JSON_FILE, DATA_FILE = "analysis.json", "embeddings.npz"
-VERSION = 1
 NEXT_STEP = "next step"
 
 _VIEWS = "views (by default those of training)"
-_ARRAYS = ("source", "target", "record", "pair", "is_target", "classes")
 
 
 @dataclass(frozen=True)
@@ -83,30 +89,15 @@ class AnalysisSettings:
 
 
 @dataclass(frozen=True)
-class ModelAnalysis:
-    """What is kept of one model, with P pairs and M points."""
+class ModelViews:
+    """What one model makes of the test records."""
 
     name: str
     model_path: str
     views: tuple[str, str]  # names of source and target
-    config: dict[str, Any]  # how the views were read, a JepaConfig
+    config: JepaConfig  # how the views were read
+    embeddings: ViewEmbeddings  # whose records are counted from 0 in the test file
     numbers: dict[str, Any]  # see embeddings.analyse; also 'groups' for paraphrases
-    captions: dict[str, dict[str, Any]]  # of each projection, see project
-    # source and target [P, D]; record (counted from 0 in the test file) and pair [P]; is_target and classes [M], the
-    # latter indices of Analysis.classes, or REST
-    arrays: dict[str, NDArray[Any]]
-    planes: Mapping[str, NDArray[np.float64]]  # [M, 2] for each projection
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """An analysis of some models on one test file."""
-
-    test_file: str
-    test_fingerprint: str
-    settings: dict[str, Any]
-    classes: tuple[str, ...]  # labels with a colour of their own
-    models: tuple[ModelAnalysis, ...]
 
 
 def output_files(folder: str | os.PathLike[str]) -> list[Path]:
@@ -115,111 +106,71 @@ def output_files(folder: str | os.PathLike[str]) -> list[Path]:
     return [Path(folder) / name for name in (JSON_FILE, DATA_FILE, *pictures)]
 
 
-def save(analysis: Analysis, folder: str | os.PathLike[str]) -> None:
-    """Write the data of an analysis; an earlier one is replaced, and its pictures removed."""
-    json_file, data_file, *pictures = output_files(folder)
-    # The description is removed first and written last, so that no kill leaves one beside other data.
-    for file in (json_file, *pictures):
-        file.unlink(missing_ok=True)
-    arrays: dict[str, Any] = {}
-    models = []
-    for number, model in enumerate(analysis.models):
-        arrays |= {f"{number}/{name}": model.arrays[name] for name in _ARRAYS}
-        arrays |= {f"{number}/plane/{name}": plane for name, plane in model.planes.items()}
-        models.append({name: value for name, value in vars(model).items() if name not in ("arrays", "planes")})
-    with atomic_write(data_file, "wb") as stream:
-        np.savez_compressed(stream, **arrays)
-    write_json(json_file, {"version": VERSION, **vars(analysis), "models": models})
-
-
-def load(folder: str | os.PathLike[str]) -> Analysis:
-    """Read an analysis from its folder; UserError if there is none, or it is damaged."""
-    json_file, data_file = output_files(folder)[:2]
-    described = read_json_object(json_file, "analysis", "run it again")
-    try:
-        if (version := described.pop("version")) != VERSION:
-            raise ValueError(f"it is of version {version}, and this program reads {VERSION}")
-        described.pop("data_fingerprint", None)  # written by earlier versions
-        with np.load(existing_file(data_file, "data file of an analysis"), allow_pickle=False) as arrays:
-            models = tuple(
-                ModelAnalysis(
-                    **values | {"views": tuple(values["views"])},
-                    arrays={name: arrays[f"{number}/{name}"] for name in _ARRAYS},
-                    planes={name: arrays[f"{number}/plane/{name}"] for name in values["captions"]},
-                )
-                for number, values in enumerate(described.pop("models"))
-            )
-        return Analysis(**described | {"classes": tuple(described["classes"]), "models": models})
-    except (ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"can't be read as an analysis ({error}); run it again", path=json_file) from None
-
-
-def analyze(settings: AnalysisSettings) -> Analysis:
+def analyze(settings: AnalysisSettings) -> list[ModelViews]:
     """Embed the test records with each model; write numbers, data and pictures to ``settings.output_dir``."""
-    there = [file for file in output_files(settings.output_dir) if file.exists()]
+    files = output_files(settings.output_dir)
+    there = [file for file in files if file.exists()]
     if there and not settings.overwrite:
         raise UserError("is there already; name another --output_dir or pass --overwrite", path=there[0])
     read, records = fingerprint(settings.test_file), read_records(settings.test_file)
-    chosen = sampled(len(records), settings.max_examples or len(records), settings.seed).tolist()
-    names, configs = model_names(settings.model_path), choose_configs(settings)
-    models, labels = [], []
-    for name, path, config in zip(names, settings.model_path, configs, strict=True):
-        model, points = _analyze_model(name, path, config, {index: records[index] for index in chosen}, settings)
-        models.append(model)
-        labels.append(points.labels)
-    classes = choose_classes(list(chain.from_iterable(labels)), settings.t_sne_type)
-    for model, own in zip(models, labels, strict=True):
-        model.arrays["classes"] = np.asarray([classes.index(each) if each in classes else REST for each in own])
-    described = {name: value for name, value in asdict(settings).items() if name not in ("output_dir", "overwrite")}
-    described["model_paths"] = described.pop("model_path")
-    analysis = Analysis(settings.test_file, read, described, tuple(classes), tuple(models))
-    save(analysis, settings.output_dir)
-    write_figures(analysis, settings.output_dir)
-    return analysis
+    some = {index: records[index] for index in sampled(len(records), settings.max_examples, settings.seed).tolist()}
+    named = zip(model_names(settings.model_path), settings.model_path, choose_configs(settings), strict=True)
+    models = [_embed_model(name, path, config, some, settings) for name, path, config in named]
+    points = [choose_points(each.embeddings, records, each.views, settings) for each in models]
+    projection = draw_projection([_heading(each) for each in models], points, settings, _where(settings))
+    differences = {each.name: each.numbers for each in models}
+    figures = (projection, draw_singular_values(differences, models[0].views, _where(settings)))
+    for file in there:
+        file.unlink()
+    with atomic_write(files[1], "wb") as stream:
+        arrays = {
+            f"{n}/{name}": each for n, model in enumerate(models) for name, each in vars(model.embeddings).items()
+        }
+        np.savez_compressed(stream, **arrays)
+    for place, figure in enumerate(figures):
+        for file in files[2 + 2 * place : 4 + 2 * place]:
+            save_figure(figure, file)
+    # Written last: where it stands, all others do.
+    described = [{**vars(each), "config": each.config.to_dict()} for each in models]
+    for each in described:
+        del each["embeddings"]
+    told = {name: value for name, value in asdict(settings).items() if name not in ("output_dir", "overwrite")}
+    about = {"test_file": settings.test_file, "test_fingerprint": read, "settings": told}
+    write_json(files[0], {**about, "models": described})
+    return models
 
 
-def _analyze_model(
+def _embed_model(
     name: str, path: str, config: JepaConfig, records: Mapping[int, Record], settings: AnalysisSettings
-) -> tuple[ModelAnalysis, Points]:
-    """Embed the chosen records by one model, which is freed again, and project and measure their views."""
+) -> ModelViews:
+    """Embed the records, given by index, by one model, which is freed again, and measure their views."""
     from stepjepa.inspection.embeddings import analyse, embed_views, within_and_between
     from stepjepa.models.loading import load_for_inference
 
     prompt = None if settings.use_test_prompts else training_system_prompt(path)
     some = list(records.values()) if prompt is None else with_system_prompt(list(records.values()), prompt)
     model, tokenizer = load_for_inference(path, dtype=settings.dtype, trust_remote_code=settings.trust_remote_code)
-    embeddings = embed_views(
-        model,
-        tokenizer,
-        some,
-        config,
-        layer=settings.layer,
-        pooling=settings.pooling,
-        batch_size=settings.batch_size,
-    )
+    reading: dict[str, Any] = {"layer": settings.layer, "pooling": settings.pooling, "batch_size": settings.batch_size}
+    embeddings = embed_views(model, tokenizer, some, config, **reading)
     embeddings = replace(embeddings, record=np.asarray(list(records))[embeddings.record])
     views = view_names(config.mode, config.reverse_pred)
-    points = choose_points(
-        embeddings, settings.t_sne_type, records, views=views, most=settings.max_points, seed=settings.seed
-    )
-    drawn = {each: project(each, points.vectors, settings.seed) for each in settings.projections}
     numbers = analyse(embeddings, seed=settings.seed)
     if settings.t_sne_type == "paraphrase":
         texts = embeddings.target if views[1] == "text" else embeddings.source
         numbers["groups"] = within_and_between(texts, [group_of(records[index]) for index in embeddings.record])
-    found = ModelAnalysis(
-        name=name,
-        model_path=path,
-        views=views,
-        config=config.to_dict(),
-        numbers=numbers,
-        captions={each: caption for each, (_, caption) in drawn.items()},
-        arrays={**vars(embeddings), "is_target": points.is_target},
-        planes={each: plane for each, (plane, _) in drawn.items()},
-    )
-    return found, points
+    return ModelViews(name, path, views, config, embeddings, numbers)
+
+
+def _heading(model: ModelViews) -> str:
+    found = {kind: model.numbers[kind].get("mean") for kind in ("matched", "shuffled")}
+    cosines = ", ".join(f"{kind} {mean:.3f}" for kind, mean in found.items() if mean is not None)
+    return f"{model.name}\n{model.numbers['pairs']:,} pairs, cosine {cosines}"
+
+
+def _where(settings: AnalysisSettings) -> str:
+    layer = "last layer" if settings.layer == -1 else f"layer {settings.layer}"
+    tokens = "mean of tokens" if settings.pooling == "mean" else "last token"
+    return f"{Path(settings.test_file).name}, {layer}, {tokens}"
 
 
 def model_names(model_paths: Sequence[str]) -> list[str]:
@@ -274,36 +225,19 @@ def view_names(mode: str, reverse_pred: bool) -> tuple[str, str]:
     return (second, first) if reverse_pred else (first, second)
 
 
-def sampled(count: int, most: int, seed: int) -> NDArray[np.int64]:
+def sampled(count: int, most: int | None, seed: int) -> NDArray[np.int64]:
     """Which of ``count`` things are taken: all, or a sample of ``most``, the same for the same numbers; ascending."""
-    if count <= most:
+    if most is None or count <= most:
         return np.arange(count)
     return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
 
 
-class Points(NamedTuple):
-    """Embeddings to be drawn."""
-
-    vectors: NDArray[np.float32]  # [M, D]
-    is_target: NDArray[np.bool_]  # [M], whether a point is the target view of its pair
-    labels: tuple[str, ...]  # [M], what colours it
-
-
 def choose_points(
-    embeddings: Any,
-    colouring: str,
-    records: Mapping[int, Record] | Sequence[Record],
-    *,
-    views: tuple[str, str],
-    most: int = 1000,
-    seed: int = 0,
+    embeddings: ViewEmbeddings, records: Sequence[Record], views: tuple[str, str], settings: AnalysisSettings
 ) -> Points:
-    """The points of one model's ``ViewEmbeddings`` of the records, of at most ``most`` pairs drawn by ``seed``.
-
-    ``colouring`` is one of ``plots.COLOURED_BY``; UserError if a record lacks what colours it. ``views`` are from
-    :func:`view_names`.
-    """
-    chosen = sampled(len(embeddings.record), most, seed)
+    """The points of one model; UserError if a record lacks what colours it. ``views`` are from :func:`view_names`."""
+    colouring = settings.t_sne_type
+    chosen = sampled(len(embeddings.record), settings.max_points, settings.seed)
     is_target = np.full(len(chosen), views[1] == "text")
     if colouring in BOTH_VIEWS:
         is_target = np.arange(2 * len(chosen)) >= len(chosen)
@@ -313,7 +247,7 @@ def choose_points(
     for index, pair, target in zip(embeddings.record[chosen], embeddings.pair[chosen], is_target, strict=True):
         view = views[int(target)]
         if colouring == "in_n_out":
-            labels.append(view)
+            labels.append(f"Enc({view})")
         elif colouring == "steps":
             labels.append(f"step {pair + (view == NEXT_STEP)}")
         elif colouring == "paraphrase":
@@ -337,20 +271,22 @@ def group_of(record: Record) -> str:
     return str(value)
 
 
-def notes(analysis: Analysis) -> list[str]:
+def notes(models: Sequence[ModelViews]) -> list[str]:
     """What a reader of the numbers must know, as sentences."""
-    found = [f"{model.name}: {note}" for model in analysis.models for note in model.numbers["notes"]]
-    first = analysis.models[0]
-    for model in analysis.models[1:]:
-        if not all(np.array_equal(model.arrays[name], first.arrays[name]) for name in ("record", "pair")):
+    found = [f"{model.name}: {note}" for model in models for note in model.numbers["notes"]]
+    first, *others = models
+    for model in others:
+        if not all(
+            np.array_equal(getattr(model.embeddings, of), getattr(first.embeddings, of)) for of in ("record", "pair")
+        ):
             found.append(f"{first.name} and {model.name} were read on different pairs; raise --max_length")
     return found
 
 
-def as_table(analysis: Analysis) -> str:
-    """The numbers of an analysis as text, with one column for each model; names are those of analysis.json."""
-    columns = [dict(_cells(model.numbers)) for model in analysis.models]
-    rows = [["", *(model.name for model in analysis.models)]]
+def as_table(models: Sequence[ModelViews]) -> str:
+    """The numbers as text, with one column for each model; names are those of analysis.json."""
+    columns = [dict(_cells(model.numbers)) for model in models]
+    rows = [["", *(model.name for model in models)]]
     rows += [[name, *(column.get(name, "–") for column in columns)] for name in columns[0]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,6 @@ PALETTE = (*terminal.PALETTE[:-1], "#000000")
 REST_COLOUR = "#BBBBBB"
 LINES = ("-", "--", "-.", ":")
 MARKERS = {"source": "o", "target": "^"}
-REST = -1
-"""The class of points whose label has no colour of its own."""
 COLOURED_BY = {
     "in_n_out": "by view",
     "paraphrase": "by group of paraphrases",
@@ -39,6 +37,14 @@ LONGEST_LABEL = 24
 """Characters of a label in a legend."""
 LABELLED = 80
 """Most tokens that are written out beside the axes of an attention matrix."""
+
+
+class Points(NamedTuple):
+    """Embeddings of one model to be drawn."""
+
+    vectors: NDArray[np.float32]  # [M, D]
+    is_target: NDArray[np.bool_]  # [M], whether a point is the target view of its pair
+    labels: tuple[str, ...]  # [M], what colours it
 
 
 def choose_classes(labels: Sequence[str], colouring: str) -> list[str]:
@@ -82,70 +88,54 @@ def project(name: str, vectors: NDArray[np.float32], seed: int) -> tuple[NDArray
 
 def _text(text: str, font: str = FONT) -> str:
     """A text as it stands: Matplotlib reads formulas between dollar signs and warns of missing glyphs."""
-    return drawable(text, font).replace("$", r"\$")
+    return "\n".join(drawable(line, font) for line in text.split("\n")).replace("$", r"\$")
 
 
-def _save(figure: Any, file: Path, kind: str) -> None:
+def save_figure(figure: Any, file: str | os.PathLike[str]) -> None:
+    """Write a figure in the format that the file's name ends in."""
     with atomic_write(file, "wb") as stream:
-        figure.savefig(stream, format=kind, dpi=150, bbox_inches="tight")
+        figure.savefig(stream, format=Path(file).suffix.removeprefix("."), dpi=150, bbox_inches="tight")
 
 
-def write_figures(analysis: Any, folder: str | os.PathLike[str]) -> None:
-    """Draw ``projection`` and ``singular_values`` of an ``analysis.Analysis`` as PNG and SVG into a folder."""
-    for name, draw in (("projection", draw_projection), ("singular_values", draw_singular_values)):
-        figure = draw(analysis)
-        for kind in ("png", "svg"):
-            _save(figure, Path(folder) / f"{name}.{kind}", kind)
+def draw_projection(titles: Sequence[str], points: Sequence[Points], settings: Any, where: str) -> Any:
+    """A figure with one row of axes for each projection, one column for each model.
 
-
-def draw_projection(analysis: Any) -> Any:
-    """A figure with one row of axes for each projection, one column for each model."""
+    Args:
+        titles: of the models.
+        points: of the models.
+        settings: an ``AnalysisSettings``, for its projections, colouring and seed.
+        where: the file and the place in the model, for the title.
+    """
     from matplotlib.figure import Figure
 
-    names, models = list(analysis.models[0].planes), analysis.models
-    figure = Figure(figsize=(max(4.3 * len(models), 5.5) + 2.2, 4.1 * len(names) + 1.5), layout="constrained")
-    grid = figure.subplots(len(names), len(models), squeeze=False)
-    kind, views = analysis.settings["t_sne_type"], models[0].views
-    shown = " and ".join(f"Enc({view})" for view in views)
-    if kind not in BOTH_VIEWS:
-        shown = f"Enc({'text' if 'text' in views else views[0]})"
-    figure.suptitle(f"{shown}, coloured {COLOURED_BY[kind]}\n{_where(analysis)}", fontsize=12)
+    classes = choose_classes([label for each in points for label in each.labels], settings.t_sne_type)
+    names = settings.projections
+    figure = Figure(figsize=(max(4.3 * len(points), 5.5) + 2.2, 4.1 * len(names) + 1.5), layout="constrained")
+    grid = figure.subplots(len(names), len(points), squeeze=False)
+    figure.suptitle(_text(f"Embeddings of views, coloured {COLOURED_BY[settings.t_sne_type]}\n{where}"), fontsize=12)
     for row, name in zip(grid, names, strict=True):
-        for axes, model in zip(row, models, strict=True):
-            _scatter(axes, model, name, analysis)
-    for axes, model in zip(grid[0], models, strict=True):
-        found = {each: model.numbers[each].get("mean") for each in ("matched", "shuffled")}
-        cosines = ", ".join(f"{each} {mean:.3f}" for each, mean in found.items() if mean is not None)
-        axes.set_title(f"{_text(model.name)}\n{model.numbers['pairs']:,} pairs, cosine {cosines}", fontsize=10)
-    figure.legend(handles=_legend(analysis), loc="outside right center", fontsize=9, frameon=False)
+        for axes, each in zip(row, points, strict=True):
+            _scatter(axes, each, name, classes, settings.seed)
+    for axes, title in zip(grid[0], titles, strict=True):
+        axes.set_title(_text(title), fontsize=10)
+    figure.legend(handles=_legend(points, classes), loc="outside right center", fontsize=9, frameon=False)
     return figure
 
 
-def _colours(analysis: Any) -> list[Any]:
-    """One for each class and one for the rest; steps, which have an order, go from dark to light."""
-    from matplotlib import colormaps
-
-    count = len(analysis.classes)
-    steps = analysis.settings["t_sne_type"] == "steps"
-    own = [colormaps["viridis"](place) for place in np.linspace(0.0, 0.92, max(count, 2))] if steps else PALETTE
-    return [*own[:count], REST_COLOUR]
-
-
-def _scatter(axes: Any, model: Any, name: str, analysis: Any) -> None:
+def _scatter(axes: Any, points: Points, name: str, classes: Sequence[str], seed: int) -> None:
     from matplotlib.colors import to_rgba_array
 
-    plane, of_class, caption = model.planes[name], model.arrays["classes"], model.captions[name]
-    # Where colour tells the views apart, so does the mark, whichever of them a model reads as its source.
-    marks = of_class if analysis.settings["t_sne_type"] == "in_n_out" else model.arrays["is_target"].astype(int)
-    rgba = to_rgba_array(_colours(analysis))
+    plane, caption = project(name, points.vectors, seed)
+    of_class = np.asarray([classes.index(each) if each in classes else len(classes) for each in points.labels])
+    rgba = to_rgba_array([*PALETTE[: len(classes)], REST_COLOUR])
     # In an order that has nothing to do with the classes, so that none hides the others; only the grey ones lie below.
     order = np.random.default_rng(0).permutation(len(plane))
-    order = order[np.argsort(of_class[order] != REST, kind="stable")]
+    order = order[np.argsort(of_class[order] < len(classes), kind="stable")]
     size = float(np.clip(9000 / len(plane), 6, 30))
-    for mark, marker in enumerate(MARKERS.values()):
-        chosen = order[marks[order] == mark]
-        colours = rgba[of_class[chosen]]  # REST is -1: the last one
+    for target, marker in enumerate(MARKERS.values()):
+        chosen = order[points.is_target[order] == target]
         if len(chosen):
+            colours = rgba[of_class[chosen]]
             axes.scatter(*plane[chosen].T, c=colours, marker=marker, s=size, alpha=0.65, linewidths=0)
     axes.set_aspect("equal", adjustable="datalim")
     axes.tick_params(labelsize=7)
@@ -153,9 +143,7 @@ def _scatter(axes: Any, model: Any, name: str, analysis: Any) -> None:
         axes.text(0.5, 0.58, "all points are one point", transform=axes.transAxes, ha="center", fontsize=9)
     labels = [f"{PLANE_NAMES[name]} {number}" for number in (1, 2)]
     if "variance" in caption:
-        labels = [
-            f"{label} ({share:.1%} of variance)" for label, share in zip(labels, caption["variance"], strict=True)
-        ]
+        labels = [f"{label} ({caption['variance'][axis]:.1%} of variance)" for axis, label in enumerate(labels)]
     else:
         # Neither places nor distances have a unit here.
         axes.set(xticks=[], yticks=[])
@@ -164,59 +152,41 @@ def _scatter(axes: Any, model: Any, name: str, analysis: Any) -> None:
     axes.set_ylabel(labels[1], fontsize=9)
 
 
-def _where(analysis: Any) -> str:
-    settings = analysis.settings
-    layer = "last layer" if settings["layer"] == -1 else f"layer {settings['layer']}"
-    tokens = "mean of tokens" if settings["pooling"] == "mean" else "last token"
-    return f"{_text(Path(analysis.test_file).name)}, {layer}, {tokens}"
-
-
-def _legend(analysis: Any) -> list[Any]:
+def _legend(points: Sequence[Points], classes: Sequence[str]) -> list[Any]:
     from matplotlib.lines import Line2D
 
     def mark(colour: Any, marker: str, label: str) -> Line2D:
+        short = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
         # The blank: what begins with an underscore is left out of a legend.
-        return Line2D([], [], color=colour, marker=marker, linestyle="none", markersize=7, label=f" {_text(label)}")
+        return Line2D([], [], color=colour, marker=marker, linestyle="none", markersize=7, label=f" {_text(short)}")
 
-    kind, colours = analysis.settings["t_sne_type"], _colours(analysis)
-    if kind == "in_n_out":
-        named = zip(colours, MARKERS.values(), analysis.classes, strict=False)
-        return [mark(colour, marker, f"Enc({label})") for colour, marker, label in named]
-    short = [label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…" for label in analysis.classes]
-    entries = [mark(colour, "s", label) for colour, label in zip(colours, short, strict=False)]
-    if any((model.arrays["classes"] == REST).any() for model in analysis.models):
-        entries.append(mark(REST_COLOUR, "s", "later steps" if kind == "steps" else "all others"))
-    if kind == "steps":
+    entries = [mark(colour, "s", label) for colour, label in zip(PALETTE, classes, strict=False)]
+    if any(set(each.labels).difference(classes) for each in points):
+        entries.append(mark(REST_COLOUR, "s", "all others"))
+    if any(len(set(each.is_target.tolist())) > 1 for each in points):
         entries += [mark("#555555", marker, f"read as {view}") for view, marker in MARKERS.items()]
     return entries
 
 
-def draw_singular_values(analysis: Any) -> Any:
-    """A figure of the singular values of source minus target: as they are, and of vectors scaled to length 1."""
+def draw_singular_values(numbers: Mapping[str, Any], views: tuple[str, str], where: str) -> Any:
+    """A figure of the singular values of source minus target, of models by name: as they are, and at length 1."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11.5, 5.0 + 0.18 * len(analysis.models)), layout="constrained")
-    first, second = analysis.models[0].views
-    kinds = {"difference": f"Enc({first}) - Enc({second})", "unit_difference": "the same at length 1"}
+    figure = Figure(figsize=(11.5, 5.0 + 0.18 * len(numbers)), layout="constrained")
+    kinds = {"difference": f"Enc({views[0]}) - Enc({views[1]})", "unit_difference": "the same at length 1"}
     for axes, (kind, title) in zip(figure.subplots(1, 2), kinds.items(), strict=True):
-        highest = max(model.numbers[kind]["values"][0] for model in analysis.models)
-        for place, model in enumerate(analysis.models):
-            found = model.numbers[kind]
+        highest = max(each[kind]["values"][0] for each in numbers.values())
+        for place, (name, each) in enumerate(numbers.items()):
             # Below that is rounding of float32, which would stretch the axis over nothing.
-            values = [value for value in found["values"] if value > 1e-6 * highest]
-            axes.plot(
-                np.arange(1, len(values) + 1),
-                values,
-                color=PALETTE[place % len(PALETTE)],
-                linestyle=LINES[place % len(LINES)],
-                marker="o" if len(values) < 3 else None,
-                label=f" {_text(model.name)} (mean of the {found['top']} largest: {found['top_mean']:.3g})",
-            )
+            values = [value for value in each[kind]["values"] if value > 1e-6 * highest]
+            mean = f"mean of the {each[kind]['top']} largest: {each[kind]['top_mean']:.3g}"
+            style = {"color": PALETTE[place % len(PALETTE)], "linestyle": LINES[place % len(LINES)], "marker": "."}
+            axes.plot(range(1, len(values) + 1), values, label=f" {_text(name)} ({mean})", **style)
         axes.set(yscale="log", title=title, xlabel="number, the largest first", ylabel="singular value")
         axes.grid(visible=True, color="#dddddd", linewidth=0.6)
         # Below the axes, where it hides nothing.
         axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13))
-    figure.suptitle(f"Singular values of the difference of views\n{_where(analysis)}", fontsize=12)
+    figure.suptitle(_text(f"Singular values of the difference of views\n{where}"), fontsize=12)
     return figure
 
 
@@ -238,7 +208,7 @@ def write_png(inspection: Any, path: str | os.PathLike[str], title: str) -> None
     _draw_matrix(matrix, inspection)
     _write_legend(figure, inspection)
     figure.suptitle(_text(title), fontsize=11)
-    _save(figure, Path(path), "png")
+    save_figure(figure, path)
 
 
 def _draw_tree(axes: Any, inspection: Any, lines: list[int]) -> None:
