@@ -15,10 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from rich import box
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from stepjepa.batch.collate import Collator, Item
@@ -281,8 +279,10 @@ COLOURS = {
 }
 READ = "◂"
 """Behind a token whose state is read."""
+TRAINED = "→"
+"""Behind a token that is trained to predict the next one, or what stands after the arrow."""
 EDGE = "│"
-"""Between tokens where there are no colours."""
+"""Between other tokens where there are no colours."""
 
 _VISIBLE = str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
@@ -314,56 +314,46 @@ def passing(inspection: Inspection, branch: BranchInfo) -> str:
 
 
 def show(inspection: Inspection, console: Console) -> None:
-    """Print the tree, the table of tokens and what was found in records and file, at any width."""
+    """Print the tree as running text and what was found in records and file, at any width.
+
+    Every branch stands on a new line, indented by its depth, and so does what follows a line end.
+    """
+    coloured = console.color_system is not None and not console.no_color
+    edge = "" if coloured else EDGE
     console.print(Text(title(inspection), "bold"))
-    _print_tree(inspection, console)
-    columns = ("place", "token", "id", "position", "must predict", "sees from", "seen before", "read here")
-    table = Table(title="tokens", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for token in inspection.tokens:
-        style = _style(inspection.branches[token.branch].kind, read=bool(token.readouts))
-        labels = Counter(map(visible_text, token.label_texts))
-        predicted = ", ".join(each if n == 1 else f"{each} ×{n}" for each, n in labels.items()) or "–"
-        places = (str(token.position), Text(predicted), str(token.start), str(token.end))
-        read = f"{READ} {', '.join(token.readouts)}" if token.readouts else ""
-        table.add_row(str(token.place), Text(visible_text(token.text), style), str(token.id), *places, read)
-    console.print(table)
+    told = "every shade a token" if coloured else f"{EDGE} between tokens"
+    console.print(Text(f"(· blank, ⏎ line end; {told}; {TRAINED} trained to predict; {READ} read here)\n"))
+    depths: list[int] = []
+    for branch in inspection.branches:
+        depths.append(0 if branch.parent is None else depths[branch.parent] + 1)
+        row = f"row {branch.row}, " if inspection.branches[-1].row else ""
+        heading = f"{row}{_ranged(branch.start, branch.end)} {branch.kind}: {passing(inspection, branch)}"
+        lines = [Text(f"{heading}{' (sees only itself)' if branch.isolated else ''}", "italic"), Text()]
+        for number, token in enumerate(inspection.tokens[branch.start : branch.end]):
+            style = f"black on {COLOURS[branch.kind].shades[number % 2]}"
+            lines[-1].append(visible_text(token.text), f"{style} bold underline" if token.readouts else style)
+            behind = inspection.tokens[token.place + 1] if token.place + 1 < branch.end else None
+            lines[-1].append(
+                f"{READ if token.readouts else ''}{_predicted(token, behind) or (behind and edge) or ''}", style
+            )
+            if token.text.endswith("\n"):
+                lines.append(Text())
+        for line in filter(None, lines):
+            # Deep trees must leave room for text.
+            console.print(Padding.indent(line, min(2 * depths[-1], console.width // 4)), overflow="fold")
+    console.print()
     for name, found in _findings(inspection):
         console.print(Text(f"{name}: {found}"), overflow="fold")
     for note in inspection.file["notes"]:
         console.print(Text(f"note: {note}", "bold"))
 
 
-def _style(kind: str, number: int = 0, *, read: bool = False) -> str:
-    """The terminal style of a token of a kind, the ``number``-th of its neighbours."""
-    style = f"black on {COLOURS[kind].shades[number % 2]}"
-    return f"{style} bold underline" if read else style
-
-
-def _print_tree(inspection: Inspection, console: Console) -> None:
-    """The tokens as running text, a new line after every line end and for every branch, which is indented by depth."""
-    coloured = console.color_system is not None and not console.no_color
-    told = "every shade a token" if coloured else f"{EDGE} between tokens"
-    console.print(Text("tree: what several sequences begin with stands once", "bold"))
-    console.print(Text(f"(· blank, ⏎ line end; {told}; {READ} read here)\n"))
-    depths: list[int] = []
-    for branch in inspection.branches:
-        depths.append(0 if branch.parent is None else depths[branch.parent] + 1)
-        # Deep trees must leave room for text.
-        indent = min(2 * depths[-1], console.width // 4)
-        row = f"row {branch.row}, " if inspection.branches[-1].row else ""
-        heading = f"{row}{_ranged(branch.start, branch.end)} {branch.kind}: {passing(inspection, branch)}"
-        lines = [Text(f"{heading}{' (sees only itself)' if branch.isolated else ''}", "italic"), Text()]
-        for number, token in enumerate(inspection.tokens[branch.start : branch.end]):
-            edge = "" if coloured or token.place + 1 == branch.end else EDGE
-            lines[-1].append(visible_text(token.text), _style(branch.kind, number, read=bool(token.readouts)))
-            lines[-1].append(f"{READ if token.readouts else ''}{edge}", _style(branch.kind, number))
-            if token.text.endswith("\n"):
-                lines.append(Text())
-        for line in filter(None, lines):
-            console.print(Padding.indent(line, indent), overflow="fold")
-    console.print()
+def _predicted(token: TokenInfo, behind: TokenInfo | None) -> str:
+    """An arrow where a token is trained, with what it must predict unless that is the token behind it."""
+    if not token.labels or (behind is not None and token.labels == [behind.id]):
+        return TRAINED if token.labels else ""
+    labels = Counter(map(visible_text, token.label_texts))
+    return f"{TRAINED}[{', '.join(each if n == 1 else f'{each} ×{n}' for each, n in labels.items())}]"
 
 
 def _findings(inspection: Inspection) -> list[tuple[str, str]]:
