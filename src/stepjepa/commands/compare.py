@@ -140,7 +140,7 @@ def report(args: argparse.Namespace) -> int:
 
 
 def _write_page(args: argparse.Namespace) -> int:
-    from stepjepa.analysis.files import JSON_FILE
+    from stepjepa.inspection.analysis import JSON_FILE
     from stepjepa.pages.page import write_page
     from stepjepa.pages.runs import read_runs
 
