@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION
-from stepjepa.data.records import uses_tools
 from stepjepa.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,12 +49,6 @@ class ChatTemplate:
     Args:
         tokenizer: a fast tokenizer with a chat template; it is not changed.
 
-    Attributes:
-        has_system_role: the template accepts a system message; otherwise its text is put before the first user message.
-        lone_assistant: the template accepts an assistant message alone; otherwise it is rendered as a user turn.
-        end_of_turn: the special token that closes an assistant turn.
-        appends_end_of_turn: the template closes no assistant turn, so the tokenizer's eos token is appended.
-
     Raises:
         UserError: the tokenizer is slow, there is no chat template, it can't render a chat, or no token can end a turn.
     """
@@ -65,10 +58,8 @@ class ChatTemplate:
 
         _refuse_slow(tokenizer)
         if not tokenizer.chat_template:
-            raise UserError(
-                "the tokenizer has no chat template; use an instruction-tuned model, pass --chat_template FILE, or "
-                "train without one (--plain)"
-            )
+            remedy = "use an instruction-tuned model, pass --chat_template FILE, or train without one (--plain)"
+            raise UserError(f"the tokenizer has no chat template; {remedy}")
         self._tokenizer = tokenizer
         self._source = tokenizer.get_chat_template()
         # Rendered without the tokenizer's method, which takes longer than the template and passes no functions.
@@ -85,6 +76,8 @@ class ChatTemplate:
         except Exception as error:  # from Jinja's parser, or from constants evaluated while compiling
             raise UserError(f"the chat template can't be read: {_reason(error)}") from None
         self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
+        # Without a system role its text is put before the first user message; an assistant message that is refused
+        # alone is rendered as a user turn.
         self.has_system_role = self._skeleton(("system", "user", "assistant")) is not None
         self.lone_assistant = self._skeleton(("assistant",)) is not None
         skeleton = self._skeleton(("user", "assistant"))
@@ -95,6 +88,7 @@ class ChatTemplate:
         # The longest token wins where one begins another. Without special tokens, (?!) matches nothing.
         longest_first = sorted({*specials, *tokenizer.all_special_tokens}, key=len, reverse=True)
         found = re.search("|".join(map(re.escape, longest_first)) or "(?!)", skeleton[-1])
+        # Where the template closes no assistant turn, the tokenizer's eos token is appended.
         self.appends_end_of_turn = found is None
         end_of_turn = found[0] if found else tokenizer.eos_token
         if end_of_turn is None:
@@ -102,20 +96,10 @@ class ChatTemplate:
         self.end_of_turn = str(end_of_turn)
         self.end_of_turn_ids = [int(tokenizer.convert_tokens_to_ids(self.end_of_turn))]
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Rendered:
-        """Render a whole chat.
-
-        Args:
-            messages: of the chat.
-            tools: schemas of functions that can be called.
-
-        Raises:
-            UserError: the template refuses the messages, or rewrites a content so that it can't be found in the text.
-        """
+    def render(self, messages: Sequence[Message]) -> Rendered:
+        """Render a whole chat; UserError if the template refuses it, or a content can't be found in its text."""
         if not self.has_system_role and messages and messages[0]["role"] == "system":
-            return self._render_folded(messages, tools)
-        if tools or uses_tools(messages):
-            return self._render_with_tools(messages, tools)
+            return self._render_folded(messages)
         contents = [message["content"] for message in messages]
         roles = tuple([message["role"] for message in messages])
         text = self._apply(messages)
@@ -130,21 +114,13 @@ class ChatTemplate:
         return Rendered(text, tuple(spans), tuple(ends))
 
     def render_alone(self, role: str, content: str) -> Rendered:
-        """Render one message by itself, as a view that sees nothing else.
-
-        An assistant message is rendered as a user turn if the template refuses it alone.
-        """
+        """Render one message by itself, as a view that sees nothing else."""
         role = "user" if role == "assistant" and not self.lone_assistant else role
         return self.render([{"role": role, "content": content}])
 
-    def render_prompt(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Rendered:
-        """Render what precedes the answer in training, which is the prompt for generation.
-
-        Args:
-            messages: the chat without its last assistant message.
-            tools: schemas of functions that can be called.
-        """
-        whole = self.render([*messages, {"role": "assistant", "content": _OPEN}], tools)
+    def render_prompt(self, messages: Sequence[Message]) -> Rendered:
+        """Render what precedes the answer in training: the chat up to where its last assistant message will begin."""
+        whole = self.render([*messages, {"role": "assistant", "content": _OPEN}])
         # A blank before the answer is part of the answer's first token in most vocabularies.
         text = whole.text[: whole.spans[-1][0]].rstrip(" ")
         return Rendered(text, whole.spans[:-1], whole.turn_ends[:-1])
@@ -172,14 +148,12 @@ class ChatTemplate:
             "last content token": ", ".join(back),
         }
 
-    def _apply(self, messages: Sequence[Message], **more: Any) -> str:
+    def _apply(self, messages: Sequence[Message]) -> str:
         try:
-            return str(self._compiled.render(self._variables | more, messages=messages))
+            return str(self._compiled.render(self._variables, messages=messages))
         except Exception as error:  # a template is a program and can raise any error
-            raise UserError(
-                f"the chat template refuses these messages ({_reason(error)}); change them, or name another "
-                "--chat_template"
-            ) from None
+            told = f"the chat template refuses these messages ({_reason(error)})"
+            raise UserError(f"{told}; change them, or name another --chat_template") from None
 
     def _skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
         """The template's own text before, between and after the contents; None if it refuses such a chat."""
@@ -208,48 +182,13 @@ class ChatTemplate:
             position += len(found) + len(behind)
         return spans if position == len(text) else None
 
-    def _render_with_tools(self, messages: Sequence[Message], tools: Sequence[Any]) -> Rendered:
-        """Render a chat with tools; an assistant's span, calls included, goes from its prompt to its end of turn."""
-        if self.appends_end_of_turn:
-            raise UserError(
-                "the chat template has no end of turn to find a tool call's end; pass another with --chat_template"
-            )
-        schemas = list(tools) or None
-        text = self._apply(messages, tools=schemas)
-        spans: list[Span] = []
-        ends, position = [], 0
-        for index, message in enumerate(messages):
-            role, content = message["role"], message["content"].strip()
-            if role == "assistant":
-                prompt = self._apply(messages[:index], tools=schemas, add_generation_prompt=True)
-                start = len(prompt) if text.startswith(prompt) and len(prompt) >= position else -1
-                end = text.find(self.end_of_turn, start)
-                said = [content, *(call["function"]["name"] for call in message.get("tool_calls", ()))]
-                found = start >= 0 and end >= 0 and all(each in text[start:end] for each in said)
-                ends.append(end + len(self.end_of_turn))
-            else:
-                start = text.find(content, position)
-                found, end = start >= 0, start + len(content)
-                if role == "tool" and not found:
-                    # Some templates write a tool's answer as JSON, where it is not found; no view is made of it.
-                    found, start, end = True, 0, 0
-                ends.append(end)
-            if not found:
-                raise UserError(
-                    f"the chat template leaves out or rewrites message {index} ({role}) of a chat with tools; name "
-                    "another --chat_template"
-                )
-            spans.append((start, end))
-            position = max(position, end)
-        return Rendered(text, tuple(spans), tuple(ends))
-
-    def _render_folded(self, messages: Sequence[Message], tools: Sequence[Any]) -> Rendered:
+    def _render_folded(self, messages: Sequence[Message]) -> Rendered:
         """For templates without a system role: put the system text before the first user content."""
         system, user = messages[0]["content"].strip(), messages[1]["content"].strip()
         if not system:
-            inner = self.render(messages[1:], tools)
+            inner = self.render(messages[1:])
             return Rendered(inner.text, ((0, 0), *inner.spans), (0, *inner.turn_ends))
-        inner = self.render([{"role": "user", "content": f"{system}\n\n{user}"}, *messages[2:]], tools)
+        inner = self.render([{"role": "user", "content": f"{system}\n\n{user}"}, *messages[2:]])
         start, end = inner.spans[0]
         spans = ((start, start + len(system)), (end - len(user), end), *inner.spans[1:])
         return Rendered(inner.text, spans, (spans[0][1], *inner.turn_ends))
@@ -259,13 +198,13 @@ class PlainTemplate:
     """The plain format, for records without a chat format: the user's text, ``<|perception|>``, the answer.
 
     Models that are pretrained from random weights in the published experiments use no chat template. Only the last
-    question and its answer are rendered. Where the loss is on all tokens, as in pretraining on paraphrases, the answer
-    is left out too: it is the other view of the same content, and has a record of its own. The interface is that of
+    question and its answer are rendered; any other message has the span ``(0, 0)``. The interface is that of
     :class:`ChatTemplate`.
 
     Args:
         tokenizer: a fast tokenizer with the token ``<|perception|>`` (``add_plain_tokens``); it is not changed.
-        answers: include the answer in a row; otherwise a row is the user's text and the end-of-turn token.
+        answers: False leaves the answer out, where the loss is on all tokens, as in pretraining on paraphrases: it is
+            the other view of the same content, and has a record of its own.
 
     Raises:
         UserError: the tokenizer lacks a token that this format needs, or has no fast version.
@@ -275,10 +214,8 @@ class PlainTemplate:
         _refuse_slow(tokenizer)
         known = tokenizer.get_vocab()
         if PERCEPTION not in known:
-            raise UserError(
-                f"--plain is for models trained without a chat format, but this tokenizer has no token '{PERCEPTION}'; "
-                "leave --plain out"
-            )
+            told = f"--plain is for models without a chat format, and this tokenizer has no token '{PERCEPTION}'"
+            raise UserError(f"{told}; leave --plain out")
         end = END_OF_TURN if END_OF_TURN in known else tokenizer.eos_token
         if end is None:
             raise UserError("the tokenizer has no token that could end an answer; give it an eos_token")
@@ -287,9 +224,9 @@ class PlainTemplate:
         self.end_of_turn_ids = [int(known[self.end_of_turn])]
         self.begin = str(tokenizer.bos_token) if _begins_texts(tokenizer) else ""
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Rendered:
-        """Render the last question and its answer; a message that is left out has the span ``(0, 0)``."""
-        prompt, answer = self.render_prompt(messages[:-1], tools), messages[-1]["content"]
+    def render(self, messages: Sequence[Message]) -> Rendered:
+        """Render the last question and its answer."""
+        prompt, answer = self.render_prompt(messages[:-1]), messages[-1]["content"]
         if not self.answers:
             text = prompt.text.removesuffix(PERCEPTION) + self.end_of_turn
             return Rendered(text, (*prompt.spans, (0, 0)), (*prompt.turn_ends[:-1], len(text), 0))
@@ -301,10 +238,8 @@ class PlainTemplate:
         text = self.begin + content
         return Rendered(text, ((len(self.begin), len(text)),), (len(text),))
 
-    def render_prompt(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Rendered:
-        """Render what precedes the answer: the last question and ``<|perception|>``. Tools are refused."""
-        if tools or uses_tools(messages):
-            raise UserError("--plain does not support tool calls; train without --plain")
+    def render_prompt(self, messages: Sequence[Message]) -> Rendered:
+        """Render what precedes the answer: the last question and ``<|perception|>``."""
         alone, earlier = self.render_alone("user", messages[-1]["content"]), len(messages) - 1
         spans = (*[(0, 0)] * earlier, *alone.spans)
         return Rendered(alone.text + PERCEPTION, spans, (*[0] * earlier, *alone.turn_ends))
@@ -348,10 +283,8 @@ def _spans_by_search(text: str, roles: tuple[str, ...], contents: Sequence[str])
         part = content.strip()
         start = text.rfind(part) if index == len(roles) - 1 else text.find(part, position)
         if start < position:
-            raise UserError(
-                f"the chat template rewrites the content of message {index} ({role}), so it can't be found; remove "
-                "what the template treats specially (such as think tags) from the content"
-            )
+            told = f"the chat template rewrites the content of message {index} ({role}), so it can't be found"
+            raise UserError(f"{told}; remove what the template treats specially, such as think tags, from the content")
         position = start + len(part)
         spans.append((start, position))
     return spans

@@ -20,8 +20,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from stepjepa.batch.collate import Batch, Collator
-from stepjepa.batch.dataset import TokenizedDataset
-from stepjepa.batch.sampler import Key, StepSampler
+from stepjepa.batch.dataset import Key, StepSampler, TokenizedDataset
 from stepjepa.compute.flops import FlopModel, counting
 
 MEASURED_STEPS = 10

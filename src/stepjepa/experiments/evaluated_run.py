@@ -12,8 +12,7 @@ from typing import Any
 
 from stepjepa.config import NEEDS_VIEWS, JepaConfig
 from stepjepa.errors import UserError, shown
-from stepjepa.evaluation.output import model_fingerprint
-from stepjepa.evaluation.summary import describe_trained_on
+from stepjepa.evaluation.output import describe_trained_on, model_fingerprint
 from stepjepa.fields import Fields, checked_fields, read_fields
 from stepjepa.files import read_jsonl
 from stepjepa.run_folder import RUN_FILE, read_run

@@ -19,7 +19,7 @@ from typing import Any
 
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file, read_text, read_yaml
-from stepjepa.flag_files import as_arguments
+from stepjepa.options import as_arguments
 
 SEEDS = (82, 23, 37, 84, 4)
 """Those of the published experiments."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepjepa.errors import UserError
-from stepjepa.evaluation.summary import mean_with_interval
+from stepjepa.evaluation.output import mean_with_interval
 from stepjepa.experiments.comparison import Comparison, Difference, groups, verdict
 from stepjepa.experiments.evaluated_run import FIGURES, MEASURES, EvaluatedRun, read_evaluated_run, run_names
 from stepjepa.experiments.statistics import PairedT

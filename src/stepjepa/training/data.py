@@ -17,7 +17,7 @@ from stepjepa.data.sources import mix, read_any, read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import fingerprint
-from stepjepa.flag_files import without_flags
+from stepjepa.options import without_flags
 from stepjepa.run_folder import is_main_process
 
 
@@ -68,7 +68,7 @@ def read_mixture(args: argparse.Namespace) -> tuple[list[Record], dict[str, Any]
             tell_bad_records(left_out)
     taken = mix(parts, args.dataset_weights, args.split_seed)
     records = [record for part in taken for record in part]
-    digest = hashlib.sha256(repr([(record.messages, record.tools, record.views) for record in records]).encode())
+    digest = hashlib.sha256(repr([(record.messages, record.views) for record in records]).encode())
     shares = [
         {"file": name, "records": len(part), "taken": len(some), **_left_out(skipped)}
         for name, part, some, skipped in zip(names, parts, taken, bad, strict=True)

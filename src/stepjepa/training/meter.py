@@ -10,8 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from stepjepa.batch.collate import Batch
-from stepjepa.batch.dataset import Prepared
-from stepjepa.batch.sampler import StepSampler
+from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.objectives.monitors import Window, share
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.training.failures import describe_batch, naming_the_batch

@@ -14,8 +14,7 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import HubStrategy
 
 from stepjepa.batch.collate import Collator, Item
-from stepjepa.batch.dataset import Prepared
-from stepjepa.batch.sampler import STRATEGIES, StepSampler
+from stepjepa.batch.dataset import STRATEGIES, Prepared, StepSampler
 from stepjepa.chat.tokens import predictor_ids
 from stepjepa.compute.equal_compute import Plan
 from stepjepa.compute.flops import FlopModel

@@ -17,17 +17,15 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import HubStrategy, speed_metrics
 
 from stepjepa.batch.collate import Batch
-from stepjepa.batch.dataset import Prepared, prepare
-from stepjepa.batch.sampler import StepSampler
+from stepjepa.batch.dataset import Prepared, StepSampler, prepare
 from stepjepa.compute.equal_compute import FlopTracker, Plan
 from stepjepa.compute.flops import FlopModel
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Data, Views
-from stepjepa.evaluation.in_training import answer_means
-from stepjepa.models.architecture import base_model
+from stepjepa.evaluation.answering import answer_means
+from stepjepa.models.architecture import attach_heads, base_model, without_heads
+from stepjepa.models.attention import refuse_flex_training
 from stepjepa.models.ema import EmaCallback, EmaEncoder
-from stepjepa.models.flex import refuse_flex_training
-from stepjepa.models.heads import attach_heads, without_heads
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import load_named, refuse_pickled
 from stepjepa.models.setup import set_up
@@ -70,7 +68,7 @@ class JepaTrainer(Trainer):
         callbacks: further callbacks.
         optimizers: as in Trainer.
         objective: terms instead of those that ``jepa`` describes; mode, layout and readouts are still its.
-        answer_scores: scores generated answers in ``evaluate``, see ``evaluation.in_training``; the means are logged as
+        answer_scores: scores generated answers in ``evaluate``, see ``evaluation.answering``; the means are logged as
             ``eval_answer_<score>``.
         track_flop: measure the FLOPs of the first steps and print them beside the derived ones.
         on_nonfinite: ``stop`` the run before a step whose loss or gradient is not finite, or ``skip`` such steps, see
