@@ -37,6 +37,9 @@ DATA = ("max_length", "over_length")
 LOSSES = tuple(name for name, about in SETTINGS.items() if about["affects"] == "objective")
 """Fields of :class:`JepaConfig` that only change what is computed from the embeddings and the logits."""
 
+UNSET = ("labels", "jepa_loss_type", "lbd", "gamma")
+"""Fields of :class:`JepaConfig` whose flags have no default, so that it is known whether they are named."""
+
 PAPERS_LOSS = (*LOSSES, "predictors", "last_token")
 """Flags that make the papers' cosine the default loss."""
 
@@ -131,7 +134,7 @@ def add_training_data(parser: Parser, model: type = ModelFlags) -> None:
     parser.add(JepaConfig, "loss", only=LOSSES, without=("terms",))
     parser.add(LossFlags, "loss")
     # No defaults, so that a flag that is given beside its short form is noticed.
-    parser.set_defaults(labels=None, jepa_loss_type=None, lbd=None, gamma=None, why_loss=None)
+    parser.set_defaults(**dict.fromkeys((*UNSET, "why_loss")))
 
 
 def objective_flags() -> set[str]:
@@ -152,6 +155,9 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
         raise UserError(f"more than one alignment loss is named ({', '.join(losses)}); leave one")
     if args.train_all and args.labels not in (None, "all"):
         raise UserError(f"--train_all means --labels all, and --labels {args.labels} is named too; leave one out")
+    names, settings = args.term or [], args.term_args or [{} for _ in args.term or []]
+    if len(settings) != len(names):
+        raise UserError(f"--term_args: expected a JSON object for each --term ({{}} for none), got {len(settings)}")
     if args.regular:
         _refuse_views(args, losses)
     elif args.step_jepa and args.last_token not in (None, -1):
@@ -159,16 +165,15 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
     if args.additive_mask:
         note("--additive_mask changes nothing: all views are run in one pass anyway")
     loss, args.why_loss = (losses[0], None) if losses else _default_loss(args)
-    resolved = {
+    resolved = {name: DEFAULTS[name] if getattr(args, name) is None else getattr(args, name) for name in UNSET} | {
         "mode": "regular" if args.regular else "step-jepa" if args.step_jepa else "llm-jepa",
         "jepa_loss_type": loss,
-        "lbd": DEFAULTS["lbd"] if args.lbd is None else args.lbd,
-        "gamma": DEFAULTS["gamma"] if args.gamma is None else args.gamma,
-        "labels": "all" if args.train_all else args.labels or DEFAULTS["labels"],
         # On the command line, \n stands for a line end.
         "step_separator": args.step_separator.replace("\\n", "\n"),
-        "terms": _terms(args),
+        "terms": tuple({"term": name, "args": own} for name, own in zip(names, settings, strict=True)),
     }
+    if args.train_all:
+        resolved["labels"] = "all"
     refuse_without_effect({**vars(args), **resolved}, JepaConfig)
     try:
         return from_args(JepaConfig, args, **resolved)
@@ -182,7 +187,7 @@ def _default_loss(args: argparse.Namespace) -> tuple[str, str | None]:
     InfoNCE, unless a flag of ``PAPERS_LOSS`` or ``--term`` is set: published command lines name no loss but set such
     flags, and mean the papers' cosine, which mostly collapses to one direction (docs/how-to/collapse.md).
     """
-    usual = {**DEFAULTS, **dict.fromkeys(("jepa_loss_type", "lbd", "gamma"))}
+    usual = {**DEFAULTS, **dict.fromkeys(UNSET)}
     named = {name for name in PAPERS_LOSS if getattr(args, name, usual[name]) != usual[name]}
     if not named and not args.term and not args.regular:
         return "infonce", "InfoNCE, the default, which does not collapse; --preset paper, or a named loss, for others"
@@ -194,14 +199,6 @@ def _default_loss(args: argparse.Namespace) -> tuple[str, str | None]:
 def note(text: str) -> None:
     """Print a note on standard error."""
     print(f"note: {text}", file=sys.stderr)
-
-
-def _terms(args: argparse.Namespace) -> tuple[dict[str, Any], ...]:
-    """``--term`` and ``--term_args`` in the form of ``JepaConfig.terms``."""
-    names, settings = args.term or [], args.term_args or []
-    if settings and len(settings) != len(names):
-        raise UserError(f"--term_args: expected a JSON object for each --term ({{}} for none), got {len(settings)}")
-    return tuple({"term": name, "args": own} for name, own in zip(names, settings or [{} for _ in names], strict=True))
 
 
 def _refuse_views(args: argparse.Namespace, losses: list[str]) -> None:
@@ -307,9 +304,8 @@ def named_training_fields(parser: Parser, rest: Sequence[str]) -> dict[str, Any]
     named = vars(known)
     if len(named.get("report_to", ())) == 1:
         named["report_to"] = named["report_to"][0]
-    if "hub_token" in named:
-        # Every user of the machine can read a command line, and the run folder keeps it.
-        parser.error("--hub_token would be read by others; leave it out and set HF_TOKEN in the environment")
-    if idle := [name for name in named if name in OURS]:
-        parser.error(f"--{idle[0]} has no effect here; leave it out")
+    for name in {"hub_token", *OURS} & {*named}:
+        # Every user of the machine can read a token in a command line, and the run folder keeps it.
+        instead = "set HF_TOKEN in the environment" if name == "hub_token" else "it has no effect here"
+        parser.error(f"--{name}: {instead}; leave it out")
     return named
