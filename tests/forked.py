@@ -22,25 +22,25 @@ from pathlib import Path
 from typing import Any
 
 _WRITING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir"}
-
-
 _seen = 0
 
 
-def _meet(request: dict[str, Any]) -> None:
+def _watch_changes(request: dict[str, Any]) -> None:
     """Count the changes in a folder, and have something happen at one of them."""
-    folder, at, when, met = request["folder"], request["at"], request["when"], False
+    met = False
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal met
         global _seen  # noqa: PLW0603 - an audit hook stays for as long as the process
-        path = arguments[0] if event in _WRITING or event == "open" else None
+        if event not in _WRITING and event != "open":
+            return
         if event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             return
-        if not isinstance(path, (str, bytes, os.PathLike)) or not os.fsdecode(path).startswith(folder):
+        path = arguments[0]
+        if not isinstance(path, (str, bytes, os.PathLike)) or not os.fsdecode(path).startswith(request["folder"]):
             return
         _seen += 1
-        if met or not (_seen == at or (when and Path(when).exists())):
+        if met or not (_seen == request["at"] or (request["when"] and Path(request["when"]).exists())):
             return
         met = True
         if request["largest"] is None:
@@ -57,7 +57,7 @@ def run(request: dict[str, Any]) -> int:
     null = os.open(os.devnull, os.O_RDONLY)
     for number, handle in enumerate((null, log, log)):
         os.dup2(handle, number)
-    _meet(request)
+    _watch_changes(request)
     from stepjepa.cli import main
 
     try:
@@ -71,11 +71,7 @@ def run(request: dict[str, Any]) -> int:
 
 
 def serve(answer: Callable[[dict[str, Any]], int] = run) -> None:
-    """Answer requests until there are no more.
-
-    Args:
-        answer: called with each in a process of its own, it returns the exit status.
-    """
+    """Answer requests until there are no more, each by ``answer`` in a process of its own."""
     import torch
 
     import stepjepa.commands.evaluate
@@ -99,20 +95,15 @@ def serve(answer: Callable[[dict[str, Any]], int] = run) -> None:
 
 
 class Commands:
-    """Runs commands of ``stepjepa``, one at a time.
+    """Runs commands of ``stepjepa``, one at a time; ``server`` is the file that is run as a program and answers."""
 
-    Args:
-        server: the file that is run as a program and answers.
-        environment: of the server, beside that of this process.
-    """
-
-    def __init__(self, server: str = __file__, **environment: str) -> None:
+    def __init__(self, server: str = __file__) -> None:
         self._server = subprocess.Popen(
             [sys.executable, "-W", "ignore", server],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         )
         assert self._answer() == "ready"
 
@@ -132,20 +123,17 @@ class Commands:
         largest: int | None = None,
         **more: Any,
     ) -> int:
-        """Start a command.
+        """Start a command and return the number of its process.
 
         Args:
             arguments: of ``stepjepa``.
             log: what it says is added to this file, and how many changes there were.
             folder: in which changes are counted.
             at: the change at which something happens; none for 0.
-            when: the path that is there when it happens.
+            when: it happens once this path exists.
             number: the signal that comes then.
             largest: instead, the bytes that a file may have from then on.
-            more: what else the request says.
-
-        Returns:
-            The number of the process.
+            more: further parts of the request.
         """
         request = {
             "arguments": [str(argument) for argument in arguments],

@@ -22,7 +22,6 @@ Pooling = Literal["last", "mean"]
 PredictorHead = Literal["none", "linear", "mlp"]
 TargetGrad = Literal["on", "stop", "ema"]
 LbdSchedule = Literal["constant", "warmup", "cosine"]
-StpForm = Literal["paper", "random_span"]
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Dtypes of the weights; ``auto`` is the dtype of the checkpoint."""
@@ -139,12 +138,6 @@ class JepaConfig:
     covariance: float = _loss(0.0, "weight of VICReg's covariance term; dimensions differ", allowed=FROM_ZERO)
     stp: float = _term(
         0.0, "weight of Semantic Tube Prediction, in any mode; 0.02 without a number", allowed=FROM_ZERO, const=0.02
-    )
-    stp_form: StpForm = _term(
-        "paper",
-        "formula of STP; paper: three random places of the text; random_span: a random span of the messages against "
-        "the rest, as in the published code",
-        only_with="stp",
     )
     terms: tuple[dict[str, Any], ...] = _term(
         (), "terms of your own beside these: {'term': 'module:Class', 'args': {...}} each; flags --term and --term_args"

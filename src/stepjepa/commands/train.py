@@ -64,7 +64,9 @@ class TrainedModel(ModelFlags):
     lora: bool = option(False, "train an adapter and the predictor rows; instead of all weights")
     lora_rank: int = _lora(16, "rank of the adapter", metavar="R", allowed=FROM_ONE)
     lora_alpha: int | None = _lora(None, "scale of the adapter (twice the rank)", metavar="A")
-    lora_dropout: float = _lora(0.0, "dropout on the adapter's input", metavar="P")
+    lora_dropout: float = _lora(
+        0.0, "dropout on the adapter's input", metavar="P", allowed=(lambda p: 0 <= p < 1, "0 or more and less than 1")
+    )
     lora_targets: str = _lora("all-linear", "layers that get an adapter; q_proj,v_proj ...", metavar="NAMES")
     use_dora: bool = _lora(False, "DoRA instead of LoRA")
     use_rslora: bool = _lora(False, "rsLoRA: scale by the root of the rank")
