@@ -143,11 +143,7 @@ def objective_flags() -> set[str]:
 
 
 def jepa_config(args: argparse.Namespace) -> JepaConfig:
-    """Build the configuration that the shared flags describe.
-
-    Raises:
-        UserError: flags contradict each other or a value is out of range.
-    """
+    """Build the configuration that the shared flags describe."""
     refuse_both(args, ("regular", "step_jepa"))
     losses = [name for flag, name in SHORT_LOSSES.items() if getattr(args, flag)]
     losses += [args.jepa_loss_type] if args.jepa_loss_type is not None else []
@@ -221,12 +217,7 @@ _MOST_VALUES = 10_000
 
 
 def arguments_of_file(parser: Parser, path: str, given: Sequence[str]) -> list[str]:
-    """Read a YAML file of flags as arguments, without those that the command line ``given`` has, too.
-
-    Raises:
-        UserError: the file is missing, not YAML, or not a mapping of flags; or a flag is unknown, repeated or has a
-            wrong value, which is named with its line.
-    """
+    """Read a YAML file of flags as arguments, without those that the command line ``given`` has, too."""
     file = existing_file(path, "configuration file")
     values = read_yaml(file)
     if not isinstance(values, dict | None):

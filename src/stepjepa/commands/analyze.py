@@ -18,11 +18,7 @@ singular_values.png/.svg to --output_dir. Several models share each picture."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Analyse the models, write the files and print the numbers.
-
-    Raises:
-        UserError: a flag, a file or a model is wrong.
-    """
+    """Analyse the models, write the files and print the numbers."""
     from stepjepa.analysis.files import output_files
     from stepjepa.analysis.numbers import as_markdown
     from stepjepa.analysis.run import analyze, notes

@@ -45,11 +45,7 @@ class RerunFlags:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check what has changed, train again and compare the weights.
-
-    Raises:
-        UserError: the run can't be repeated, or something has changed.
-    """
+    """Check what has changed, train again and compare the weights."""
     folder = Path(args.folder).absolute()
     old, new = read_run(folder), Path(args.output_dir or f"{folder}-rerun").absolute()
     open_run_folder(str(new), None)
@@ -102,11 +98,7 @@ def _runs_code(args: argparse.Namespace) -> str:
 
 
 def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
-    """Changes of data, chat template, model or number of processes, after which equal weights are not expected.
-
-    Raises:
-        UserError: a data file is missing.
-    """
+    """Changes of data, chat template, model or number of processes, after which equal weights are not expected."""
     from stepjepa.evaluation.output import model_fingerprint
     from stepjepa.training.data import machine, read_mixture
 

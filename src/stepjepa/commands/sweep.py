@@ -87,11 +87,7 @@ def parse_grid(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _train_settings(arguments: list[str]) -> dict[str, Any]:
-    """Settings that arguments of ``stepjepa train`` stand for; equal if two spellings mean the same.
-
-    Raises:
-        UserError: one is unknown or wrong, they contradict each other, or a file is missing.
-    """
+    """Settings that arguments of ``stepjepa train`` stand for; equal if two spellings mean the same."""
     from stepjepa.commands.train import check
 
     args = parse("train", [*arguments, "--output_dir=."])
