@@ -67,21 +67,19 @@ def parse_grid(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the flags of sweep into ``args``; without a grid file, all others into ``args.flags``, by name."""
     args, rest = parser.parse_known_args(arguments)
     parser.refuse_missing(args, "output_dir")
-    if args.config is not None and rest:
-        parser.refuse(rest)
-    if args.config is None and not rest:
-        parser.error("name a grid with --config, or the flags of train and evaluate")
     flags: dict[str, list[str]] = {}
     for argument in rest:
         name, equals, value = argument.partition("=")
-        if re.fullmatch(r"--[A-Za-z]\w*", name):
-            if name[2:] in flags:
-                parser.error(f"{name} is there twice; name it once, with all its values")
-            flags[name[2:]] = [value] if equals else []
-        elif flags:
-            flags[next(reversed(flags))].append(argument)
-        else:
+        if args.config is not None or (not flags and not name.startswith("--")):
             parser.refuse(rest)
+        elif not re.fullmatch(r"--[A-Za-z]\w*", name):
+            flags[next(reversed(flags))].append(argument)
+        elif name[2:] in flags:
+            parser.error(f"{name} is there twice; name it once, with all its values")
+        else:
+            flags[name[2:]] = [value] if equals else []
+    if args.config is None and not flags:
+        parser.error("name a grid with --config, or the flags of train and evaluate")
     args.flags = {name: value if value[1:] else value[0] if value else True for name, value in flags.items()}
     return args
 
@@ -99,7 +97,7 @@ def _train_settings(arguments: list[str]) -> dict[str, Any]:
             existing_file(getattr(args, name), f"--{name}")
     # ``jepa`` holds the whole objective; ``given`` and ``resolved`` only hold the spelling of the arguments.
     left_out = {*objective_flags(), "given", "resolved"}
-    return {**{name: value for name, value in vars(args).items() if name not in left_out}, "jepa": config.to_dict()}
+    return {name: value for name, value in vars(args).items() if name not in left_out} | {"jepa": config.to_dict()}
 
 
 def _evaluate_settings(arguments: list[str]) -> dict[str, Any]:
@@ -161,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
             for stage in ("train", "evaluate"):
                 print(f"  $ {shlex.join(folder.command(trial, stage))}")
         return 0
-    return _conclude(folder, grid, sweep(folder, chosen, engine, retry_failed=args.retry_failed), len(chosen))
+    return _conclude(folder, sweep(folder, chosen, engine, retry_failed=args.retry_failed), len(chosen))
 
 
 def _engine(args: argparse.Namespace, folder: SweepFolder) -> tuple[Engine, str]:
@@ -178,7 +176,7 @@ def _engine(args: argparse.Namespace, folder: SweepFolder) -> tuple[Engine, str]
     return Local(jobs, gpus), f"{jobs} ({f'{len(gpus)} GPUs' if gpus else 'no GPU'})"
 
 
-def _conclude(folder: SweepFolder, grid: Grid, outcome: Outcome, count: int) -> int:
+def _conclude(folder: SweepFolder, outcome: Outcome, count: int) -> int:
     """Print the table, the failures and the next command; return the exit code."""
     from stepjepa.experiments.sweep import table
 
@@ -192,12 +190,8 @@ def _conclude(folder: SweepFolder, grid: Grid, outcome: Outcome, count: int) -> 
         left = count - len(outcome.finished) - len(outcome.failed)
         print(f"stopped with {left} of {count} trials left; the same command goes on")
         return 128 + outcome.stopped
-    labels = list(dict.fromkeys(trial.label for trial in outcome.finished))
-    baselines = {trial.label for trial in outcome.finished if trial.arm == grid.baseline}
-    if len(labels) > 1 and len(baselines) == 1:
-        runs = [str(folder.run_folder(trial)) for trial in outcome.finished]
-        line = ["stepjepa", "compare", *runs, "--names", ",".join(labels), "--baseline", *baselines]
-        print(f"compare: {shlex.join(line)}")
+    if outcome.finished:
+        print(f"next: stepjepa compare {shlex.quote(str(folder.path))}")
     return 1 if outcome.failed else 0
 
 
