@@ -22,7 +22,6 @@ from stepjepa.options import (
     as_arguments,
     from_args,
     option,
-    options_of,
     refuse_both,
     refuse_without_effect,
 )
@@ -31,31 +30,18 @@ OBJECTIVE = "objective (neither --regular nor --step_jepa means LLM-JEPA)"
 
 SHORT_LOSSES = {"jepa_l2": "l2", "jepa_mse": "mse", "infonce": "infonce"}
 
-DATA = ("max_length", "over_length")
-"""Fields of :class:`JepaConfig` whose flags are listed with ``--train_file``."""
-
-LOSSES = tuple(name for name, about in SETTINGS.items() if about["affects"] == "objective")
-"""Fields of :class:`JepaConfig` that only change what is computed from the embeddings and the logits."""
-
 UNSET = ("labels", "jepa_loss_type", "lbd", "gamma")
 """Fields of :class:`JepaConfig` whose flags have no default, so that it is known whether they are named."""
 
-PAPERS_LOSS = (*LOSSES, "predictors", "last_token")
+PAPERS_LOSS = (
+    *(name for name, about in SETTINGS.items() if about["affects"] == "objective"),
+    "predictors",
+    "last_token",
+)
 """Flags that make the papers' cosine the default loss."""
 
 PUBLISHED_WITH_REGULAR = ("predictors", "last_token", "lbd", "step_separator")
 """Flags that published scripts also pass for their baseline (at least the first three): noted, not refused."""
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """Parse a JSON object, as in ``--term_args '{"weight": 0.1}'``."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f"expected a JSON object in braces, got {shown(text)}")
-    return found
 
 
 @dataclass
@@ -63,16 +49,10 @@ class DataFlags:
     """Flags of the training records."""
 
     train_file: str | None = option(
-        None,
-        "JSON lines, JSON, CSV, TSV or Parquet; with 'messages', or columns such as question and answer",
-        metavar="FILE",
+        None, "JSON lines, JSON, CSV, TSV or Parquet; of messages or columns", metavar="FILE"
     )
-    columns: list[str] | None = option(
-        None, "columns of the user's and the assistant's text; if they are not the usual ones", metavar="NAME"
-    )
-    bad_records: Literal["error", "skip"] = option(
-        "error", "lines that are not valid records; skip: count and skip them"
-    )
+    columns: list[str] | None = option(None, "columns of user and assistant; unless they are usual", metavar="NAME")
+    bad_records: Literal["error", "skip"] = option("error", "lines that are no valid records; skip: count them")
 
 
 @dataclass
@@ -80,9 +60,7 @@ class ModelFlags:
     """Flags of the model."""
 
     model_name: str | None = option(None, "folder, hub id, or preset:tiny, preset:small ...", metavar="NAME")
-    gguf_file: str | None = option(
-        None, "GGUF file of --model_name to dequantise; needs the package gguf", metavar="FILE"
-    )
+    gguf_file: str | None = option(None, "GGUF file of --model_name; needs the package gguf", metavar="FILE")
     chat_template: str | None = option(None, "Jinja file instead of the tokenizer's own template", metavar="FILE")
     trust_remote_code: bool = option(False, "run code that comes with the model")
 
@@ -95,25 +73,24 @@ class JsonFlags:
 
 
 @dataclass
-class ModeFlags:
+class ShortFlags:
     """Short flags for fields of :class:`JepaConfig`, and ``--additive_mask``, which has no effect."""
 
     regular: bool = option(False, "plain fine-tuning: the LM loss alone")
     step_jepa: bool = option(False, "each reasoning step predicts the next")
     train_all: bool = option(False, "short for --labels all", names=("trainall",))
     additive_mask: bool = option(False, "no effect; all views run in one pass without it")
-
-
-@dataclass
-class LossFlags:
-    """Short flags for the alignment loss, and flags of user-defined terms."""
-
-    jepa_l2: bool = option(False, "short for --jepa_loss_type l2")
-    jepa_mse: bool = option(False, "short for --jepa_loss_type mse")
-    infonce: bool = option(False, "short for --jepa_loss_type infonce")
-    term: list[str] | None = option(None, "terms of your own (docs/design.md)", metavar="module:Class")
+    jepa_l2: bool = option(False, "short for --jepa_loss_type l2", group="loss")
+    jepa_mse: bool = option(False, "short for --jepa_loss_type mse", group="loss")
+    infonce: bool = option(False, "short for --jepa_loss_type infonce", group="loss")
+    term: list[str] | None = option(None, "terms of your own (docs/design.md)", metavar="module:Class", group="loss")
     term_args: list[Any] | None = option(
-        None, "settings of each --term, in their order: '{\"weight\": 0.1}'", metavar="JSON", parse=json_object
+        None,
+        "settings of each --term, in their order: '{\"weight\": 0.1}'",
+        metavar="JSON",
+        group="loss",
+        parse=lambda text: {**json.loads(text)},
+        expected="a JSON object in braces",
     )
 
 
@@ -124,22 +101,12 @@ def add_training_data(parser: Parser, model: type = ModelFlags) -> None:
         parser: the parser to extend.
         model: dataclass of the model's flags, :class:`ModelFlags` or derived from it.
     """
-    parser.add(DataFlags, "data", only=("train_file",))
-    parser.add(JepaConfig, "data", only=DATA)
-    parser.add(DataFlags, "data", without=("train_file",))
+    parser.add(DataFlags, "data")
     parser.add(model, "model")
-    parser.add(ModeFlags, OBJECTIVE, only=("regular", "step_jepa"))
-    parser.add(JepaConfig, OBJECTIVE, without=("mode", *DATA, *LOSSES))
-    parser.add(ModeFlags, OBJECTIVE, only=("train_all", "additive_mask"))
-    parser.add(JepaConfig, "loss", only=LOSSES, without=("terms",))
-    parser.add(LossFlags, "loss")
+    parser.add(ShortFlags, OBJECTIVE)
+    parser.add(JepaConfig, OBJECTIVE, without=("mode", "terms"))
     # No defaults, so that a flag that is given beside its short form is noticed.
     parser.set_defaults(**dict.fromkeys((*UNSET, "why_loss")))
-
-
-def objective_flags() -> set[str]:
-    """The names of all flags that :func:`jepa_config` reads, except those in ``DATA``."""
-    return {each.name for each in options_of(JepaConfig, ModeFlags, LossFlags)} - {"mode", "terms", *DATA}
 
 
 def jepa_config(args: argparse.Namespace) -> JepaConfig:

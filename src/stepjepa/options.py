@@ -38,10 +38,10 @@ def option(default: Any = MISSING, help: str = "", **more: Any) -> Any:
         default: the default value; without one the flag is required.
         help: the help text; ``--help`` shows it up to the first semicolon, ``--help_all`` and the reference show all.
         more: ``group``: heading in the help, instead of the class's; ``names``: other names of the flag; ``metavar``;
-            ``choices``, if the type is no ``Literal``; ``allowed``: a :data:`Range`; ``parse``: converts a text of the
-            command line; ``const``: the value of a flag given without one; ``positional``: an
-            argument without a flag; ``only_with``: the options without which this one has no effect, as ``lora`` or
-            ``target_grad ema``, joined by ``or``; what the owner of the class needs, as ``affects`` of ``JepaConfig``.
+            ``choices``, if the type is no ``Literal``; ``allowed``: a :data:`Range`; ``parse``: converts the text,
+            instead of the type, and ``expected`` describes it; ``const``: the value of a flag given without one;
+            ``positional``: an argument without a flag; ``only_with``: the options without which this one has no effect,
+            ``lora`` or ``target_grad ema``, joined by ``or``; what the owner needs, as ``affects`` of ``JepaConfig``.
     """
     return field(default=default, metadata={"help": help, **more})
 
@@ -70,7 +70,8 @@ class Option:
         """Convert the text of a flag, with all checks."""
         read = READERS.get(self.type, str)
         if "parse" in self.about:
-            read = _reader(self.about.get("allowed", (None, "a number"))[1], self.about["parse"])
+            expected = self.about.get("expected") or self.about.get("allowed", (None, "a number"))[1]
+            read = _reader(expected, self.about["parse"])
         value = read(text)
         if fault := self.fault(value):
             raise argparse.ArgumentTypeError(fault)
@@ -99,7 +100,7 @@ def _reader(expected: str, convert: Callable[[str], Any]) -> Callable[[str], Any
     def read(text: str) -> Any:
         try:
             return convert(text)
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, TypeError):
             raise argparse.ArgumentTypeError(f"expected {expected}, got {shown(text)}") from None
 
     return read
@@ -222,17 +223,10 @@ class Parser(argparse.ArgumentParser):
 
             self.add_argument("--help_all", action=HelpAll, nargs=0, help="show every flag")
 
-    def add(self, settings: type, group: str, only: Collection[str] = (), without: Collection[str] = ()) -> None:
-        """Add the flags of a dataclass.
-
-        Args:
-            settings: the dataclass.
-            group: heading of the flags whose fields name none.
-            only: the fields that become flags; with none all do.
-            without: fields that do not.
-        """
+    def add(self, settings: type, group: str, without: Collection[str] = ()) -> None:
+        """Add the flags of a dataclass ``without`` some fields; ``group`` is the heading of those that name none."""
         for each in options_of(settings):
-            if each.name not in without and (not only or each.name in only):
+            if each.name not in without:
                 title = each.about.get("group", group)
                 section = next((known for known in self._action_groups if known.title == title), None)
                 _add(section or self.add_argument_group(title), each)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stepjepa.arguments import SHORT_LOSSES, objective_flags
+from stepjepa.arguments import SHORT_LOSSES, ShortFlags
 from stepjepa.commands import Command, make_parser, parse
-from stepjepa.config import NEEDS_VIEWS
+from stepjepa.config import NEEDS_VIEWS, JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
-from stepjepa.options import FROM_ONE, TRUE, Parser, option
+from stepjepa.options import FROM_ONE, TRUE, Parser, option, options_of
 
 if TYPE_CHECKING:
     from stepjepa.experiments.grid import Flags, Grid
@@ -96,7 +96,7 @@ def _train_settings(arguments: list[str]) -> dict[str, Any]:
         if getattr(args, name) is not None:
             existing_file(getattr(args, name), f"--{name}")
     # ``jepa`` holds the whole objective; ``given`` and ``resolved`` only hold the spelling of the arguments.
-    left_out = {*objective_flags(), "given", "resolved"}
+    left_out = {each.name for each in options_of(JepaConfig, ShortFlags)} | {"given", "resolved"}
     return {name: value for name, value in vars(args).items() if name not in left_out} | {"jepa": config.to_dict()}
 
 
