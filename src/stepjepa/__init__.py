@@ -48,13 +48,11 @@ if TYPE_CHECKING:
     from stepjepa.models.encode import Encoded
     from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, load_model
     from stepjepa.models.setup import set_up
-    from stepjepa.objectives.alignment import L2, MSE, Alignment, Cosine, InfoNCE
-    from stepjepa.objectives.lm import LMLoss, PromptLoss
+    from stepjepa.objectives.alignment import L2, MSE, Alignment, Cosine, Covariance, InfoNCE, SIGReg, Variance
     from stepjepa.objectives.monitors import effective_rank
     from stepjepa.objectives.objective import Objective, jepa_loss
-    from stepjepa.objectives.regularizers import Covariance, SIGReg, Variance
     from stepjepa.objectives.term import Context, Term, term
-    from stepjepa.objectives.tube import Tube
+    from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
     from stepjepa.training.jepa_loss import JepaLoss
     from stepjepa.training.trainer import JepaTrainer
 

@@ -8,7 +8,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -36,6 +36,9 @@ DATA = ("max_length", "over_length")
 
 LOSSES = tuple(name for name, about in SETTINGS.items() if about["affects"] == "objective")
 """Fields of :class:`JepaConfig` that only change what is computed from the embeddings and the logits."""
+
+PAPERS_LOSS = (*LOSSES, "predictors", "last_token")
+"""Flags that make the papers' cosine the default loss."""
 
 PUBLISHED_WITH_REGULAR = ("predictors", "last_token", "lbd", "step_separator")
 """Flags that published scripts also pass for their baseline (at least the first three): noted, not refused."""
@@ -111,18 +114,17 @@ class LossFlags:
     )
 
 
-def add_training_data(parser: Parser, model: type = ModelFlags, *, required: Collection[str] = ()) -> None:
+def add_training_data(parser: Parser, model: type = ModelFlags) -> None:
     """Add the flags of records, model and objective, which train, inspect and verify share.
 
     Args:
         parser: the parser to extend.
         model: dataclass of the model's flags, :class:`ModelFlags` or derived from it.
-        required: names of the flags that are required.
     """
-    parser.add(DataFlags, "data", only=("train_file",), required=required)
+    parser.add(DataFlags, "data", only=("train_file",))
     parser.add(JepaConfig, "data", only=DATA)
     parser.add(DataFlags, "data", without=("train_file",))
-    parser.add(model, "model", required=required)
+    parser.add(model, "model")
     parser.add(ModeFlags, OBJECTIVE, only=("regular", "step_jepa"))
     parser.add(JepaConfig, OBJECTIVE, without=("mode", *DATA, *LOSSES))
     parser.add(ModeFlags, OBJECTIVE, only=("train_all", "additive_mask"))
@@ -134,8 +136,7 @@ def add_training_data(parser: Parser, model: type = ModelFlags, *, required: Col
 
 def objective_flags() -> set[str]:
     """The names of all flags that :func:`jepa_config` reads, except those in ``DATA``."""
-    names = {each.name for kind in (JepaConfig, ModeFlags, LossFlags) for each in options_of(kind)}
-    return names - {"mode", "terms", *DATA}
+    return {each.name for each in options_of(JepaConfig, ModeFlags, LossFlags)} - {"mode", "terms", *DATA}
 
 
 def jepa_config(args: argparse.Namespace) -> JepaConfig:
@@ -178,17 +179,14 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
 def _default_loss(args: argparse.Namespace) -> tuple[str, str | None]:
     """The alignment loss if no flag names one, and a note on it for the first screen.
 
-    InfoNCE, unless ``--term``, ``--predictors``, ``--last_token`` or a flag of ``LOSSES`` is set: published command
-    lines name no loss but set such flags, and mean the papers' cosine, which mostly collapses to one direction
-    (docs/how-to/collapse.md).
+    InfoNCE, unless a flag of ``PAPERS_LOSS`` or ``--term`` is set: published command lines name no loss but set such
+    flags, and mean the papers' cosine, which mostly collapses to one direction (docs/how-to/collapse.md).
     """
     usual = {**DEFAULTS, **dict.fromkeys(("jepa_loss_type", "lbd", "gamma"))}
-    named = [name for name in (*LOSSES, "predictors", "last_token") if getattr(args, name, usual[name]) != usual[name]]
-    if args.regular:
-        return "cosine", None
-    if not named and not args.term:
+    named = {name for name in PAPERS_LOSS if getattr(args, name, usual[name]) != usual[name]}
+    if not named and not args.term and not args.regular:
         return "infonce", "InfoNCE, the default, which does not collapse; --preset paper, or a named loss, for others"
-    if {"sigreg", "variance"} & {*named}:
+    if args.regular or named & {"sigreg", "variance"}:
         return "cosine", None
     return "cosine", "cosine, the papers', since none is named; it mostly collapses, --jepa_loss_type infonce does not"
 
@@ -210,21 +208,19 @@ def _refuse_views(args: argparse.Namespace, losses: list[str]) -> None:
     """Refuse flags of views in regular training; note and reset those in ``PUBLISHED_WITH_REGULAR``."""
     named = [name for name in NEEDS_VIEWS if getattr(args, name) not in (None, DEFAULTS[name])]
     unused = [f"--{name}" for name in named if name not in (*PUBLISHED_WITH_REGULAR, "jepa_loss_type")]
-    if unused or losses:
-        what = unused[0] if unused else f"the alignment loss '{losses[0]}'"
-        raise UserError(f"--regular has no views, so {what} does nothing with it; leave one out")
-    idle = [name for name in PUBLISHED_WITH_REGULAR if name in named]
-    if idle:
+    unused += [f"the alignment loss '{name}'" for name in losses]
+    if unused:
+        raise UserError(f"--regular has no views, so {unused[0]} does nothing with it; leave one out")
+    if idle := [name for name in PUBLISHED_WITH_REGULAR if name in named]:
         note(f"--regular has no views, so {', '.join(f'--{name}' for name in idle)} have no effect")
-        for name in idle:
-            setattr(args, name, DEFAULTS[name])
+        vars(args).update({name: DEFAULTS[name] for name in idle})
 
 
 OURS = ("do_train", "do_eval", "do_predict", "remove_unused_columns", "label_names")
 """Fields of TrainingArguments that are refused as flags, since they have no effect with this trainer."""
 
 _MOST_VALUES = 10_000
-"""Most values in a dict of a YAML file: with YAML aliases a few lines can expand to billions of values."""
+"""Most values of one flag in a YAML file."""
 
 
 def arguments_of_file(parser: Parser, path: str, given: Sequence[str]) -> list[str]:
@@ -239,50 +235,39 @@ def arguments_of_file(parser: Parser, path: str, given: Sequence[str]) -> list[s
     if not isinstance(values, dict | None):
         raise UserError(f"holds a {type(values).__name__}; expected 'flag: value' lines", path=file)
     lines = [line.lstrip(" \t{,'\"?") for line in read_text(file).splitlines()]
-    known = parser._option_string_actions
-    overridden = {known[flag].dest for flag in (each.partition("=")[0] for each in given) if flag in known}
-    result, seen = list[str](), set[str]()
+    flags = parser._option_string_actions
+    overridden = {flags[flag].dest for flag in (each.partition("=")[0] for each in given) if flag in flags}
+    result, seen = list[str](), {"config"}
     for key, value in (values or {}).items():
         name = str(key).replace("-", "_")
-        line = next((number for number, text in enumerate(lines, start=1) if text.startswith(str(key))), None)
         try:
-            if name == "config" or not re.fullmatch(r"[A-Za-z]\w*", name):
-                raise UserError(f"unknown key {shown(str(key))}; 'stepjepa train --help_all' names all")
-            if name in seen:
-                raise UserError(f"the key {shown(str(key))} stands twice; leave one")
-            _check_value(name, value)
+            if name in seen or not re.fullmatch(r"[A-Za-z]\w*", name):
+                raise UserError(f"the key {shown(str(key))} stands twice or is no flag of a file; leave it out")
+            _check_value(value)
             words = as_arguments({name: value})
             named_training_fields(parser, parser.parse_known_args(words)[1])
         except UserError as error:
+            line = next((number for number, text in enumerate(lines, start=1) if text.startswith(str(key))), None)
             raise UserError(str(error), path=file, line=line) from None
         seen.add(name)
-        action = known.get(f"--{name}")
-        if action is None or action.dest not in overridden:
+        if f"--{name}" not in flags or flags[f"--{name}"].dest not in overridden:
             result += words
     return result
 
 
-def _check_value(name: str, value: Any) -> None:
-    """Refuse what YAML can hold and a flag can't."""
-    inside = list(value) if isinstance(value, list) else []
-    if wrong := [type(each).__name__ for each in inside if each is None or isinstance(each, list | dict)]:
-        raise UserError(f"{name}: holds a {wrong[0]} in a list; expected words or numbers")
-    for count, each in enumerate(_values_in(value)):
-        if count > _MOST_VALUES:
-            raise UserError(f"{name}: holds more than {_MOST_VALUES:,} values; expected a few")
-        if isinstance(value, dict) and not (each is None or isinstance(each, str | int | float)):
-            raise UserError(f"{name}: holds a {type(each).__name__}; put it in quotes")
-
-
-def _values_in(value: Any) -> Iterator[Any]:
-    """The values inside objects and lists, without end if one holds itself."""
-    waiting = [value]
+def _check_value(value: Any) -> None:
+    """Refuse what YAML can hold and a flag can't; with its aliases a few lines may stand for billions of values."""
+    if isinstance(value, list) and any(isinstance(each, list | dict | None) for each in value):
+        raise UserError("holds a list, an object or nothing in a list; expected words or numbers")
+    waiting, count = [value] if isinstance(value, dict) else [], 0
     while waiting:
-        each = waiting.pop()
+        each, count = waiting.pop(), count + 1
+        if count > _MOST_VALUES:
+            raise UserError(f"holds more than {_MOST_VALUES:,} values; expected a few")
         if isinstance(each, dict | list):
             waiting.extend([*each, *each.values()] if isinstance(each, dict) else each)
-            each = None
-        yield each
+        elif not isinstance(each, str | int | float | None):
+            raise UserError(f"holds a {type(each).__name__}; put it in quotes")
 
 
 def training_parser() -> Any:

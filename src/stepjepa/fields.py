@@ -16,11 +16,9 @@ _DEEPEST = 60
 _LARGEST = 1e60
 """Largest magnitude of a number: measured numbers are smaller, and its square is still a finite float."""
 
-_CALLED = {dict: "an object", list: "a list", type(None): "null"}
-
 
 class Fields:
-    """The fields of a JSON object.
+    """The fields of a JSON object. A method with ``_or_none`` returns None for a field that is missing or null.
 
     Args:
         values: the object.
@@ -31,13 +29,7 @@ class Fields:
     """
 
     def __init__(
-        self,
-        values: Mapping[str, Any],
-        path: str | os.PathLike[str],
-        remedy: str,
-        *,
-        line: int | None = None,
-        within: str = "",
+        self, values: Mapping[str, Any], path: str | os.PathLike[str], remedy: str, line: int | None, within: str = ""
     ) -> None:
         self.values = values
         self._path, self._remedy, self._line, self._within = path, remedy, line, within
@@ -50,18 +42,11 @@ class Fields:
         return name in self.values
 
     def wrong(self, name: str, expected: str) -> UserError:
-        """The error for a missing or wrong field.
-
-        Args:
-            name: name of the field.
-            expected: description of a correct value.
-        """
-        place = shown(f"{self._within}{name}")
-        if name not in self.values:
-            return self.fault(f"{place} is missing, expected {expected}")
-        value = self.values[name]
-        told = _CALLED.get(type(value)) or (shown(value) if isinstance(value, str) else shown(repr(value))[1:-1])
-        return self.fault(f"{place} is {told}, expected {expected}")
+        """The error for a missing or wrong field, which says what is ``expected``."""
+        value = self.values.get(name)
+        told = {dict: "an object", list: "a list"}.get(type(value)) or shown(value)
+        there = f"is {told}" if name in self.values else "is missing"
+        return self.fault(f"{shown(self._within + name)} {there}, expected {expected}")
 
     def fault(self, message: str) -> UserError:
         """An error with this message, the remedy and the place in the file."""
@@ -75,26 +60,19 @@ class Fields:
         return value
 
     def text_or_none(self, name: str) -> str | None:
-        """The value of a string field; None if the field is missing or null."""
+        """The value of a string field or None."""
         return None if self.values.get(name) is None else self.text(name)
 
-    def whole(self, name: str, least: int | None = None) -> int:
-        """The value of an integer field.
-
-        Args:
-            name: name of the field.
-            least: the smallest allowed value.
-        """
+    def whole(self, name: str, least: int = -(10**60)) -> int:
+        """The value of an integer field, which is at least ``least``."""
         value = self.values.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or abs(value) > _LARGEST:
-            raise self.wrong(name, "a whole number" if least is None else f"a whole number of at least {least}")
-        if least is not None and value < least:
-            raise self.wrong(name, f"a whole number of at least {least}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST:
+            raise self.wrong(name, "a whole number" if least < -1 else f"a whole number of at least {least}")
         return value
 
-    def whole_or_none(self, name: str, least: int | None = None) -> int | None:
-        """The value of an integer field; None if the field is missing or null."""
-        return None if self.values.get(name) is None else self.whole(name, least)
+    def whole_or_none(self, name: str) -> int | None:
+        """The value of an integer field or None."""
+        return None if self.values.get(name) is None else self.whole(name)
 
     def number(self, name: str) -> float:
         """The value of a field that holds a finite number; true is 1 and false is 0."""
@@ -104,11 +82,9 @@ class Fields:
         return float(value)
 
     def number_or_none(self, name: str) -> float | None:
-        """A number; None if the field is missing, null, or not finite, as the loss of a diverged model is."""
+        """A number; None also if it is not finite, as the loss of a diverged model is."""
         value = self.values.get(name)
-        if value is None or (isinstance(value, float) and not math.isfinite(value)):
-            return None
-        return self.number(name)
+        return None if value is None or (isinstance(value, float) and not math.isfinite(value)) else self.number(name)
 
     def amount_or_none(self, name: str) -> float | None:
         """As :meth:`number_or_none`, for a count or a measurement: 0, or at least ``1 / _LARGEST`` (a safe divisor)."""
@@ -122,10 +98,10 @@ class Fields:
         value = self.values.get(name)
         if not isinstance(value, dict):
             raise self.wrong(name, "an object")
-        return Fields(value, self._path, self._remedy, line=self._line, within=f"{self._within}{name}.")
+        return Fields(value, self._path, self._remedy, self._line, f"{self._within}{name}.")
 
     def inner_or_none(self, name: str) -> Fields | None:
-        """The fields of a nested object; None if the field is missing or null."""
+        """The fields of a nested object or None."""
         return None if self.values.get(name) is None else self.inner(name)
 
 
@@ -137,12 +113,8 @@ def read_fields(path: str | os.PathLike[str], what: str, remedy: str) -> Fields:
 def checked_fields(
     value: dict[str, Any], path: str | os.PathLike[str], remedy: str, *, line: int | None = None
 ) -> Fields:
-    """The fields of an object, after a check that the object can be written to JSON again.
-
-    Raises:
-        UserError: the object holds a lone surrogate, or is nested too deeply.
-    """
-    found = Fields(value, path, remedy, line=line)
+    """The fields of an object; ``UserError`` if it can't be written to JSON again."""
+    found = Fields(value, path, remedy, line)
     if holds_half(value):
         raise found.fault("is damaged: holds half of a character (a lone surrogate)")
     if _deeper(value, _DEEPEST):

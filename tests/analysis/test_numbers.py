@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stepjepa.analysis import numbers
-from stepjepa.analysis.numbers import analyse, as_markdown, linear_map, singular_values
+from stepjepa.analysis.numbers import analyse, as_markdown, linear_map, singular_values, within_and_between
 from stepjepa.analysis.representations import ViewEmbeddings
 
 
@@ -176,3 +176,19 @@ def test_table_has_a_column_for_each_model() -> None:
     assert table["share of the spread of Y that it misses"] == [f"{n['linear_map']['relative']:.3f}" for n in found]
     assert table["cosine within groups (1,200 groups)"] == ["0.500", "0.500"]
     assert table["cosine between groups (1,200 groups)"] == ["–", "–"]
+
+
+@pytest.mark.parametrize(("size", "width", "count"), [(2, 3, 1), (7, 5, 3), (61, 4, 61)])
+def test_similarity_in_and_between_groups_against_the_double_loop(size, width, count):
+    random = np.random.default_rng(size)
+    embeddings = random.normal(size=(size, width)) + 0.3
+    groups = [f"group {number}" for number in random.permutation(size) % count]
+    units = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+    cosines = {"within": [], "between": []}
+    for one, other in itertools.combinations(range(size), 2):
+        cosines["within" if groups[one] == groups[other] else "between"].append(units[one] @ units[other])
+    found = within_and_between(embeddings, groups)
+    assert found["groups"] == count
+    for name, values in cosines.items():
+        assert found[f"{name}_pairs"] == len(values)
+        assert found[name] == (pytest.approx(np.mean(values), abs=1e-12) if values else None)

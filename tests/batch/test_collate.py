@@ -136,8 +136,6 @@ def test_sequences_beyond_the_models_positions_are_refused(trained_tokenizer: An
     # A row may be longer than the model's positions, a sequence may not.
     batch = tiny.collator(trained_tokenizer, config, positions=limit, row_length=10**4)([Item(record)])
     assert batch["input_ids"].shape[1] > limit
-    message = (
-        f"at most {limit - 1} tokens .*, got {limit} in the record at line 1; set max_length to {limit - 1} or less"
-    )
+    message = f"at most {limit - 1} tokens .*, got {limit} in line 1; set max_length to {limit - 1} or less"
     with pytest.raises(ValueError, match=message):
         tiny.collator(trained_tokenizer, config, positions=limit - 1)([Item(record)])

@@ -184,22 +184,10 @@ def test_a_template_may_refuse_some_records(tiny_tokenizer: Any) -> None:
 def test_contents_are_found_in_every_form(family: str, tiny_tokenizer: Any) -> None:
     tokenizer = chat_templates.in_form(tiny_tokenizer, chat_templates.FORMS[family])
     template = ChatTemplate(tokenizer)
-    chat = messages(*CHAT)
-    rendered = template.render(chat)
-    assert [rendered.text[a:b] for a, b in rendered.spans] == [message["content"] for message in chat]
-    assert rendered.text[slice(rendered.spans[-1][1], rendered.turn_ends[-1])] == template.end_of_turn
-    assert rendered.text.startswith(template.render_prompt(chat[:-1]).text)
-    ids = tokenizer(rendered.text, add_special_tokens=False)["input_ids"]
-    begins = ids.count(tokenizer.bos_token_id) if tokenizer.bos_token_id is not None else 0
+    check(template, messages(*CHAT))
+    text = template.render(messages(*CHAT)).text
+    begins = text.count(tokenizer.bos_token) if tokenizer.bos_token else 0
     assert begins == ("bos_token" in tokenizer.chat_template or "<|begin_of_text|>" in tokenizer.chat_template)
-    for role, number in zip(("user", "assistant"), (-1, -1), strict=True):
-        # The slow way: the number of tokens that follow the content when the message is cut off behind it.
-        alone = template.render_alone(role, "why")
-        whole = tokenizer(alone.text, add_special_tokens=False)["input_ids"]
-        kept = tokenizer(alone.text[: alone.spans[0][1]], add_special_tokens=False)["input_ids"]
-        assert whole[: len(kept)] == kept
-        told = template.describe()["last content token"]
-        assert f"{role} {number - len(whole) + len(kept)}" in told
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,6 @@ FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--prompt_loss_weight 0.3", {"prompt_loss_weight": 0.3}),
     ("--row_length 700", {"row_length": 700}),
     ("--share_prefixes false", {"share_prefixes": False}),
-    ("--stp 0.3 --stp_form random_span", {"stp": 0.3, "stp_form": "random_span"}),
     ("--term a:B", {"terms": ({"term": "a:B", "args": {}},)}),
     ('--term a:B c:D --term_args {} {"x":2}', {"terms": TWO_TERMS}),
 ]
@@ -132,7 +131,6 @@ REFUSED: list[tuple[str, str]] = [
     ("--load_in_4bit", "--load_in_4bit does nothing without --lora"),
     ("--model_name x --train_tokenizer 400", "--train_tokenizer needs random weights"),
     ("--same_flop --max_steps 5", "--same_flop works out the number of steps"),
-    ("--stp_form random_span", "--stp_form does nothing without --stp"),
     ("--layout inplace", "layout 'inplace' does not exist for mode llm-jepa; choose separate or branched"),
     ("--layout sideways", "layout 'sideways' does not exist for mode llm-jepa"),
     ("--term_args {}", "--term_args: expected a JSON object for each --term"),

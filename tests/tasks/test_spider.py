@@ -8,7 +8,7 @@ import task_records
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
 from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions
-from stepjepa.tasks.registry import ReferenceTask, choose_task
+from stepjepa.tasks.registry import choose_task, with_published_rules
 from stepjepa.tasks.spider import SpiderTask
 
 SCHEMA = """
@@ -164,17 +164,17 @@ def test_details_tell_the_levels_apart(task, judged):
 
 
 def test_the_published_rules_find_what_a_shell_would_print(task):
-    reference = ReferenceTask(task)
-    verdicts = [
-        reference.score(record(truth), Response(answer)).scores["reference"]
-        for truth, answer in [
-            (NAMES, NAMES),
-            (NAMES, BY_AGE),
-            (NONE, "no query"),
-            (NONE, NAMES),
-            (PAIRS, "SELECT age, name FROM singer WHERE country = 'France'"),
-        ]
+    reference = with_published_rules(task)
+    pairs = [
+        (NAMES, NAMES),
+        (NAMES, BY_AGE),
+        (NONE, "no query"),
+        (NONE, NAMES),
+        (PAIRS, "SELECT age, name FROM singer WHERE country = 'France'"),
     ]
+    scored = reference.score_all([record(truth) for truth, _ in pairs], [Response(answer) for _, answer in pairs])
+    reference.close()
+    verdicts = [each.scores["reference"] for each in scored]
     assert verdicts == [True, False, True, False, False]
 
 

@@ -236,8 +236,7 @@ def prepare(
         config: see ``JepaConfig``.
         what: names the data on the progress bar and in messages.
         views: gives the pairs of views of each record, instead of those of the mode (LLM-JEPA only).
-        cache_dir: where tokenised data is kept; nothing that ends in an error is. Of several processes the main one
-            writes.
+        cache_dir: where tokenised data is kept. Of several processes the main one writes.
         say: takes a line for people.
 
     Raises:
@@ -257,13 +256,21 @@ def prepare(
             yield record if views is None else replace(record, views=tuple(views(record)))
 
     def make(file: Path | None) -> Prepared:
-        made, bar = (
-            RecordTokenizer(tokenizer, config),
-            tqdm(range(0, len(rows), BLOCK), f"prepare {what}", disable=None),
-        )
-        dataset, tokens = _tokenize(records(), made, bar, source if len(rows) else what, file)
+        made, tokens, waiting = RecordTokenizer(tokenizer, config), Counter(all=0, main=0), records()
+        opened: Any = nullcontext(pa.BufferOutputStream()) if file is None else atomic_write(file, "wb")
+        gc.disable()  # no cyclic garbage is made here, and looking for it takes a third of the time
+        try:
+            with opened as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
+                for _ in tqdm(range(0, len(rows), BLOCK), f"prepare {what}", disable=None):
+                    found = made.tokenize(islice(waiting, BLOCK))
+                    tokens.update(count_tokens(found, config))
+                    writer.write_table(_as_table(found))
+                _refuse_useless(made.counts, config, source if len(rows) else what)
+        finally:
+            gc.enable()
+        dataset = TokenizedDataset(sink.getvalue() if file is None else str(file))
         counts = {name: made.counts[name] for name in COUNTS}
-        return Prepared(dataset, counts, tokens, made.template.describe(), source)
+        return Prepared(dataset, counts, dict(tokens), made.template.describe(), source)
 
     if cache_dir is False:
         return make(None)
@@ -273,40 +280,19 @@ def prepare(
         # The description is written last, and makes the table valid.
         about = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         found = Prepared(TokenizedDataset(str(file)), **about, source=source)
-    except (OSError, ValueError, TypeError):
-        pass
-    else:
         say(f"cache: {what} as prepared before, from {file} (--no_cache prepares anew)")
         return found
-    if not is_main_process():
-        return make(None)
-    try:
-        found = make(file)
-        about = {"counts": found.counts, "tokens": found.tokens, "template": found.template}
-        write_json(file.with_suffix(".json"), about)
-    except OSError as error:
-        say(f"cache: nothing stored ({error}); --cache_dir names another folder, --no_cache does without")
-        return make(None)
-    return found
-
-
-def _tokenize(
-    records: Iterator[Record], made: RecordTokenizer, blocks: Iterable[int], source: str, file: Path | None
-) -> tuple[TokenizedDataset, dict[str, int]]:
-    """Tokenise records, a block after the other, into an Arrow file, or into memory."""
-    tokens = Counter(all=0, main=0)
-    opened: Any = nullcontext(pa.BufferOutputStream()) if file is None else atomic_write(file, "wb")
-    gc.disable()  # no cyclic garbage is made here, and looking for it takes a third of the time
-    try:
-        with opened as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
-            for _ in blocks:
-                found = made.tokenize(islice(records, BLOCK))
-                tokens.update(count_tokens(found, made.config))
-                writer.write_table(_as_table(found))
-            _refuse_useless(made.counts, made.config, source)
-    finally:
-        gc.enable()
-    return TokenizedDataset(sink.getvalue() if file is None else str(file)), dict(tokens)
+    except (OSError, ValueError, TypeError):
+        pass
+    if is_main_process():
+        try:
+            found = make(file)
+            about = {"counts": found.counts, "tokens": found.tokens, "template": found.template}
+            write_json(file.with_suffix(".json"), about)
+            return found
+        except OSError as error:
+            say(f"cache: nothing stored ({error}); --cache_dir names another folder, --no_cache does without")
+    return make(None)
 
 
 def _refuse_useless(counts: Mapping[str, int], config: JepaConfig, source: str) -> None:

@@ -104,7 +104,7 @@ class _Sorted:
         # One that is no beginning of the next makes the tree branch; one that isolates tokens needs a mask anyway.
         branches = np.append(False, self.shared[1:] < self.lengths[:-1])
         starts = [sequences[index].start for index in self._order]
-        isolates = [start is not None and start.any() for start in starts]
+        isolates = np.array([start is not None and bool(start.any()) for start in starts])
         self._branches, self._isolates = (np.concatenate([[0], np.cumsum(each)]) for each in (branches, isolates))
         self._paths: list[Numbers] = [np.empty(0, np.int64)] * len(sequences)
         self._cells = 0
@@ -134,9 +134,11 @@ class _Sorted:
         width = int(sizes.sum() if joined else sizes.max())
         begins = np.cumsum(sizes) - sizes if joined else np.arange(len(rows)) * width
         cells = width if joined else len(rows) * width
-        ids, positions, start = np.full(cells, self._pad_id), np.zeros(cells, np.int64), np.zeros(cells, np.int64)
+        ids: Numbers = np.full(cells, self._pad_id)
+        positions: Numbers = np.zeros(cells, np.int64)
+        start: Numbers = np.zeros(cells, np.int64)
         # Padding is causal text by itself, so that no query is left without a key.
-        end = np.full(cells, width, np.int64)
+        end: Numbers = np.full(cells, width, np.int64)
         path = np.empty(int(self.lengths.max()), np.int64)  # where the tokens of the latest sequence stand
         for (first, last), begin in zip(rows, begins.tolist(), strict=True):
             place, before = begin, 0
@@ -153,8 +155,9 @@ class _Sorted:
                 place, before = place + length - shared, length
             end[path[:before]] = place - begin
         self._cells += cells
-        shaped = [each.reshape(-1, width) for each in (ids, positions, start, end)]
-        return Rows(*shaped, self._paths, sizes, any(self.is_masked(*row) for row in rows))
+        ids, positions, start, end = (each.reshape(-1, width) for each in (ids, positions, start, end))
+        branches = any(self.is_masked(*row) for row in rows)
+        return Rows(ids, positions, start, end, self._paths, sizes, branches)
 
 
 def _sorted(sequences: Many[Sequence], groups: Many[int] | None) -> tuple[list[int], Numbers]:

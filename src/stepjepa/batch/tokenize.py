@@ -59,7 +59,7 @@ def step_views(record: Record, main: Rendered, separator: str) -> list[ViewText]
     # Templates that trim a content also trim it in front: its characters stand earlier than the record says.
     shift = start - max(record.answer.find(main.text[start:end]), 0)
     places = [[min(max(shift + place, start), end) for place in step] for step in find_steps(record.answer, separator)]
-    return [ViewText(main, *place, in_main=True) for place in places]
+    return [ViewText(main, first, last, in_main=True) for first, last in places]
 
 
 class RecordTokenizer:

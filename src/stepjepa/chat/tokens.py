@@ -1,10 +1,8 @@
 """Special tokens that training adds to a tokenizer, and texts to tokens without special tokens from users' contents.
 
-A user's text may hold ``<|im_end|>``, or even ``<|predictor_1|>``. Tokenised with the rest of the chat it would end the
-turn. ``split_special_tokens`` of transformers alone is no remedy, since it splits the template's own tokens too. So the
-template's tokens are replaced by stand-ins: tokens of the same length and with the same matching options that are not
-special, known only to a copy of the tokenizer. All other special tokens are split then, and the ids of the stand-ins
-are mapped back.
+A user's text may hold ``<|im_end|>``, which would end the turn. ``split_special_tokens`` of transformers alone splits
+the template's own tokens, too. So these are replaced by stand-ins: tokens of the same length and with the same matching
+options that are not special, known only to a copy of the tokenizer. The ids of the stand-ins are mapped back.
 """
 
 from __future__ import annotations
@@ -46,11 +44,7 @@ def add_predictor_tokens(tokenizer: PreTrainedTokenizerBase, count: int) -> list
 
 
 def predictor_ids(tokenizer: PreTrainedTokenizerBase, count: int) -> list[int]:
-    """The ids of ``<|predictor_1|>`` .. ``<|predictor_K|>``.
-
-    Raises:
-        ValueError: the tokenizer lacks one of them.
-    """
+    """The ids of ``<|predictor_1|>`` .. ``<|predictor_K|>``; ValueError if the tokenizer lacks one of them."""
     known = tokenizer.get_added_vocab()
     tokens = [predictor_token(number) for number in range(1, count + 1)]
     if missing := [token for token in tokens if token not in known]:

@@ -45,9 +45,7 @@ def run(args: argparse.Namespace) -> int:
 ANALYZE = Command(
     run,
     flags=((AnalysisSettings, "files"),),
-    common=(
-        *("model_path", "test_file", "output_dir", "labels", "overwrite", "views", "pairs", "layer"),
-        *("t_sne_type", "projections", "max_examples", "batch_size", "dtype"),
-    ),
+    common="model_path test_file output_dir labels overwrite views pairs layer t_sne_type projections max_examples "
+    "batch_size dtype",
     epilog=EPILOG,
 )

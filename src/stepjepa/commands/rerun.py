@@ -22,19 +22,15 @@ from stepjepa.options import as_arguments, option
 from stepjepa.run_folder import RUN_FILE, is_main_process, open_run_folder, read_run
 
 EPILOG = """\
-Repeats the run from its beginning with the settings of run.json. Changed
-versions and another machine are printed; a changed data file, chat template or
-model folder is an error unless --allow_changes is given. Exit code 1 if nothing
-has changed and the weights still differ."""
+Repeats the run with the settings of run.json. Changed versions and another
+machine are printed; a changed data file, chat template or model folder is an
+error. Exit code 1 if nothing has changed and the weights still differ."""
 
 MOVED = ("train_file", "eval_file", "data_file", "model_name")
 
 NAMED_AGAIN = ("trust_remote_code", "eval_task", "push_to_hub", "report_to", "model_name", "attn_implementation")
 """Settings that run code or contact other machines: the user must name them again, since a run folder may come from
 somebody who is not trusted."""
-
-RESOLVED = ("jepa", "lora", "loaded", "order", "model_fingerprint")
-"""Fields of run.json that the first run resolved. A note is printed if they are resolved to other values now."""
 
 
 @dataclass
@@ -44,10 +40,10 @@ class RerunFlags:
     folder: str = option(help="run folder", positional=True, metavar="FOLDER")
     output_dir: str | None = option(None, "folder of the new run; empty or new (FOLDER-rerun)", metavar="DIR")
     allow_changes: bool = option(False, "go on where data or model have changed")
-    train_file: str | None = option(None, "where it is now, if it was moved", group="moved files", metavar="FILE")
-    eval_file: str | None = option(None, "likewise", group="moved files", metavar="FILE")
-    data_file: str | None = option(None, "likewise", group="moved files", metavar="FILE")
-    model_name: str | None = option(None, "likewise; also to name a model of the hub again", metavar="NAME")
+    train_file: str | None = option(None, "where it is now, if it was moved", metavar="FILE")
+    eval_file: str | None = option(None, "likewise", metavar="FILE")
+    data_file: str | None = option(None, "likewise", metavar="FILE")
+    model_name: str | None = option(None, "likewise; a model of the hub must be named again", metavar="NAME")
     trust_remote_code: bool = option(False, "run code that comes with the model")
     eval_task: str | None = option(None, "a task of one's own", metavar="MODULE:CLASS")
     push_to_hub: bool = option(False, "upload the model")
@@ -62,12 +58,16 @@ def run(args: argparse.Namespace) -> int:
         UserError: the run can't be repeated, or something has changed.
     """
     folder = Path(args.folder).absolute()
-    old = _checked(folder)
-    new = Path(args.output_dir or f"{folder}-rerun").absolute()
+    old, new = read_run(folder), Path(args.output_dir or f"{folder}-rerun").absolute()
     open_run_folder(str(new), None)
-    more = {name: _here(getattr(args, name)) for name in MOVED}
-    more |= {name: getattr(args, name) for name in NAMED_AGAIN if name not in MOVED and getattr(args, name)}
-    command = [*old["arguments"], *as_arguments({**more, "output_dir": str(new)})]
+    arguments = old.get("arguments")
+    if not isinstance(arguments, list) or not all(isinstance(each, str) for each in arguments):
+        raise UserError("run.json holds no 'arguments', so the run can't be repeated; train again", path=folder)
+    # Training runs in another directory: paths become absolute; hub ids and presets stay.
+    moved = {name: getattr(args, name) for name in MOVED}
+    moved = {name: str(Path(path).absolute()) if path and Path(path).exists() else path for name, path in moved.items()}
+    more = {name: getattr(args, name) or None for name in NAMED_AGAIN if name not in MOVED}
+    command = [*arguments, *as_arguments({**moved, **more, "output_dir": str(new)})]
     _tell(f"stepjepa train {shlex.join(command)}")
     directory = str(old.get("directory", ""))
     there = os.path.isdir(directory)  # noqa: PTH112  # Path("") would be the current folder
@@ -76,42 +76,22 @@ def run(args: argparse.Namespace) -> int:
     with chdir(directory) if there else nullcontext():
         repeated = parse("train", command)
         _check_named_again(args, repeated)
-        changes = _changes(old, repeated)
+        try:
+            changes, differences = _changes(old, repeated), _differences(old, repeated)
+        except (KeyError, TypeError, AttributeError):
+            told = "is damaged: expected 'data', 'loaded', 'versions' and 'machine' of a run; restore it"
+            raise UserError(told, path=folder / RUN_FILE) from None
         if changes and not args.allow_changes:
             raise UserError(f"{'; '.join(changes)}; restore what it was, or pass --allow_changes", path=folder)
-        for line in (*changes, *_differences(old, repeated)):
+        for line in (*changes, *differences):
             _tell(f"note: {line}")
         load("train").run(repeated)
     return _compare(folder, new, old, bool(changes)) if is_main_process() else 0
 
 
-def _checked(folder: Path) -> dict[str, Any]:
-    """Read ``run.json`` and check the types of what the new run is compared with."""
-    old = read_run(folder)
-    arguments, data, loaded, machine = (old.get(name) for name in ("arguments", "data", "loaded", "machine"))
-    sound = isinstance(arguments, list) and all(isinstance(each, str) for each in arguments)
-    if not sound:
-        raise UserError("run.json holds no 'arguments', so the run can't be repeated; train again", path=folder)
-    sound = isinstance(data, dict) and all(
-        name in ("train", "eval", "data") and isinstance(part, dict) and isinstance(part.get("file"), str)
-        for name, part in data.items()
-    )
-    sound &= isinstance(loaded, dict) and isinstance(loaded.get("chat_template"), str | None)
-    sound &= isinstance(machine, dict) and isinstance(machine.get("processes"), int)
-    if not sound or not isinstance(old.get("versions"), dict):
-        told = "is damaged: expected 'data', 'loaded', 'versions' and 'machine' of a run; restore it, or train again"
-        raise UserError(told, path=folder / RUN_FILE)
-    return old
-
-
 def _tell(line: str) -> None:
     if is_main_process():
         print(visible(line), flush=True)
-
-
-def _here(name: str | None) -> str | None:
-    """Make an existing path absolute, since training runs in another directory; leave hub ids and presets alone."""
-    return str(Path(name).absolute()) if name is not None and Path(name).exists() else name
 
 
 def _check_named_again(args: argparse.Namespace, repeated: argparse.Namespace) -> None:
@@ -183,18 +163,17 @@ def _differences(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[s
 def _compare(folder: Path, new: Path, old: Mapping[str, Any], changed: bool) -> int:
     """Print whether the weights are equal; return exit code 1 if they differ although nothing had changed."""
     again = read_run(new)
-    for name in RESOLVED:
+    for name in ("jepa", "lora", "loaded", "order", "model_fingerprint"):
         if again.get(name) != old.get(name):
             print(f"note: {name} was resolved to {visible(repr(old.get(name)))}, now to {again.get(name)!r}")
     first, second = ({file.name: fingerprint(file) for file in sorted(f.glob("*.safetensors"))} for f in (folder, new))
     if old.get("status") != "finished" or "exported_from" in old or not first:
         print(f"weights: nothing to compare with, since {folder} holds no weights of a finished run")
         return 0
-    if first == second:
-        print(f"weights: equal to those of {folder}, bit for bit")
-        return 0
-    print(f"weights: differ from those of {folder}", file=sys.stderr)
-    return 0 if changed else 1
+    same = first == second
+    told = f"equal to those of {folder}, bit for bit" if same else f"differ from those of {folder}"
+    print(f"weights: {told}", file=sys.stdout if same else sys.stderr)
+    return 0 if same or changed else 1
 
 
-RERUN = Command(run, flags=((RerunFlags, "changes, and what must be named again since it runs code"),), epilog=EPILOG)
+RERUN = Command(run, flags=((RerunFlags, "moved files, and settings that run code, to be named again"),), epilog=EPILOG)

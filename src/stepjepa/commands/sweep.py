@@ -37,32 +37,21 @@ The file is YAML:
   baseline: regular   # this one is added if it is missing
 
 Without a file, all other flags are those of train and evaluate; several values
-make a grid, and --same_flop adds an arm ARM-same-flop:
-  stepjepa sweep --output_dir sweeps/a --train_file train.jsonl \\
-    --test_file test.jsonl --model_name preset:tiny --step_jepa --lbd 0.1 0.5
-
-Each trial has a run folder, DIR/ARM_lbd0.5_predictors1/seed82, with a log
-beside it. The same command continues a sweep: it skips finished trials, resumes
-interrupted ones, and repeats failed ones with --retry_failed.
-
-With --engine slurm the trials are one job array, submitted by submitit:
-  stepjepa sweep --config grid.yaml --output_dir sweeps/a --engine slurm \\
-    --jobs 8 --slurm partition=gpu time=4:00:00 gpus_per_node=1 mem_gb=32
-
-Ctrl-C cancels the jobs. If the sweep's own process dies, the jobs continue, and
-the same command watches them again. A job that runs out of time is requeued and
-resumes from its last checkpoint."""
+make a grid, and --same_flop adds an arm ARM-same-flop. Each trial has a run
+folder, DIR/ARM_lbd0.5_predictors1/seed82, with a log beside it. The same command
+continues a sweep: it skips finished trials and resumes interrupted ones. With
+--engine slurm the trials are one job array, submitted by submitit."""
 
 OF_METHOD = {*NEEDS_VIEWS, *SHORT_LOSSES, "step_jepa", "additive_mask"}
 """Flags without effect in regular training, so that the baseline does not get them."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SweepFlags:
     """The grid, and how its trials are run."""
 
     config: str | None = option(None, "YAML file with the grid", metavar="FILE")
-    output_dir: str | None = option(None, "folder of all run folders", metavar="DIR")
+    output_dir: str = option(help="folder of all run folders", metavar="DIR")
     seeds: list[int] | None = option(None, "seeds, instead of those of the file")
     jobs: int | None = option(None, "trials at a time (1, or one for each GPU; with SLURM its limit)", allowed=FROM_ONE)
     only: str | None = option(None, "arms, combinations, trials or seeds: 'regular,82' is one", metavar="NAME,...")
@@ -77,8 +66,7 @@ class SweepFlags:
 def parse_grid(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the flags of sweep into ``args``; without a grid file, all others into ``args.flags``, by name."""
     args, rest = parser.parse_known_args(arguments)
-    if args.output_dir is None:
-        parser.error("the following arguments are required: --output_dir")
+    parser.refuse_missing(args, "output_dir")
     if args.config is not None and rest:
         parser.refuse(rest)
     if args.config is None and not rest:
@@ -181,15 +169,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _engine(args: argparse.Namespace, folder: SweepFolder) -> tuple[Engine, str]:
-    """The engine that runs the trials, and one line that describes it."""
-    if args.engine == "slurm":
-        from stepjepa.experiments.slurm import Slurm, read_options
+    """The engine that runs the trials, and what runs at a time."""
+    from stepjepa.experiments.slurm import Slurm, read_options
+    from stepjepa.experiments.sweep import Local, visible_gpus
 
+    if args.engine == "slurm":
         options = read_options(args.slurm or ())
         given = " ".join(f"{name}={value}" for name, value in options.items())
         return Slurm(folder, options, args.jobs), f"{args.jobs or 'all'} (SLURM, {given})"
-    from stepjepa.experiments.sweep import Local, visible_gpus
-
     gpus = visible_gpus()
     jobs = args.jobs or max(1, len(gpus))
     return Local(jobs, gpus), f"{jobs} ({f'{len(gpus)} GPUs' if gpus else 'no GPU'})"
@@ -222,6 +209,5 @@ SWEEP = Command(
     run,
     flags=((SweepFlags, "sweep"),),
     parse=parse_grid,
-    usage="stepjepa sweep --output_dir DIR [--config FILE] [flags below, or those of train and evaluate]",
     epilog=EPILOG,
 )

@@ -103,7 +103,7 @@ def read_any(source: str | os.PathLike[str], *, bad: BadRecords | None = None, c
 
 
 def mix(parts: Sequence[Sequence[Record]], weights: Sequence[float] | None, seed: int) -> list[list[Record]]:
-    """What is taken of each of several data sets, in its order there.
+    """The largest mixture of several data sets in which each has its share and no record stands twice.
 
     Args:
         parts: the records of each.
@@ -111,10 +111,7 @@ def mix(parts: Sequence[Sequence[Record]], weights: Sequence[float] | None, seed
         seed: draws which records of a data set are taken.
 
     Returns:
-        The largest mixture of these shares in which no record stands twice.
-
-    Raises:
-        UserError: a weight is missing or not positive, or gives a data set no record.
+        What is taken of each, in its order there.
     """
     if weights is None:
         return [list(part) for part in parts]

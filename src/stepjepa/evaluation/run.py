@@ -19,7 +19,7 @@ from stepjepa.evaluation.answering import Answer, Batcher, Question, judge
 from stepjepa.evaluation.output import OutputFile, meta_file, model_fingerprint, summarise, summary_file
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings, ScoringSettings
 from stepjepa.files import fingerprint, read_jsonl, write_json, write_jsonl
-from stepjepa.tasks.registry import ReferenceTask, choose_task, keep, users_source
+from stepjepa.tasks.registry import choose_task, keep, users_source, with_published_rules
 
 Loader = Callable[[], tuple[Any, Any]]
 
@@ -49,7 +49,7 @@ class Selection:
 
     def __init__(self, settings: ScoringSettings, records: Sequence[Record]) -> None:
         task = choose_task(settings.task, records, settings.task_options)
-        self.task = ReferenceTask(task) if settings.scoring == "reference" else task
+        self.task = with_published_rules(task) if settings.scoring == "reference" else task
         self.headline = self.task.beginning if settings.startswith else self.task.headline
         self.records, self.left_out = keep(self.task, records)
         self.options = {name: getattr(settings.task_options, name) for name in task.takes if name != "workers"}

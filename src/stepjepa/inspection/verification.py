@@ -22,12 +22,11 @@ from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.models.architecture import find_decoder
+from stepjepa.models.architecture import attach_heads, find_decoder
 from stepjepa.models.encode import encode, flat_states
-from stepjepa.models.heads import attach_heads
 from stepjepa.models.setup import packing, set_up_attention
-from stepjepa.objectives.lm import LMLoss
 from stepjepa.objectives.objective import Objective, jepa_loss
+from stepjepa.objectives.text import LMLoss
 
 # A whole float32 forward pass in another order of additions: relative to the largest number compared.
 TOLERANCE = 1e-4

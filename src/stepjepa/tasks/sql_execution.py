@@ -31,37 +31,40 @@ _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE
 # Functions that reach beyond the database: code, pointers, files and the log of this process.
 _DENIED_FUNCTIONS = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "sqlite_log"}
 _SYNTAX = ("syntax error", "incomplete input", "unrecognized token", "stack overflow", "one statement at a time")
+_TOO_LARGE = ("SQLITE_NOMEM", "SQLITE_TOOBIG")
 # Characters of a message or a result that are kept to be read.
 _LONGEST_OUTPUT = 300
 
 
-class QueryResult(NamedTuple):
-    """What a query found, or why it failed.
+class QueryError(Exception):
+    """A query that failed, and its kind.
 
-    Attributes:
-        rows: in SQLite's order; None if the query failed.
-        columns: how many there are, also where there are no rows.
-        failure: None, or ``syntax`` (no query at all, or several), ``denied`` (it would do more than read), ``time``,
-            ``rows``, ``memory`` (a limit), ``other`` (an unknown table or column, most often).
-        message: the reason in SQLite's words.
+    ``syntax`` (no query at all, or several), ``denied`` (it would do more than read), ``time``, ``rows``, ``memory``
+    (a limit), or ``other`` (an unknown table or column, most often).
     """
 
-    rows: list[Row] | None
-    columns: int = 0
-    failure: str | None = None
-    message: str = ""
+    def __init__(self, kind: str, message: object) -> None:
+        super().__init__(str(message)[:_LONGEST_OUTPUT])
+        self.kind = kind
+
+
+class Table(NamedTuple):
+    """The rows that a query found, in SQLite's order, and how many columns there are, also without rows."""
+
+    rows: list[Row]
+    columns: int
 
 
 def run_query(
     database: str | os.PathLike[str], sql: str, *, seconds: float, memory: int, most_rows: int = MOST_ROWS
-) -> QueryResult:
-    """Run one query; whatever it is, no file is changed or made.
+) -> Table:
+    """Run one query, or raise :class:`QueryError`; whatever it is, no file is changed or made.
 
     Run it in a process of its own: one call of a function on a long text can't be interrupted from within, and the
     limit on memory (in MiB) holds for all of SQLite in this process and is never raised again.
     """
     if len(sql) > _LONGEST_QUERY:
-        return QueryResult(None, failure="syntax", message=f"longer than {_LONGEST_QUERY} characters")
+        raise QueryError("syntax", f"longer than {_LONGEST_QUERY} characters")
     deadline = time.monotonic() + seconds
     denied: list[int] = []
 
@@ -79,14 +82,15 @@ def run_query(
         with closing(_open(database, memory)) as connection:
             connection.set_authorizer(authorize)
             connection.set_progress_handler(late, _INSTRUCTIONS)
-            result = _read(connection.execute(sql.rstrip("; \t\r\n")), most_rows)
-            return QueryResult(None, failure="time", message="interrupted") if late() else result
+            table = _read(connection.execute(sql.rstrip("; \t\r\n")), most_rows)
     except MemoryError:
-        return QueryResult(None, failure="memory", message="out of memory")
+        raise QueryError("memory", "out of memory") from None
     # ValueError: text that is no UTF-8, or holds a null character.
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
-        failure = "time" if late() else "denied" if denied else _kind(error)
-        return QueryResult(None, failure=failure, message=str(error)[:_LONGEST_OUTPUT])
+        raise QueryError("time" if late() else "denied" if denied else _kind(error), error) from None
+    if late():
+        raise QueryError("time", "interrupted")
+    return table
 
 
 def _open(database: str | os.PathLike[str], memory: int) -> sqlite3.Connection:
@@ -103,45 +107,41 @@ def _open(database: str | os.PathLike[str], memory: int) -> sqlite3.Connection:
     return connection
 
 
-def _read(cursor: sqlite3.Cursor, most_rows: int) -> QueryResult:
+def _read(cursor: sqlite3.Cursor, most_rows: int) -> Table:
     if cursor.description is None:
-        return QueryResult(None, failure="syntax", message="no statement")
+        raise QueryError("syntax", "no statement")
     rows: list[Row] = []
     size = 0
     for row in cursor:
         rows.append(row)
         size += sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
         if len(rows) > most_rows:
-            return QueryResult(None, failure="rows", message=f"more than {most_rows} rows")
+            raise QueryError("rows", f"more than {most_rows} rows")
         if size > _MOST_BYTES:
-            return QueryResult(None, failure="memory", message=f"a result of more than {_MOST_BYTES} bytes")
-    return QueryResult(rows, len(cursor.description))
+            raise QueryError("memory", f"a result of more than {_MOST_BYTES} bytes")
+    return Table(rows, len(cursor.description))
 
 
 def _kind(error: Exception) -> str:
-    too_large = getattr(error, "sqlite_errorname", "") in ("SQLITE_NOMEM", "SQLITE_TOOBIG")
-    if too_large or isinstance(error, sqlite3.DataError):
+    if isinstance(error, sqlite3.DataError) or getattr(error, "sqlite_errorname", "") in _TOO_LARGE:
         return "memory"
     return "syntax" if any(words in str(error) for words in _SYNTAX) else "other"
 
 
-def same_result(gold: QueryResult, found: QueryResult, *, ordered: bool, any_columns: bool = True) -> bool:
-    """Whether two queries that did not fail found the same.
+def compare(gold: Table, found: Table, *, ordered: bool) -> tuple[bool, bool]:
+    """Whether two queries found the same, whatever the order of the columns; and whether that is the same, too.
 
-    Rows count as often as they occur, with ``ordered`` in their order. With ``any_columns`` the order of the columns
-    does not count; one rearrangement must fit all rows. A whole number is equal as integer and as float; other floats
-    are compared in twelve digits, since sums depend on the order of their terms; NULL equals only NULL, and a number is
-    never text.
+    Rows count as often as they occur, with ``ordered`` in their order; one rearrangement of the columns must fit all
+    rows. A whole number is equal as integer and as float; other floats are compared in twelve digits, since sums depend
+    on the order of their terms; NULL equals only NULL, and a number is never text.
     """
-    first, second = _rounded(gold.rows or ()), _rounded(found.rows or ())
+    first, second = _rounded(gold.rows), _rounded(found.rows)
     if gold.columns != found.columns or len(first) != len(second):
-        return False
+        return False, False
     if first == second or (not ordered and Counter(first) == Counter(second)):
-        return True
-    if not any_columns or not first:
-        return False
+        return True, True
     columns, others = list(zip(*first, strict=True)), list(zip(*second, strict=True))
-    return Counter(columns) == Counter(others) if ordered else _can_be_rearranged(columns, others)
+    return Counter(columns) == Counter(others) if ordered else _can_be_rearranged(columns, others), False
 
 
 def _rounded(rows: Sequence[Row]) -> list[Row]:
@@ -166,22 +166,15 @@ def _can_be_rearranged(columns: list[Row], others: list[Row]) -> bool:
 
 
 class Verdict(NamedTuple):
-    """A query compared with the right one.
+    """A query compared with the right one, see :func:`compare`.
 
-    Attributes:
-        right: it finds the same, see :func:`same_result`.
-        same_columns: also with its columns in the same order.
-        failure: why it failed, if it did, see :class:`QueryResult`.
-        message: the reason in words.
-        gold_failure: why the right query failed; then nothing is said about the other.
-        gold_output: what the ``sqlite3`` shell would print for the right query; if long, shortened, with a digest.
-        output: the same for the other.
+    Why they failed is the kind of a :class:`QueryError` and its message; where the right query failed, nothing is said
+    about the other. The outputs are what the ``sqlite3`` shell would print; if long, shortened, with a digest.
     """
 
     right: bool = False
     same_columns: bool = False
     failure: str | None = None
-    message: str = ""
     gold_failure: str | None = None
     gold_output: str = ""
     output: str = ""
@@ -194,20 +187,21 @@ def judge(  # noqa: PLR0917  # what is sent to another process has no names
 
     ``sql`` is None to see only whether the right one works; ``memory`` is in MiB.
     """
-    truth = run_query(database, gold, seconds=seconds, memory=memory)
-    if truth.rows is None:
-        return Verdict(gold_failure=f"{truth.failure}: {truth.message}")
+    try:
+        truth = run_query(database, gold, seconds=seconds, memory=memory)
+    except QueryError as error:
+        return Verdict(gold_failure=f"{error.kind}: {error}")
     output = _printed(truth.rows)
     if sql is None:
         return Verdict(gold_output=output)
-    # One row more than the right ones is as wrong as a billion.
-    found = run_query(database, sql, seconds=seconds, memory=memory, most_rows=len(truth.rows))
-    if found.failure == "rows":
-        return Verdict(gold_output=output, output=found.message)
-    if found.rows is None:
-        return Verdict(failure=found.failure, message=found.message, gold_output=output)
-    right = same_result(truth, found, ordered=ordered)
-    same_columns = right and same_result(truth, found, ordered=ordered, any_columns=False)
+    try:
+        # One row more than the right ones is as wrong as a billion.
+        found = run_query(database, sql, seconds=seconds, memory=memory, most_rows=len(truth.rows))
+    except QueryError as error:
+        if error.kind == "rows":
+            return Verdict(gold_output=output, output=str(error))
+        return Verdict(failure=f"{error.kind}: {error}", gold_output=output)
+    right, same_columns = compare(truth, found, ordered=ordered)
     return Verdict(right, same_columns, gold_output=output, output=_printed(found.rows))
 
 

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import SpawnContext, SpawnProcess
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from stepjepa.errors import UserError
 
-_MOST_WORKERS = 8
 # Exit code of a process that ran out of memory; a number that neither Python nor shells use.
 _OUT_OF_MEMORY = 113
 _LONGEST_MESSAGE = 500
@@ -48,12 +48,8 @@ class Workers:
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
         self._function, self._seconds, self._memory = function, seconds, memory
-        self._pool = ProcessPool(
-            processes or min(cores, _MOST_WORKERS),
-            initializer=_set_limits,
-            initargs=(memory, os.getpid()),
-            context=_Context(),
-        )
+        number, limits = processes or min(cores, 8), (memory, os.getpid())
+        self._pool = ProcessPool(number, initializer=_set_limits, initargs=limits, context=_Context())
 
     def map(self, calls: Sequence[tuple[Any, ...]]) -> list[Outcome]:
         """Call the function with each tuple of arguments, in parallel, and wait for all.
@@ -84,8 +80,7 @@ class Workers:
         try:
             return Outcome(future.result())
         except BrokenProcessPool:
-            name = f"{self._function.__module__}.{self._function.__name__}"
-            told = f"a process for {name} ended before it got work; allow it more than {self._memory} MiB of memory"
+            told = f"a process ended before it got work; allow it more than {self._memory} MiB of memory"
             raise UserError(told) from None
         except ProcessExpired as error:
             if error.exitcode == _OUT_OF_MEMORY:
@@ -99,22 +94,17 @@ class Workers:
 
 @contextmanager
 def _replaced(mapping: MutableMapping[str, Any], key: str, value: Any) -> Iterator[None]:
-    before = mapping.get(key)
+    before = {key: mapping[key]} if key in mapping else {}
     mapping[key] = value
     try:
         yield
     finally:
-        if before is None:
-            del mapping[key]
-        else:
-            mapping[key] = before
+        del mapping[key]
+        mapping.update(before)
 
 
 class _Process(SpawnProcess):
-    """A spawned process that does not search the working folder for modules.
-
-    Nor does it run the main script again, which may import torch or lack a main guard.
-    """
+    """A process without modules of the working folder, or the main script, which may import torch or lack a guard."""
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802  # the name that multiprocessing calls
@@ -141,8 +131,7 @@ def _set_limits(memory: int, parent: int) -> None:
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    with open("/proc/self/statm", encoding="ascii") as statistics:
-        used = int(statistics.read().split()[0]) * resource.getpagesize()
+    used = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
     limit = used + memory * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 

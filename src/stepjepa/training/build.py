@@ -16,8 +16,8 @@ from stepjepa.data.records import Record, describe_columns
 from stepjepa.errors import UserError
 from stepjepa.evaluation.answering import AnswerScores, spread
 from stepjepa.models.loading import LoraSettings, add_lora, load_model
-from stepjepa.models.quantization import compute_dtype, quantization_options, quantized
 from stepjepa.models.token_rows import adapter_ids
+from stepjepa.models.weights import compute_dtype, quantization_options, quantized
 from stepjepa.run_folder import is_main_process
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep

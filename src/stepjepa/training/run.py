@@ -24,7 +24,7 @@ from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.evaluation.answering import AnswerScores
 from stepjepa.files import fingerprint, locked
-from stepjepa.models.quantization import parameter_counts, quantized
+from stepjepa.models.weights import parameter_counts, quantized
 from stepjepa.run_folder import (
     earlier_launches,
     is_main_process,

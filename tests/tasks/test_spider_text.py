@@ -7,52 +7,25 @@ from collections import Counter
 import pytest
 
 from stepjepa.data.sources import read_records
-from stepjepa.tasks.sql_text import hardness, normal_form, orders_rows, same_text
+from stepjepa.tasks.spider import first_statement, hardness, normal_form, orders_rows, whole_answer
 
 
 @pytest.mark.parametrize(
     ("first", "second", "same"),
     [
-        # Writing.
-        ("SELECT name FROM singer", "select  name\n from SINGER ;", True),
+        ("SELECT name FROM singer", "select  name\n from SINGER ; -- all", True),
         ("SELECT a FROM t WHERE b != 1", "SELECT a FROM t WHERE b <> 1", True),
-        # Quotes around values, as Spider has them, and around names.
         ("SELECT a FROM t WHERE b = 'Paris'", 'SELECT a FROM t WHERE b = "Paris"', True),
-        ("SELECT a FROM t WHERE b BETWEEN 'x' AND 'y'", 'SELECT a FROM t WHERE b BETWEEN "x" AND "y"', True),
+        ("SELECT T1.a FROM t AS T1 JOIN u ON b = c", "SELECT t1.a FROM t T1 INNER JOIN u ON b = c", True),
+        ("SELECT a FROM t ORDER BY a", "SELECT a FROM t ORDER BY a ASC", True),
         ("SELECT name FROM t", "SELECT 'name' FROM t", False),
-        ('SELECT a FROM t WHERE b = t."c"', "SELECT a FROM t WHERE b = 'c'", False),
-        # Values stay as they are.
         ("SELECT a FROM t WHERE b = 'Paris'", "SELECT a FROM t WHERE b = 'paris'", False),
-        # What tables are called.
-        (
-            "SELECT T1.a FROM t AS T1 JOIN u AS T2 ON T1.id = T2.id",
-            "SELECT x.a FROM t x INNER JOIN u y ON x.id = y.id",
-            True,
-        ),
-        (
-            "SELECT T2.a FROM t AS T2 JOIN t AS T1 ON T2.b = T1.c",
-            "SELECT T1.a FROM t AS T1 JOIN t AS T2 ON T1.b = T2.c",
-            True,
-        ),
-        ("SELECT a FROM t LEFT JOIN u ON t.b = u.b", "SELECT a FROM t LEFT OUTER JOIN u ON t.b = u.b", True),
-        ("SELECT a FROM t, u", "SELECT a FROM t JOIN u", True),
-        # Names belong to their own query, or to one around it.
-        (
-            "SELECT a FROM t WHERE b IN (SELECT T1.b FROM u AS T1 WHERE T1.c > 1)",
-            "SELECT T1.a FROM t AS T1 WHERE T1.b IN (SELECT b FROM u WHERE c > 1)",
-            True,
-        ),
-        ("WITH x AS (SELECT a FROM t) SELECT x.a FROM x", "with x as (select a from t) select a from x", True),
-        # Other queries.
         ("SELECT a FROM t WHERE b = 1 AND c = 2", "SELECT a FROM t WHERE b = 1 OR c = 2", False),
-        ("SELECT a FROM t", "SELECT a FROM t; SELECT b FROM t", False),
-        # No queries: only as they stand.
-        ("I don't know", "I don't know ", True),
+        ("SELECT a FROM t WHERE b > 1", "SELECT a FROM t WHERE b >= 1", False),
     ],
 )
 def test_the_same_text(first, second, same):
-    assert same_text(first, second) is same
-    assert same_text(second, first) is same
+    assert (normal_form(first) == normal_form(second)) is same
 
 
 @pytest.mark.parametrize(
@@ -63,7 +36,7 @@ def test_the_same_text(first, second, same):
         ("SELECT a FROM t", False),
         ("SELECT a FROM t WHERE b = 'order by'", False),
         ("SELECT a FROM t WHERE b = (SELECT b FROM u ORDER BY c LIMIT 1)", False),
-        ("no query", None),
+        ("SELECT a FROM (SELECT a FROM t ORDER BY a)", False),
     ],
 )
 def test_whether_the_rows_are_ordered(sql, ordered):
@@ -75,7 +48,7 @@ def test_whether_the_rows_are_ordered(sql, ordered):
     [
         # Not more than one component.
         ("SELECT count(*) FROM singer", "easy"),
-        ("SELECT name FROM singer ORDER BY age", "easy"),
+        ("SELECT name FROM singer WHERE age BETWEEN 1 AND 2", "easy"),
         # Two columns, two conditions, or two components.
         ("SELECT name, age FROM singer", "medium"),
         ("SELECT name FROM singer ORDER BY age DESC LIMIT 1", "medium"),
@@ -103,34 +76,18 @@ DEVELOPMENT = {
 PUBLISHED = {"easy": 248, "medium": 446, "hard": 174, "extra": 166}
 
 
-@pytest.fixture(scope="module")
-def spider(shared_data):
-    return [
+def test_hardness_is_distributed_as_published(shared_data):
+    queries = [
         (re.match(r"For db_id:\[(.*?)\]", record.messages[1]["content"])[1], record.answer)
         for name in ("spider_test", "spider_train")
         for record in read_records(shared_data / "llm_jepa" / f"{name}.jsonl")
     ]
+    assert Counter(hardness(sql) for name, sql in queries if name in DEVELOPMENT) == PUBLISHED
 
 
-def test_hardness_is_distributed_as_published(spider):
-    assert Counter(hardness(sql) for name, sql in spider if name in DEVELOPMENT) == PUBLISHED
-
-
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "SELECT " + "a, " * 300_000 + "a FROM t",
-        "SELECT " + "(" * 500_000 + "1" + ")" * 500_000,
-        "SELECT * FROM " + "(SELECT * FROM " * 400 + "t" + ")" * 400,
-        "SELECT a FROM t WHERE " + " OR ".join(["a = 1"] * 900),
-        "SELECT " + "STRUCT (" * 200,
-        "word " * 200_000,
-    ],
-    ids=range(6),
-)
-def test_no_text_takes_long(sql):
+@pytest.mark.parametrize("word", ["a, ", "(", "(SELECT * FROM ", " OR a = 1", "word ", "'", '"', "--"])
+def test_no_text_takes_long(word):
     started = time.process_time()
-    for function in (normal_form, orders_rows, hardness):
-        function(sql)
-    assert not same_text(sql, "SELECT a FROM t")
-    assert time.process_time() - started < 2
+    for function in (normal_form, orders_rows, hardness, first_statement, whole_answer):
+        function("SELECT " + word * 100_000)
+    assert time.process_time() - started < 4
