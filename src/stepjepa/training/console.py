@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stepjepa.compute.equal_compute import EqualCompute
 from stepjepa.config import JepaConfig
 from stepjepa.models.architecture import base_model
-from stepjepa.models.quantization import parameter_counts, quantized
+from stepjepa.models.weights import parameter_counts, quantized
 from stepjepa.run_folder import METRICS_FILE, RUN_FILE, checkpoints
 from stepjepa.terminal import duration
 from stepjepa.training.plot import PLOT_FILE
