@@ -30,7 +30,6 @@ def likelihoods(letters, endings):
         # One letter, however it is set.
         ("B", "B"),
         ("(b)", "B"),
-        ("B: rips level tiles off.", "B"),
         ("The answer is B. Yes, option B.", "B"),
         ("`B`", "B"),
         ("B<|im_end|>", "B"),

@@ -21,11 +21,9 @@ _GROUPING_SPACES = "\u2009\u202f\u00a0"
 # Other programs leave </s> or <|im_end|> in their output.
 _SPECIAL_TOKEN = re.compile(r"</s>|<\|")
 _LAST_TOKENS = re.compile(r"(?:</s>|<\|\w{1,40}\|>)\Z")
-_FENCE = re.compile(r"^[^\S\n]*(?:```|~~~)\w*[^\S\n]*\n")
 _CODE = re.compile(
     r"(?P<fence>```|~~~)(?:\w*[^\S\n]*\n)?(?P<block>(?:(?!(?P=fence)).)+)(?P=fence)|`(?P<inline>[^`\n]+)`", re.DOTALL
 )
-_SHORT_BOX = re.compile(r"\$*\\(?:boxed|text)\s*\{([^{}]*)\}\$*")
 # Number of characters that answer_start reads; the limit keeps its searches short.
 _LONGEST_START = 2000
 
@@ -58,9 +56,9 @@ def before_special_token(text: str) -> str:
 
 
 def answer_start(text: str) -> str:
-    """The beginning of an answer in plain characters, without a code fence or box, up to a special token."""
-    start = before_special_token(plain_characters(text.strip()[:_LONGEST_START])).strip()
-    return _SHORT_BOX.sub(r"\1", _FENCE.sub("", start)).strip()
+    """The first line of an answer in plain characters, without a code fence, up to a special token."""
+    start = plain_characters(text.strip()[:_LONGEST_START])
+    return before_special_token(strip_code_fence(start)).strip().partition("\n")[0]
 
 
 def strip_code_fence(text: str) -> str:

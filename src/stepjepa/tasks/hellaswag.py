@@ -59,7 +59,7 @@ def read_letter(text: str, endings: Sequence[str]) -> str | None:
     copied = [letter for letter, ending in zip(LETTERS, endings, strict=True) if _plain(ending) == _plain(text)]
     if len(copied) == 1:
         return copied[0]
-    line = answer_start(text).partition("\n")[0]
+    line = answer_start(text)
     words = set(re.findall(r"\w+", line.upper()))
     if len(words) == 1 and words < set(LETTERS) and "?" not in line:
         return words.pop()
