@@ -27,7 +27,8 @@ from stepjepa.tasks.answers import (
         (plain_characters, "1¾ \ufeff1\u200b8\u2060\u00ad\u3000b", "1 3/4 18 b"),
         # Narrow spaces group digits, and powers are no digits.
         (plain_characters, "1\u202f000\u00a0m²", "1\u202f000\u00a0m²"),
-        (answer_start, "```\nGood\n```", "Good"),
+        (answer_start, "```\nGood\n", "Good"),
+        (answer_start, r"$\boxed{A}$", "A"),
         (answer_start, "Good film</s>B\nBad", "Good film"),
         (strip_code_fence, "```regex\n.*a.*\n```", ".*a.*"),
         (strip_code_fence, "`.*a.*`<|im_end|>", ".*a.*"),
@@ -172,7 +173,7 @@ SAME = (
 )
 DIFFERENT = (
     "18 = -18 | 18 = 180 | 18 = 1.8 | 1/3 = 0.333 | 50% = 0.5 | 3 million = 3 | 5 cm = 5 m | 5x = 5 | 18 or 20 = 18 | "
-    "x^2+1 = x^2-1 | friday = Friday | 9007199254740993 = 9007199254740992 | 1 1/2 = 11/2 | (1,2) = [1,2] |  = 0"
+    "x^2+1 = x^2-1 | friday = Friday | 9007199254740993 = 9007199254740992 | 1 1/2 = 11/2 | (1,2) = [1,2] | \\frac{x+1}{2} = x+1/2 |  = 0"
 )
 
 

@@ -24,6 +24,8 @@ _LAST_TOKENS = re.compile(r"(?:</s>|<\|\w{1,40}\|>)\Z")
 _CODE = re.compile(
     r"(?P<fence>```|~~~)(?:\w*[^\S\n]*\n)?(?P<block>(?:(?!(?P=fence)).)+)(?P=fence)|`(?P<inline>[^`\n]+)`", re.DOTALL
 )
+_FENCE = re.compile(r"^[^\S\n]*(?:```|~~~)\w*[^\S\n]*\n")
+_SHORT_BOX = re.compile(r"\$*\\(?:boxed|text)\s*\{([^{}]*)\}\$*")
 # Number of characters that answer_start reads; the limit keeps its searches short.
 _LONGEST_START = 2000
 
@@ -56,9 +58,9 @@ def before_special_token(text: str) -> str:
 
 
 def answer_start(text: str) -> str:
-    """The first line of an answer in plain characters, without a code fence, up to a special token."""
-    start = plain_characters(text.strip()[:_LONGEST_START])
-    return before_special_token(strip_code_fence(start)).strip().partition("\n")[0]
+    """The first line of an answer in plain characters, without a code fence or box, up to a special token."""
+    start = before_special_token(plain_characters(text.strip()[:_LONGEST_START])).strip()
+    return _SHORT_BOX.sub(r"\1", _FENCE.sub("", start)).strip().partition("\n")[0]
 
 
 def strip_code_fence(text: str) -> str:
@@ -79,9 +81,9 @@ _HASHES = re.compile(
     rf"(?<!\S)####(?:[ \t{_GROUPING_SPACES}]+(?=[^\s#])|(?=[-+−.\d$€£¥*`\\(]))(?P<line>[^\n]+)"
     r"|(?P<around>\*\*|`)####[ \t]*(?P<inside>[^\s*`][^*`\n]*)(?P=around)"
 )
-# Braces nest six deep at most; those behind a backslash do not group.
+# Braces nest twelve deep at most; those behind a backslash do not group.
 _CONTENT = r"(?:[^{}\\]|\\.)*+"
-for _ in range(6):
+for _ in range(12):
     _CONTENT = rf"(?:[^{{}}\\]|\\.|\{{{_CONTENT}\}})*+"
 _BOX = re.compile(rf"\\boxed\s*+\{{({_CONTENT})\}}", re.DOTALL)
 
@@ -128,6 +130,7 @@ _NUMBER = re.compile(
     # The number must not continue, as in 1,2 or 1.2.3 or 1/2/3.
     r"(?![0-9]|[.,/]\s*[0-9])"
 )
+_FRACTION = re.compile(r"\\frac\s*(?:\{\s*([+-]?[0-9,]+)\s*\}\s*\{\s*([0-9,]+)\s*\}|([0-9])\s*([0-9]))")
 _PARTS = ("whole", "over", "under", "decimal")
 _WORD = r"[^\W\d_]+(?:\^\{?-?[0-9]\}?|[²³])?"
 _UNIT = re.compile(rf"(?P<sign>[%$€£¥₹]?)\s*(?P<words>(?:{_WORD}(?:[ .·*-]+{_WORD}){{0,4}})?)")
@@ -149,7 +152,7 @@ _LONGEST_TEXT = 2000
 
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\s*\{([^{}]*)\}")
 _REPLACEMENTS = (
-    (r"\\[dt]?frac\s*(?:\{([^{}]*)\}\s*\{([^{}]*)\}|([0-9])\s*([0-9]))", r" \1\3/\2\4 "),
+    (r"\\[dt]frac", r"\\frac"),
     (r"\\left(?![a-z])|\\right(?![a-z])", ""),
     (r"\{,\}", ","),
     # Narrow spaces group digits; an escaped space or a tie separates words.
@@ -194,7 +197,7 @@ def parse_number(text: str) -> Number | None:
     words, ``3 million``, LaTeX spacing and text commands, digits of any script. Percent is a unit: ``50%`` equals
     ``50``, not ``0.5``. Refused are several numbers, calculations, letters that stand for values.
     """
-    text = _clean(text)
+    text = _FRACTION.sub(r" \1\3/\2\4", _clean(text)).lstrip()
     match = _NUMBER.match(text) if len(text) <= _LONGEST_NUMBER else None
     if match is None or (match["sign"] and match["inner_sign"]):
         return None
