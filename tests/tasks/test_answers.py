@@ -66,6 +66,7 @@ def test_text_is_compared_whole_from_the_start_or_anywhere(generated, reached):
         (r"#### So it is \boxed{5} or \boxed{6}.", ["5", "6"]),
         (r"\boxed{4 \boxed{5}", ["5"]),
         (r"\boxed{a \\}", [r"a \\"]),
+        (r"\boxed{a #### 5}", ["a #### 5"]),
         ("\\boxed{17}\n#### 18", ["17", "18"]),
         ("They eat **#### 18** eggs.", ["18"]),
         ("####\u00a018", ["18"]),
@@ -87,12 +88,12 @@ NUMBERS = {
     "100000": "1,00,000 | 100 thousand",
     "50": r"50% | 50\% | 50^\circ | 50 cm^2 | 50m | about 50",
     "1/2": r".5 | 0.5 | 1/2 | ½ | \frac{1}{2} | \dfrac12 | 5e-1",
-    "-3/4": r"-\frac{3}{4} | -0.75",
+    "-3/4": r"-\frac{3}{4} | -0.75 | \frac{-3}{4}",
     "3/2": r"1 1/2 | 1\frac{1}{2}",
 }
 REFUSED = (
     "two | 1e999 | 8 is wrong | 8! | 1, 2 | 1,00 | 1.2.3 | 1/0 | 5:30 | 18 or 20 | 18 or more | 2 hours 30 minutes | "
-    "6*3 | 5x | 2n | x = 5 | --5 | 5² | 2π | (1, 2) | [1,234] | " + "9" * 200
+    "6*3 | 5x | 2n | x = 5 | --5 | 5² | 2π | (1, 2) | [1,234] | \\frac{1}{2}3 | " + "9" * 200
 )
 
 

@@ -34,6 +34,7 @@ def likelihoods(letters, endings):
         ("`B`", "B"),
         ("B<|im_end|>", "B"),
         ("B?", None),
+        ("Answer:\n(B)", "B"),
         # With a reason.
         ("B because he has tiles", "B"),
         # Ran on.

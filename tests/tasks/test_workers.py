@@ -81,7 +81,7 @@ def test_processes_are_small_silent_used_again_and_ended(make_workers, capfd):
     large = "ж\ud800" * 10**6
     echo, *others = workers.map([(large,), *[("process",)] * 9])
     assert echo.value == large
-    assert not {"torch", "transformers", "numpy"}.intersection(*(outcome.value[1] for outcome in others))
+    assert all({"torch", "transformers", "numpy"}.isdisjoint(outcome.value[1]) for outcome in others)
     pids = {outcome.value[0] for outcome in others}
     assert len(pids) <= 2
     captured = capfd.readouterr()

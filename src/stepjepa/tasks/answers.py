@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -91,26 +91,27 @@ _BOX = re.compile(rf"\\boxed\s*+\{{({_CONTENT})\}}", re.DOTALL)
 def marked_answers(text: str) -> list[str]:
     r"""The answers that a text marks, in order: contents of ``\boxed{...}``, and the rest of a line behind ``####``.
 
-    A box that is not closed or is empty marks nothing. Of nested marks, as in ``#### \boxed{18}``, the innermost
-    counts. White space must precede ``####``, except in ``**#### 18**``. Digits of any script are returned as ASCII,
-    invisible characters are removed, and a line ends at a special token.
+    A box that is not closed or is empty marks nothing. Of nested boxes the innermost counts, and a box in the line
+    instead of the line. White space must precede ``####``, except in ``**#### 18**``. Digits of any script are returned
+    as ASCII, invisible characters are removed, and a line ends at a special token.
     """
     text = plain_characters(text)
     boxes = list(_boxes(text, 0))
-    starts = [start for start, _ in boxes]
+    starts, ends = [start for start, _, _ in boxes], [end for _, end, _ in boxes]
     lines = [
-        (match.start(), before_special_token(match["line"] or match["inside"]))
+        (match.start(), match.end(), before_special_token(match["line"] or match["inside"]))
         for match in _HASHES.finditer(text)
-        if bisect_left(starts, match.start()) == bisect_left(starts, match.end())
+        # As many boxes end before it as begin before its end.
+        if bisect_right(ends, match.start()) == bisect_left(starts, match.end())
     ]
-    return [answer.strip() for _, answer in sorted([*boxes, *lines]) if answer.strip()]
+    return [answer.strip() for _, _, answer in sorted([*boxes, *lines]) if answer.strip()]
 
 
-def _boxes(text: str, offset: int) -> Iterator[tuple[int, str]]:
-    """Place and content of the closed boxes that contain no other box."""
+def _boxes(text: str, offset: int) -> Iterator[tuple[int, int, str]]:
+    """Beginning, end and content of the closed boxes that contain no other box."""
     for match in _BOX.finditer(text):
         inner = list(_boxes(match[1], offset + match.start(1)))
-        yield from inner or [(offset + match.start(), match[1])]
+        yield from inner or [(offset + match.start(), offset + match.end(), match[1])]
 
 
 class Number(NamedTuple):
@@ -197,7 +198,7 @@ def parse_number(text: str) -> Number | None:
     words, ``3 million``, LaTeX spacing and text commands, digits of any script. Percent is a unit: ``50%`` equals
     ``50``, not ``0.5``. Refused are several numbers, calculations, letters that stand for values.
     """
-    text = _FRACTION.sub(r" \1\3/\2\4", _clean(text)).lstrip()
+    text = _FRACTION.sub(r" \1\3/\2\4 ", _clean(text)).strip()
     match = _NUMBER.match(text) if len(text) <= _LONGEST_NUMBER else None
     if match is None or (match["sign"] and match["inner_sign"]):
         return None
