@@ -121,21 +121,9 @@ def test_trimming_may_differ_by_role(user: str, assistant: str, tiny_tokenizer: 
     assert [rendered.text[a:b] for a, b in rendered.spans] == [user, assistant.lstrip("\n")]
 
 
-def test_own_text_that_depends_on_the_content(tiny_tokenizer: Any) -> None:
-    """Nothing can be learnt from marked contents here; the contents are looked for instead."""
-    template = with_template(
-        tiny_tokenizer,
-        "{% for message in messages %}{{ '[' ~ (message['content'] | length) ~ '] ' + message['content'] }}"
-        "{{ '<|im_end|>' }}{% endfor %}",
-    )
-    rendered = template.render(messages(("user", "question"), ("assistant", "an answer")))
-    assert rendered.text == "[8] question<|im_end|>[9] an answer<|im_end|>"
-    assert [rendered.text[a:b] for a, b in rendered.spans] == ["question", "an answer"]
-
-
 def test_think_tags_are_refused_where_the_template_moves_them(real_tokenizer: Callable[[str], Any]) -> None:
     template = ChatTemplate(real_tokenizer("minimind"))
-    with pytest.raises(UserError, match=r"rewrites the content of message 1 \(assistant\).*think tags"):
+    with pytest.raises(UserError, match=r"rewrites a message, .*think tags"):
         template.render(messages(("user", "q"), ("assistant", "before <think>\nhm\n</think>\n\nafter")))
 
 
