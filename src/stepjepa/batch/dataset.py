@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
 from importlib.metadata import version
@@ -253,7 +253,15 @@ def prepare(
                     tokens.update(count_tokens(found, config))
                     columns = [[len(each.ids) for each in found], list(map(_flattened, found))]
                     writer.write_table(pa.table(columns, schema=_SCHEMA))
-                _refuse_useless(made.counts, config, source if len(rows) else what)
+                kept, where = made.counts["records"], source if len(rows) else what
+                if not kept:
+                    skipped = made.counts["skipped"]
+                    raise UserError(f"none of the {skipped} records can be trained on; check --max_length", path=where)
+                if config.uses_views and not made.counts["pairs"]:
+                    told = (
+                        f"none of the {kept} records has a pair; check --step_separator (blank, line or a string) and"
+                    )
+                    raise UserError(f"{told} --max_length, or use --regular", path=where)
         finally:
             gc.enable()
         dataset = TokenizedDataset(sink.getvalue() if file is None else str(file))
@@ -281,17 +289,6 @@ def prepare(
         except OSError as error:
             say(f"cache: nothing stored ({error}); --cache_dir names another folder, --no_cache does without")
     return make(None)
-
-
-def _refuse_useless(counts: Mapping[str, int], config: JepaConfig, source: str) -> None:
-    found, skipped = counts["records"], counts["skipped"]
-    if not found:
-        raise UserError(f"none of the {skipped} records can be trained on; check --max_length", path=source)
-    if config.uses_views and not counts["pairs"]:
-        remedy = (
-            "check --step_separator (blank, line or a string)" if config.mode == "step-jepa" else "check --max_length"
-        )
-        raise UserError(f"none of the {found} records has a pair; {remedy}, or use --regular", path=source)
 
 
 def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> str:
