@@ -176,18 +176,3 @@ def test_contents_are_found_in_every_form(family: str, tiny_tokenizer: Any) -> N
     text = template.render(messages(*CHAT)).text
     begins = text.count(tokenizer.bos_token) if tokenizer.bos_token else 0
     assert begins == ("bos_token" in tokenizer.chat_template or "<|begin_of_text|>" in tokenizer.chat_template)
-
-
-@pytest.mark.parametrize(
-    ("template", "adds", "expected"),
-    [
-        ("{{ bos_token }}", True, "'<s>', once (the tokenizer would add another)"),
-        ("{{ bos_token }}", False, "'<s>'"),
-        ("", True, "none (the tokenizer would add one)"),
-        ("", False, "none"),
-    ],
-)
-def test_the_begin_of_text(template: str, adds: bool, expected: str, tiny_tokenizer: Any) -> None:
-    form = chat_templates.Form(template + chat_templates.HALF_TRIMMING, (), "<|im_end|>", "<s>", adds_bos=adds)
-    tokenizer = chat_templates.in_form(tiny_tokenizer, form)
-    assert ChatTemplate(tokenizer).describe()["begin of text"] == expected

@@ -237,13 +237,11 @@ def prepare(
     # A record knows its line, and not in which of several files.
     paths = {"<memory>"} if isinstance(rows, datasets.Dataset) else {record.path for record in rows}
     source = paths.pop() if len(paths) == 1 else "<several files>"
-
-    def records() -> Iterator[Record]:
-        for record in as_records(rows):
-            yield record if views is None else replace(record, views=tuple(views(record)))
+    if views is not None:
+        rows = [replace(record, views=tuple(views(record))) for record in as_records(rows)]
 
     def make(file: Path | None) -> Prepared:
-        made, tokens, waiting = RecordTokenizer(tokenizer, config), Counter(all=0, main=0), records()
+        made, tokens, waiting = RecordTokenizer(tokenizer, config), Counter(all=0, main=0), as_records(rows)
         opened: Any = nullcontext(pa.BufferOutputStream()) if file is None else atomic_write(file, "wb")
         gc.disable()  # no cyclic garbage is made here, and looking for it takes a third of the time
         try:
@@ -271,14 +269,14 @@ def prepare(
     if cache_dir is False:
         return make(None)
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepjepa"
-    file = Path(cache_dir or folder) / f"prepared-{fingerprint(records(), tokenizer, config)}.arrow"
+    file = Path(cache_dir or folder) / f"prepared-{fingerprint(as_records(rows), tokenizer, config)}.arrow"
     try:
         # The description is written last, and makes the table valid.
         about = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         found = Prepared(TokenizedDataset(str(file)), **about, source=source)
         say(f"cache: {what} as prepared before, from {file} (--no_cache prepares anew)")
         return found
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, LookupError):
         pass
     if is_main_process():
         try:
