@@ -176,7 +176,7 @@ def test_a_model_without_a_head_or_a_decoder_is_refused(
     model = ready(tiny_model)
     run(model, batch)
     monkeypatch.setattr(model, "forward", model.model.forward)
-    with pytest.raises(ValueError, match="expected LlamaForCausalLM to call its LM head once in a pass, got 0 times"):
+    with pytest.raises(ValueError, match="expected LlamaForCausalLM to call its LM head once in a pass, got 0 calls"):
         run(model, batch)
 
     class Bare(nn.Module):

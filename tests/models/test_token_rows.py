@@ -165,7 +165,7 @@ def test_rows_of_predictors_are_trained_and_saved(name: str, plain_tokenizer: An
 
 def test_an_adapter_that_can_train_no_rows_is_refused(plain_tokenizer: Any, tmp_path: Path) -> None:
     prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    with pytest.raises(ValueError, match="an adapter of type PROMPT_TUNING can't train the rows of new tokens"):
+    with pytest.raises(ValueError, match="adapter of type PROMPT_TUNING can't train the rows"):
         trainer(tmp_path, prompt, plain_tokenizer)
 
 
@@ -217,7 +217,7 @@ def test_what_can_not_be_stripped_is_refused(plain_tokenizer: Any) -> None:
     with pytest.raises(UserError, match="has no predictor tokens"):
         strip_rows(model, plain_tokenizer)
     tokenizer.add_tokens(["<later>"])
-    with pytest.raises(UserError, match=r"1 tokens stand behind the predictor tokens .*<later>"):
+    with pytest.raises(UserError, match="change the ids of later tokens, such as '<later>'"):
         strip_rows(model, tokenizer)
 
 
@@ -237,5 +237,5 @@ def test_a_tokenizer_is_as_it_was_before(plain_tokenizer: Any, tmp_path: Path) -
 
 def test_one_that_names_its_tokens_elsewhere_is_refused(plain_tokenizer: Any, tmp_path: Path) -> None:
     _, tokenizer = with_predictors(plain_tokenizer, len(plain_tokenizer))
-    with pytest.raises(UserError, match="TokenizersBackend names its tokens in files"):
+    with pytest.raises(UserError, match="the files of a TokenizersBackend can't be changed"):
         strip_tokenizer(tmp_path, tokenizer, lambda folder: tokenizer)

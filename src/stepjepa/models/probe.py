@@ -1,9 +1,7 @@
 """Test by running it whether a model can be trained on prefix trees, on plain rows only, or not at all.
 
 The probe runs a small copy of the architecture with random weights, in which every limit on what a token sees is short.
-It checks that a later token changes no earlier state, that rows padded on the right give the same states as sequences
-run alone, that a tree gives these states too, and that attention layers get the bounds of concatenated sequences. No
-list of model names is kept. ``docs/design.md`` has a table of the model types that fail each check.
+``docs/design.md`` describes the checks and has a table of the model types that fail each of them.
 """
 
 from __future__ import annotations
@@ -60,8 +58,7 @@ class Findings(NamedTuple):
     no_bounds: str | None = None  # on concatenated sequences, under FlashAttention
 
 
-_found: dict[str, Findings] = {}
-"""Findings by class and configuration."""
+_found: dict[str, Findings] = {}  # by class and configuration
 
 
 def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[str, str]:
@@ -86,7 +83,7 @@ def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[str, str]:
     if wanted != "rows" and no_tree is None:
         same = f"a probe of {type(model).__name__} found the states of a tree to be those of plain rows"
         return "tree", asked if wanted == "tree" else same
-    # Whatever makes a tree inexact (a recurrent layer) also passes state between concatenated sequences.
+    # A layer that makes a tree inexact, such as a recurrent one, also passes state between concatenated sequences.
     if "flash" in attention and found.no_tree is None:
         if found.no_bounds is None:
             return "concatenated", f"attention implementation '{attention}' is told where sequences begin"
@@ -119,8 +116,7 @@ def _check(model: PreTrainedModel) -> Findings:
     name, sequences = type(model).__name__, _sequences()
     changed, place = sequences[0].copy(), len(sequences[0]) * 2 // 3
     changed[place] += 1
-    # An unknown architecture may raise anything.
-    try:
+    try:  # an unknown architecture may raise anything
         small = shrink(model)
         alone = [_states(small, [sequence], "rows")[0] for sequence in sequences]
         *rows, other = _states(small, [*sequences, changed], "rows")
@@ -153,8 +149,7 @@ def _sequences() -> list[Ids]:
     """Sequences with shared prefixes of several lengths, all sequences longer than ``LIMIT``."""
     # The first few ids are often special tokens, which some models treat differently.
     ids = np.random.default_rng(0).integers(5, VOCABULARY - 1, 46).astype(np.int32)
-    first, second, third, fourth = np.split(ids, [19, 28, 39])
-    return [first, np.concatenate([first[:8], second]), np.concatenate([first[:3], third]), fourth]
+    return [ids[:19], np.r_[ids[:8], ids[19:28]], np.r_[ids[:3], ids[28:39]], ids[39:]]
 
 
 def _states(model: PreTrainedModel, sequences: Sequence[Ids], encoding: Encoding) -> list[Tensor]:
@@ -209,8 +204,7 @@ def shrink(model: PreTrainedModel) -> PreTrainedModel:
             break
     if missing:
         raise ValueError(f"with {layers} layers it lacks {', '.join(sorted(missing))}")
-    size = sum(parameter.numel() for parameter in trial.parameters())
-    if size > MOST_PARAMETERS:
+    if (size := trial.num_parameters()) > MOST_PARAMETERS:
         raise ValueError(f"it would have {size / 1e6:.0f} million parameters")
     with torch.device("cpu"):
         small = type(model)(config).float().eval()

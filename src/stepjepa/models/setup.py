@@ -22,13 +22,10 @@ layer (measured on ``preset:tiny``: attention takes a quarter of a step at 250 t
 
 
 def set_up(model: Any, tokenizer: Any, config: JepaConfig, seed: int = 42) -> tuple[str, str]:
-    """Prepare a model for training with an objective; ``architecture.attach_heads`` attaches the heads of its terms.
+    """Prepare a causal language model, or a PEFT wrapper of one, and its tokenizer for an objective, in place.
 
-    Args:
-        model: a causal language model, or a PEFT wrapper of one; changed in place.
-        tokenizer: changed in place if it lacks tokens of the objective.
-        config: the objective.
-        seed: of new embedding rows.
+    Adds tokens that they lack, with rows drawn by the seed, and switches attention to trees if the model can run them.
+    ``architecture.attach_heads`` attaches the heads of terms.
 
     Returns:
         The encoding, see ``collate.Encoding``, and the reason for it.

@@ -29,10 +29,9 @@ SHORTEST = 1e-8
 
 
 def directions(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Vectors ``[..., D]`` divided by their lengths, with zeros, and gradients of zero, for those without a direction.
+    """Vectors ``[..., D]`` divided by their lengths, in float32, and ``[...]`` which of them have a direction.
 
-    Returns:
-        ``[..., D]`` float32, and ``[...]`` bool: which of them have a direction.
+    The others are zeros, with gradients of zero.
     """
     values = vectors.float()
     lengths = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
@@ -83,8 +82,8 @@ class MSE:
 class InfoNCE:
     """Cross-entropy of finding each source's target among all targets of the batch (van den Oord et al., 2018).
 
-    Logits are cosines over ``temperature``. Unlike the others it can't be minimised by a constant; it depends on which
-    pairs share a batch, and is 0 where a batch holds one pair.
+    Logits are cosines over ``temperature``. A constant does not minimise it. It depends on which pairs share a batch,
+    and is 0 for a batch of one pair.
     """
 
     temperature: float = DEFAULTS["infonce_temperature"]
@@ -117,24 +116,18 @@ class _OfPairs(Term):
 class Alignment(_OfPairs):
     """Mean distance between source and target embedding: the second term of LLM-JEPA (arXiv 2509.14252, eq. 2).
 
-    Attributes:
-        weight: lambda of the paper.
-        distance: between the embeddings of pairs, summed.
-        through_target: train the model through the target embedding, too.
-        schedule: of the weight over the run: ``constant``; ``warmup`` rises from 0 over the first share of the run;
-            ``cosine`` falls to 0 along half a cosine.
-        warmup: that share.
-        head: kind of the predictor head on the source, see ``PredictorHead``; None for none.
+    The weight, lambda of the paper, follows a schedule over the run: ``constant``; ``warmup`` rises from 0 over the
+    first share ``warmup`` of the run; ``cosine`` falls to 0 along half a cosine.
     """
 
     head_name = "predictor_head"
 
     weight: float = 0.1
     distance: Distance = field(default_factory=Cosine)
-    through_target: bool = True
+    through_target: bool = True  # train the model through the target embedding, too
     schedule: str = "constant"
     warmup: float = 0.1
-    head: str | None = None
+    head: str | None = None  # kind of the predictor head on the source, see ``PredictorHead``; None for none
 
     @property
     def compares_pairs(self) -> bool:  # type: ignore[override]  # depends on a setting here
@@ -152,9 +145,8 @@ class Alignment(_OfPairs):
     def weight_at(self, progress: float | None) -> float:
         if progress is None or self.schedule == "constant":
             return self.weight
-        if self.schedule == "warmup":
-            return self.weight * min(1.0, progress / self.warmup)
-        return self.weight * 0.5 * (1 + math.cos(math.pi * progress))
+        warm, cosine = min(1.0, progress / self.warmup), 0.5 * (1 + math.cos(math.pi * progress))
+        return self.weight * (warm if self.schedule == "warmup" else cosine)
 
     @property
     def logged_weight(self) -> str | None:
