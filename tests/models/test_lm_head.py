@@ -141,10 +141,6 @@ def test_logits_of_one_chunk_at_a_time(monkeypatch: Any) -> None:
     monkeypatch.setattr(F, "linear", lambda rows, *rest: sizes.append(len(rows)) or linear(rows, *rest))
     summed_cross_entropy(states, head, labels, rows, 5)
     assert sizes == [5, 5, 3]
-    sizes.clear()
-    monkeypatch.setattr(lm_head, "FEWEST_LOGITS", 6 * VOCABULARY)
-    summed_cross_entropy(states, head, labels, rows)
-    assert sizes == [6, 6, 1]
 
 
 # -- the heads of models -----------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def test_what_can_not_be_copied_runs_rows(tiny_model: ModelFactory, monkeypatch:
     monkeypatch.setattr(probe, "MOST_PARAMETERS", 1000)
     encoding, reason = choose_encoding(tiny_model("llama"), "auto")
     assert encoding == "rows"
-    assert "no small copy of LlamaForCausalLM could be probed (ValueError: it would have" in reason
+    assert "no small copy of LlamaForCausalLM could be probed" in reason
 
 
 # -- FlashAttention ----------------------------------------------------------------------------------------------------
@@ -179,8 +179,3 @@ def test_the_copy_is_small_with_every_kind_of_layer_and_short_limits() -> None:
     assert shrink(of_full_size("llama", vocab_size=31)).config.vocab_size == probe.VOCABULARY
     # Every eighth layer of Jamba is attention.
     assert shrink(of_full_size("jamba")).config.num_hidden_layers == 8
-
-
-@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "qwen3_next", "llama4_text"])
-def test_the_copy_has_few_parameters(family: str) -> None:
-    assert sum(parameter.numel() for parameter in shrink(of_full_size(family)).parameters()) < 2 * 10**7

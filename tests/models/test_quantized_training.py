@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import tiny
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.cli import main
-from stepjepa.compute.memory import kept_bytes, quantized_layers
 from stepjepa.config import JepaConfig
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference
@@ -91,17 +90,11 @@ def test_an_adapter_trains_on_quantized_weights(kind: str, base: Path, plain_tok
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_size_of_quantized_weights_is_known_before(kind: str, base: Path, plain_tokenizer: Any) -> None:
-    bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-    plain: Any = AutoModelForCausalLM.from_pretrained(base)
-    plain.requires_grad_(False)
+def test_values_are_counted(kind: str, base: Path, plain_tokenizer: Any) -> None:
+    """Two of 4 bits share a byte."""
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    total = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(base).parameters())
     model = quantized(base, kind, copy.deepcopy(plain_tokenizer))
-    layers = [module for module in model.modules() if isinstance(module, bnb.nn.Linear4bit | bnb.nn.Linear8bitLt)]
-    assert len(layers) == len(quantized_layers(plain)) == 7 * SHAPE["num_hidden_layers"]
-    told = kept_bytes(plain, "sgd", quantized=kind)["weights"]
-    assert told == pytest.approx(sum(p.numel() * p.element_size() for p in model.parameters()), rel=0.05)
-    total = sum(p.numel() for p in plain.parameters())
-    assert parameter_counts(plain) == (0, total)
     assert parameter_counts(model)[1] == total + 2 * 2 * SHAPE["hidden_size"]
 
 

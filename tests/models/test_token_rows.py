@@ -131,7 +131,6 @@ def test_an_adapter_carries_the_rows(rows: int, tmp_path: Path, plain_tokenizer:
 
 ADAPTERS = {
     "lora": peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"),
-    "dora": peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], use_dora=True),
     "adalora": peft.AdaLoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], total_step=10),
 }
 
