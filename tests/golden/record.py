@@ -114,7 +114,6 @@ CASES: dict[str, list[str]] = {
     "regular": [*_CHAT, "--regular"],
     "regular_uneven": [*_CHAT, "--regular", *_UNEVEN],
     "regular_labels_all": [*_CHAT, "--regular", "--labels", "all"],
-    "regular_labels_reference": [*_CHAT, "--regular", "--labels", "reference"],
     "regular_stp": [*_CHAT, "--regular", "--stp", "0.1"],
     # LLM-JEPA.
     "separate_k1": [*_SEPARATE, "--predictors", "1"],
