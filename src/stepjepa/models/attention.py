@@ -86,12 +86,13 @@ def _register(name: str, attention: Any, plain_mask: Any, mask_of_trees: Callabl
     AttentionMaskInterface.register(name, mask)
 
 
-def _additive(trees: Trees, rule: Rule | None, dtype: torch.dtype, hidden: float) -> Tensor:
+def _additive(given: tuple[Trees, Rule | None, torch.dtype], hidden: float) -> Tensor:
     """A mask ``[R, 1, T, T]``: 0 where a key is seen, else ``hidden``.
 
     Not a boolean mask: eager attention would add it to the scores as 0 and 1 (silently wrong), and fused attention
     would convert it to an additive mask in every layer and keep each copy until the backward pass.
     """
+    trees, rule, dtype = given
     allowed = dense(trees, rule)
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, hidden)
 
@@ -123,7 +124,7 @@ def refuse_flex_training(model: PreTrainedModel, device: torch.device) -> None:
     config = model.config.get_text_config()
     if uses_flex(model) and device.type == "cpu":
         raise ValueError("FlexAttention has no backward pass on a CPU; train with --attn_implementation sdpa there")
-    if uses_flex(model) and (getattr(config, "attention_dropout", 0.0) or getattr(config, "attn_pdrop", 0.0)):
+    if uses_flex(model) and any(getattr(config, name, 0.0) for name in ("attention_dropout", "attn_pdrop")):
         raise ValueError("FlexAttention has no dropout; set attention_dropout to 0 in the model's configuration")
 
 
@@ -233,7 +234,7 @@ def _flex_or(plain: Any) -> Any:
     return attention
 
 
-_register(SDPA, _sdpa, sdpa_mask, lambda *given: _additive(*given, -torch.inf))
-_register(EAGER, _eager, eager_mask, lambda *given: _additive(*given, torch.finfo(given[-1]).min))
+_register(SDPA, _sdpa, sdpa_mask, lambda *given: _additive(given, -torch.inf))
+_register(EAGER, _eager, eager_mask, lambda *given: _additive(given, torch.finfo(given[2]).min))
 _register(FLEX, _flex_or(sdpa_attention_forward), sdpa_mask, lambda trees, rule, _: block_mask(trees, rule))
 _register(FLEX_UNFUSED, _flex_or(_eager), eager_mask, lambda trees, rule, _: block_mask(trees, rule))

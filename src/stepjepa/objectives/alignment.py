@@ -1,8 +1,4 @@
-"""Terms on the pairs of embeddings: their distance, and what keeps them from collapsing to one vector.
-
-An embedding without a direction (of length 0) has no cosine: a pair with one adds exactly 0 to a loss that compares
-directions, and gets exactly 0 as its gradient.
-"""
+"""Terms on the pairs of embeddings: their distance, and what keeps them from collapsing to one vector."""
 
 from __future__ import annotations
 
@@ -18,34 +14,11 @@ from torch import Tensor, nn
 
 from stepjepa.config import DEFAULTS
 from stepjepa.models.architecture import PredictorHead
+from stepjepa.objectives.monitors import apart, directions
 from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
     from stepjepa.batch.collate import Batch
-    from stepjepa.models.encode import Encoded
-
-SHORTEST = 1e-8
-"""Length up to which a vector has no direction. Its gradient would be the inverse of its length."""
-
-
-def directions(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Vectors ``[..., D]`` divided by their lengths, in float32, and ``[...]`` which of them have a direction.
-
-    The others are zeros, with gradients of zero.
-    """
-    values = vectors.float()
-    lengths = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
-    # Not 'longer than': a length of NaN must not pass for none.
-    none = lengths <= SHORTEST
-    # Masked before the division: masked after it, it would come back as 0 * inf in the gradient.
-    return values.masked_fill(none, 0) / lengths.masked_fill(none, 1), ~none[..., 0]
-
-
-def apart(first: Tensor, second: Tensor) -> Tensor:
-    """``1 - cos`` of vectors ``[..., D]``, exactly 0 and without a gradient where one of them has no direction."""
-    (first, here), (second, there) = directions(first), directions(second)
-    return (1 - (first * second).sum(-1)).masked_fill(~(here & there), 0)
-
 
 Distance = Callable[[Tensor, Tensor], Tensor]
 """Source and target embeddings ``[P, D]`` of P pairs to the sum of their losses, a float32 scalar."""
@@ -133,7 +106,7 @@ class Alignment(_OfPairs):
     def compares_pairs(self) -> bool:  # type: ignore[override]  # depends on a setting here
         return isinstance(self.distance, InfoNCE)
 
-    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+    def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
         source, target = encoded.pairs
         if not self.through_target:
             target = target.detach()
@@ -174,7 +147,7 @@ class Regularizer(_OfPairs):
     @abstractmethod
     def _of_several(self, values: Tensor, context: Context) -> Tensor: ...
 
-    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+    def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
         source, target = (self.value(context.gather(side)[0], context) for side in encoded.pairs)
         # Each process adds its own share of pairs, so that all together count every pair once.
         return (source + target) * batch.pairs
@@ -196,7 +169,7 @@ class SIGReg(Regularizer):
     weight: float = 0.05
     directions: int = 256
 
-    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+    def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
         return super().__call__(encoded, batch, context) / 2
 
     def _of_several(self, values: Tensor, context: Context) -> Tensor:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stepjepa.objectives.alignment import apart
+from stepjepa.objectives.monitors import apart
 from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
     from stepjepa.batch.collate import Batch
-    from stepjepa.models.encode import Encoded
 
 
 @term("lm_loss", "LM loss")
@@ -28,7 +27,7 @@ class LMLoss(Term):
     def count(self, batch: Batch) -> int:
         return len(batch[f"{self.kind}_ids"])
 
-    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+    def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
         index, rows = batch["head_index"], batch[f"{self.kind}_row"]
         if len(batch["prompt_row"]):
             # Both kinds have positions here; the head runs once for each distinct one with a label of this kind.
@@ -65,7 +64,7 @@ class Tube(Term):
     def count(self, batch: Batch) -> int:
         return sum(len(text) >= 3 for text in _texts(batch))
 
-    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+    def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
         triples = [np.empty((0, 3), np.int64)]
         for text, draw in zip(_texts(batch), batch["members"].draws, strict=True):
             if len(text) >= 3:
