@@ -50,9 +50,6 @@ def has_experts(model: nn.Module) -> bool:
     return any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
 
 
-# -- Heads of terms ----------------------------------------------------------------------------------------------------
-
-
 class PredictorHead(nn.Module):
     """``[P, D]`` to ``[P, D]``: one ``linear`` layer, or an ``mlp`` of two with a GELU and inner width ``2 * D``."""
 

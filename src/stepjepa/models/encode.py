@@ -189,9 +189,6 @@ def check_layer(last: int, layer: int) -> None:
         raise ValueError(f"jepa_layer: expected {-last - 1} to {last} for a model of {last} layers, got {layer}")
 
 
-# -- Averaged weights -------------------------------------------------------------------------------------------------
-
-
 class EmaEncoder:
     """A copy of a model whose weights are an exponential moving average of the model's.
 

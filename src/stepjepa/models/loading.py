@@ -25,7 +25,7 @@ from stepjepa.models.weights import load_adapter, load_weights, quantization_opt
 from stepjepa.run_folder import run_of
 
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model")
-"""Patterns of file names; every folder with a tokenizer has a file that matches one of them."""
+"""Every folder with a tokenizer has a file that matches one of these."""
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 """File endings of other weight formats than safetensors; reading some of them can run code that they contain."""
@@ -173,21 +173,19 @@ def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: 
     """
     if isinstance(data, str | os.PathLike):
         data = read_any(data)
+    own, texts = tokenizer, []
     if isinstance(model, str):
-        texts: list[str] = []
         if model.startswith(PREFIX):
             if not isinstance(data, Sequence):
                 raise ValueError(f"'{model}' learns its tokenizer from the records; expected a list or a file of them")
             data = [*as_records(data)]
             texts = [message["content"] for record in data for message in record.messages]
         model, own = load_model(model, texts=texts, predictors=predictors, seed=seed)
-        return model, own if tokenizer is None else tokenizer, data
-    if tokenizer is None:
-        name = str(getattr(model.config, "_name_or_path", ""))
-        if not name:
+    elif tokenizer is None:
+        if not (name := str(getattr(model.config, "_name_or_path", ""))):
             raise ValueError("processing_class: expected a tokenizer, since the model has no name to load one from")
-        tokenizer = load_tokenizer(name)
-    return model, tokenizer, data
+        own = load_tokenizer(name)
+    return model, own if tokenizer is None else tokenizer, data
 
 
 # -- LoRA --------------------------------------------------------------------------------------------------------------

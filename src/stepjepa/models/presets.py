@@ -20,7 +20,7 @@ _SIZES = {
     "base": {"vocab_size": 4096, "hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 1408},
 }
 _FAMILIES = {"": "llama", "-qwen": "qwen3"}
-PRESETS = {
+PRESETS: dict[str, dict[str, Any]] = {
     size + suffix: {"model_type": _FAMILIES[suffix], **shape} for suffix in _FAMILIES for size, shape in _SIZES.items()
 }
 """Preset name -> configuration. A preset has as many attention heads as layers, and a quarter as many key-value heads;
@@ -47,19 +47,14 @@ _LONG_WORD = re.compile(r"\S{200}")
 _MIXED_TEXT = "It's 3,145.92  km\n\n\tto A\u00df\u4e2d: don't\n"
 
 
-def find_preset(name: str) -> dict[str, Any]:
-    """The entry of ``PRESETS`` for a name such as ``preset:tiny``; UserError if there is none."""
+def preset_config(name: str) -> Any:
+    """The transformers configuration of a preset such as ``preset:tiny``, to be fitted to a tokenizer."""
+    from transformers import AutoConfig
+
     key = name.removeprefix(PREFIX)
     if key not in PRESETS:
         raise UserError(f"no preset '{key}'; choose one of {', '.join(PREFIX + known for known in PRESETS)}")
-    return PRESETS[key]
-
-
-def preset_config(name: str) -> Any:
-    """The transformers configuration of a preset, to be fitted to a tokenizer by :func:`fit_config`."""
-    from transformers import AutoConfig
-
-    shape = find_preset(name)
+    shape = PRESETS[key]
     heads = shape["num_hidden_layers"]
     return AutoConfig.for_model(
         **shape,
@@ -123,7 +118,7 @@ def preset_tokenizer(
 
     ``chat_template`` names a Jinja file to use instead of ChatML.
     """
-    tokenizer = train_tokenizer(texts, vocabulary or find_preset(name)["vocab_size"])
+    tokenizer = train_tokenizer(texts, vocabulary or preset_config(name).vocab_size)
     if chat_template is not None:
         tokenizer.chat_template = read_template(chat_template)
     return tokenizer

@@ -79,16 +79,16 @@ def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[str, str]:
         no_tree = f"attention implementation '{attention}' does not take the mask of a prefix tree, as 'sdpa' does"
     if wanted == "tree" and no_tree is not None:
         raise ValueError(f"{no_tree}; use encoding 'rows'")
-    asked = "as asked for"
+    asked = None if wanted == "auto" else "as asked for"
     if wanted != "rows" and no_tree is None:
         same = f"a probe of {type(model).__name__} found the states of a tree to be those of plain rows"
-        return "tree", asked if wanted == "tree" else same
+        return "tree", asked or same
     # A layer that makes a tree inexact, such as a recurrent one, also passes state between concatenated sequences.
     if "flash" in attention and found.no_tree is None:
         if found.no_bounds is None:
             return "concatenated", f"attention implementation '{attention}' is told where sequences begin"
         no_tree = found.no_bounds
-    return "rows", asked if wanted == "rows" else str(no_tree)
+    return "rows", asked or str(no_tree)
 
 
 def probe(model: PreTrainedModel) -> Findings:
@@ -109,9 +109,6 @@ def probe(model: PreTrainedModel) -> Findings:
     return _found[key]
 
 
-# -- The checks --------------------------------------------------------------------------------------------------------
-
-
 def _check(model: PreTrainedModel) -> Findings:
     name, sequences = type(model).__name__, _sequences()
     changed, place = sequences[0].copy(), len(sequences[0]) * 2 // 3
@@ -125,9 +122,7 @@ def _check(model: PreTrainedModel) -> Findings:
     if (seen := _difference([other[:place]], [rows[0][:place]])) > ROUNDING:
         return Findings(f"{name} is not causal: a later token changes earlier states (by {seen:.1%})")
     if (leaked := _difference(rows, alone)) > ROUNDING:
-        return Findings(
-            f"{name} gives rows padded on the right other states than the sequences alone (by {leaked:.1%})"
-        )
+        return Findings(f"{name} gives rows padded on the right other states than sequences alone (by {leaked:.1%})")
     if not getattr(model, "_supports_attention_backend", False):
         return Findings(no_tree=f"{name} does not use transformers' attention interface, which brings masks to layers")
     no_tree = no_bounds = None
@@ -182,9 +177,6 @@ AttentionInterface.register(BOUNDS, _asks_for_bounds)
 AttentionMaskInterface.register(BOUNDS, sdpa_mask)
 
 
-# -- The small copy ----------------------------------------------------------------------------------------------------
-
-
 def shrink(model: PreTrainedModel) -> PreTrainedModel:
     """Make a small copy of a model's architecture with random weights: float32, on the CPU, in evaluation mode.
 
@@ -215,9 +207,8 @@ def shrink(model: PreTrainedModel) -> PreTrainedModel:
 def _kinds(model: PreTrainedModel) -> set[str]:
     """Class names of the parts of a model's architecture, and the layer types in its configuration."""
     ours = "transformers.models.", type(model).__module__
-    parts = {type(part) for part in model.modules()}
     told = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    return {part.__name__ for part in parts if part.__module__.startswith(ours)} | set(told)
+    return {type(part).__name__ for part in model.modules() if type(part).__module__.startswith(ours)} | set(told)
 
 
 @torch.no_grad()

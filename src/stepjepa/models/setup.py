@@ -64,14 +64,12 @@ def set_up_attention(model: Any, config: JepaConfig) -> tuple[str, str]:
 
 
 def packing(model: Any, config: JepaConfig, device_type: str, processes: int = 1) -> dict[str, Any]:
-    """How the sequences of a micro-batch are packed for a model after :func:`set_up`: arguments of ``Collator``.
-
-    Processes that train together must all run equally many passes, so if there are several, each runs one.
-    """
+    """How the sequences of a micro-batch are packed for a model after :func:`set_up`: arguments of ``Collator``."""
     base = base_model(model)
     decoder, on_cpu = base.config.get_text_config(), device_type == "cpu"
     return {
         "row_length": config.row_length or (CPU_ROW if on_cpu else FLEX_ROW if uses_flex(base) else DENSE_ROW),
+        # Processes that train together must all run equally many passes, so if there are several, each runs one.
         "attention_length": round(CPU_ATTENTION * decoder.hidden_size) if on_cpu and processes == 1 else None,
         "share_prefixes": config.share_prefixes,
         "positions": getattr(decoder, "max_position_embeddings", None),

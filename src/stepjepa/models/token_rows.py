@@ -74,9 +74,6 @@ def _fill_rows(model: Any, rows: int, new: Sequence[int], seed: int) -> None:
         weight[list(new)] = (mean + spread * noise).to(weight.dtype)
 
 
-# -- Adapters ----------------------------------------------------------------------------------------------------------
-
-
 def adapter_ids(tokenizer: Any, *, plain: bool) -> list[int]:
     """Tokens whose rows an adapter must train and save, since its base, loaded again, does not have them.
 
@@ -112,9 +109,6 @@ def train_rows(model: Any, ids: Sequence[int]) -> None:
     config.trainable_token_indices = list(ids)
     keep_rows_alone(model)
     set_additional_trainable_modules(base, config, base.config.to_dict(), model.active_adapter)
-
-
-# -- Export ------------------------------------------------------------------------------------------------------------
 
 
 def strip_rows(model: Any, tokenizer: Any, base_rows: int | None = None) -> int:

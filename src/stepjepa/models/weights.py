@@ -47,8 +47,9 @@ def load_weights(name: str, *, allow_missing: bool = False, gguf_file: str | Non
         lost = _named(found["missing_keys"])
         raise UserError(f"the weights of '{name}' lack {lost}; complete them, or pass --allow_missing_weights to train")
     # Refuse layers beyond the configuration's, for example; ignore other single tensors (buffers, other heads).
-    kinds = {_kind(key) for key in model.state_dict()}
-    if further := [key for key in found["unexpected_keys"] if _kind(key) in kinds]:
+    number = re.compile(r"\.\d+(?=\.)")
+    kinds = {number.sub("", key) for key in model.state_dict()}
+    if further := [key for key in found["unexpected_keys"] if number.sub("", key) in kinds]:
         remedy = "correct the number of layers in its config.json"
         raise UserError(f"the weights of '{name}' have {_named(further)}, which the model has not; {remedy}")
     _refuse_nonfinite(model, name)
@@ -96,17 +97,9 @@ def _refuse_nonfinite(model: nn.Module, name: str) -> None:
             raise UserError(f"the weights of '{name}' are not finite ({key}); take an earlier checkpoint")
 
 
-def _kind(key: str) -> str:
-    """The name of a weight, with ``N`` for layer numbers."""
-    return re.sub(r"\.\d+(?=\.)", ".N", key)
-
-
 def _named(keys: Iterable[str]) -> str:
     first, *others = sorted(keys)
     return shown(first) + (f" and {len(others)} more" if others else "")
-
-
-# -- Quantized weights -------------------------------------------------------------------------------------------------
 
 
 def quantization_options(
@@ -137,12 +130,11 @@ def quantization_options(
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
     """Number of trained parameter values, and of all; two 4-bit values that share a byte count as two."""
 
-    def size(parameter: nn.Parameter) -> int:
-        state = getattr(parameter, "quant_state", None)
-        return parameter.numel() if state is None else math.prod(state.shape)
-
-    parameters = list(model.parameters())
-    return sum(size(p) for p in parameters if p.requires_grad), sum(map(size, parameters))
+    sizes = [
+        (math.prod(getattr(getattr(parameter, "quant_state", None), "shape", parameter.shape)), parameter.requires_grad)
+        for parameter in model.parameters()
+    ]
+    return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
 
 
 def compute_dtype(dtype: str, *, bf16: bool, fp16: bool) -> torch.dtype:

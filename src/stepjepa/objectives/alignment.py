@@ -133,8 +133,7 @@ class Alignment(_OfPairs):
 class Regularizer(_OfPairs):
     """A term against collapse on all source and all target embeddings of a micro-batch, over all processes.
 
-    The values of both sides are added up, or averaged for SIGReg, as their papers do; they are 0 for less than two
-    embeddings.
+    The values of both sides are added up, or averaged for SIGReg, as in their papers; 0 for less than two embeddings.
     """
 
     compares_pairs = True
