@@ -12,7 +12,8 @@ from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.cli import main
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
-from stepjepa.evaluation.answering import COUNT, Answer, AnswerScores, Question, judge, spread
+from stepjepa.evaluation.answering import COUNT, AnswerScores, Question, judge, spread
+from stepjepa.evaluation.prompts import Answer
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.tasks.base import Likelihood
