@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from itertools import count
 
 import pytest
@@ -58,38 +59,6 @@ def test_several_records_of_a_row_are_a_group_and_bad_rows_are_passed_over():
     assert [record["group"] for record in records] == [2, 2]
     assert bad.count == 1
     assert len(convert_rows(rows(good), paraphrase, limit=1)[0]) == 1
-
-
-# A row as the hub has it, and the answer in the record.
-SAMPLES = {
-    "gsm8k": ({"question": "How many?", "answer": "1+1=2\n#### 2"}, "1+1=2\n#### 2"),
-    "spider": (
-        {
-            "db_id": "store_1",
-            "query": "SELECT name FROM playlists;",
-            "question": "What are the names of all the playlists?",
-            "query_toks": ["SELECT", "name", "FROM", "playlists", ";"],
-        },
-        "SELECT name FROM playlists;",
-    ),
-    "nq-open": ({"question": "where is it", "answer": ["Vancouver", "Canada"]}, "Vancouver; Canada"),
-    "hellaswag": (
-        {"ctx": "A man", "endings": ["sits.", "runs.", "is.", "was."], "label": "1", "activity_label": "Man"},
-        "B",
-    ),
-    "rotten-tomatoes": ({"text": "lovely .", "label": 1}, "Good"),
-    "yelp": ({"text": "Lovely.", "label": 4}, "Very Good"),
-    "yelp-polarity": ({"text": "Lovely.", "label": 1}, "Good"),
-    "paraphrase": ({"sentence1": "It rains.", "sentence2": "Rain falls.", "label": 1}, "Rain falls."),
-}
-
-
-@pytest.mark.parametrize("name", CONVERSIONS)
-def test_every_kind_takes_rows_of_the_hub(name):
-    row, answer = SAMPLES[name]
-    records, counts = convert_rows(rows(row, row | dict.fromkeys(row)), CONVERSIONS[name].convert)
-    assert [parse_record(record).answer for record in records] == [answer]
-    assert (counts.read, counts.dropped.total()) == (2, 1)
 
 
 def raw_row(name, record):
@@ -194,7 +163,6 @@ def test_ground_truth(answer, ground_truth, expected):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"question": None}, "no field 'question'"),
         ({"deepseek_response": None}, "no field 'deepseek_response'"),
         ({"deepseek_response": "<think>never ends"}, "'deepseek_response' holds only thinking"),
         ({"deepseek_response": "It is \\boxed{5}."}, "fewer than two steps"),
@@ -257,18 +225,11 @@ def test_what_a_splitter_gives_is_checked(result, got):
 
 def test_load_splitter(tmp_path, monkeypatch):
     (tmp_path / "lines_splitter.py").write_text("NUMBER = 3\n\n\ndef split(text):\n    return text.splitlines()\n")
-    (tmp_path / "broken_splitter.py").write_text("def split(:\n")
-    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     assert load_splitter("lines_splitter:split")("a\nb") == ["a", "b"]
-    for name, message in (
-        ("lines_splitter", "module:function"),
-        ("no_such_splitter:split", "can't load 'no_such_splitter:split'"),
-        ("broken_splitter:split", "can't load 'broken_splitter:split'"),
-        ("lines_splitter:NUMBER", "'lines_splitter:NUMBER' is int; expected module:function"),
-    ):
-        with pytest.raises(UserError, match=message):
-            load_splitter(name)
+    with pytest.raises(UserError, match="'lines_splitter:NUMBER' is int; expected module:function"):
+        load_splitter("lines_splitter:NUMBER")
 
 
 def test_real_traces_become_records(shared_data):
