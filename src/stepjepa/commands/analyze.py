@@ -18,11 +18,7 @@ singular_values.png/.svg to --output_dir. Several models share each picture."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Analyse the models, write the files and print the numbers.
-
-    Raises:
-        UserError: a flag, a file or a model is wrong.
-    """
+    """Analyse the models, write the files and print the numbers."""
     from stepjepa.inspection.analysis import analyze, as_table, notes, output_files
 
     models = analyze(from_args(AnalysisSettings, args))

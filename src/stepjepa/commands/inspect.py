@@ -36,11 +36,7 @@ class ShowFlags:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show some records.
-
-    Raises:
-        UserError: a flag, the file or the model is wrong, or there is no such record.
-    """
+    """Show some records."""
     config = jepa_config(args)
     if args.png is not None:
         refuse_existing(args.png, args.overwrite)
