@@ -1,7 +1,7 @@
 """Rows and responses become records or are counted by reason; every kind of published rows is understood."""
 
 import json
-import re
+import math
 import sys
 from itertools import count
 
@@ -153,6 +153,7 @@ def test_thinking_is_removed_and_counted_or_kept(thinking, steps, removed):
         ("#### 7", "5", "5"),
         ("#### 7", " ", "7"),
         (None, "3 + 2\n#### 5", "5"),
+        (math.nan, 5, "5"),
     ],
 )
 def test_ground_truth(answer, ground_truth, expected):
@@ -164,6 +165,7 @@ def test_ground_truth(answer, ground_truth, expected):
     ("changes", "reason"),
     [
         ({"deepseek_response": None}, "no field 'deepseek_response'"),
+        ({"question": 5}, "'question' is int, not text"),
         ({"deepseek_response": "<think>never ends"}, "'deepseek_response' holds only thinking"),
         ({"deepseek_response": "It is \\boxed{5}."}, "fewer than two steps"),
     ],
@@ -192,18 +194,6 @@ def test_require_correct(changes, reason):
     assert len(prepare(raw(**changes))[0]) == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"question": 5}, "raw.jsonl:2: 'question' is int, expected a string"),
-        ({"answer": True}, "raw.jsonl:2: 'answer' is bool, expected a string or a finite number"),
-    ],
-)
-def test_a_field_of_the_wrong_type_is_an_error(changes, message):
-    with pytest.raises(UserError, match=re.escape(message)):
-        prepare(raw(), raw(**changes))
-
-
 def test_a_splitter_of_ones_own():
     seen = []
 
@@ -224,12 +214,10 @@ def test_what_a_splitter_gives_is_checked(result, got):
 
 
 def test_load_splitter(tmp_path, monkeypatch):
-    (tmp_path / "lines_splitter.py").write_text("NUMBER = 3\n\n\ndef split(text):\n    return text.splitlines()\n")
+    (tmp_path / "lines_splitter.py").write_text("def split(text):\n    return text.splitlines()\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert load_splitter("lines_splitter:split")("a\nb") == ["a", "b"]
-    with pytest.raises(UserError, match="'lines_splitter:NUMBER' is int; expected module:function"):
-        load_splitter("lines_splitter:NUMBER")
 
 
 def test_real_traces_become_records(shared_data):
