@@ -367,9 +367,9 @@ def verdict(comparison: Comparison) -> str:
     sizes = [100 * size for test in known if (size := statistics.detectable(test, tails, len(known))) is not None]
     if sizes:
         seeds = " or ".join(map(str, sorted({test.n for test in known})))
-        size = f"{min(sizes):.1f}" + (f" to {max(sizes):.1f}" if len(sizes) > 1 else "")
+        most = f" to {max(sizes):.1f}" if len(sizes) > 1 else ""
         share = f"{statistics.POWER:.0%} of cases"
-        parts.append(f"{seeds} seeds could have shown a difference of {size} points (in {share})")
+        parts.append(f"{seeds} seeds could have shown a difference of {min(sizes):.1f}{most} points (in {share})")
     elif known:
         parts.append("differences that are equal for all seeds can't be tested")
     else:

@@ -196,7 +196,8 @@ def _scores_and_errors(name: str, evaluated: Sequence[tuple[Run, Evaluation]]) -
     scores = dict.fromkeys(each.summary[which] for _, each in evaluated for which in ("headline", "lenient"))
     scores |= dict.fromkeys(score for _, each in evaluated for score in each.summary["scores"])
     kinds = dict.fromkeys(kind for _, each in evaluated for kind in each.summary.get("errors") or ())
-    rows, errors, about = [], [], {}
+    rows, errors = [], []
+    about: dict[str, None] = {}
     for run, each in evaluated:
         summary, similarity = each.summary, each.summary.get("similarity") or {}
         cells = [_interval(summary["scores"].get(score)) for score in scores]
@@ -219,9 +220,8 @@ def _interval(score: dict[str, Any] | None) -> str:
     """A score with its 95 % interval, where it has one: ``12.5% [9.1, 16.0]``."""
     if score is None:
         return UNKNOWN
-    low, high = score.get("low"), score.get("high")
-    ends = f" [{100 * low:.1f}, {100 * high:.1f}]" if is_number(low) and is_number(high) else ""
-    return f"{score['mean']:.1%}{ends}"
+    ends = [f"{100 * score[end]:.1f}" for end in ("low", "high") if is_number(score.get(end))]
+    return f"{score['mean']:.1%}" + (f" [{', '.join(ends)}]" if ends else "")
 
 
 def _columns(runs: Sequence[Run]) -> list[str]:
