@@ -50,11 +50,7 @@ class CompareFlags:
 
 
 def compare(args: argparse.Namespace) -> int:
-    """Compare the runs; print the tables or write them to files.
-
-    Raises:
-        UserError: a folder or a flag is wrong, or the runs can't be compared.
-    """
+    """Compare the runs; print the tables or write them to files."""
     from stepjepa.experiments.plot import check_picture, write_picture
     from stepjepa.experiments.tables import FORMATS
 
@@ -116,11 +112,7 @@ class ReportFlags:
 
 
 def report(args: argparse.Namespace) -> int:
-    """Print the table or write the page.
-
-    Raises:
-        UserError: a folder or a flag is wrong, or the runs can't stand in one table.
-    """
+    """Print the table or write the page."""
     refuse_without_effect(vars(args), ReportFlags)
     refuse_both(args, ("json", "output_file"))
     if args.output_file is not None:
@@ -137,7 +129,7 @@ def report(args: argparse.Namespace) -> int:
 
 
 def _write_page(args: argparse.Namespace) -> int:
-    from stepjepa.analysis.files import JSON_FILE
+    from stepjepa.inspection.analysis import JSON_FILE
     from stepjepa.pages.page import write_page
     from stepjepa.pages.runs import read_runs
 
