@@ -29,7 +29,7 @@ steps, the FLOPs of training (within 2 %), or neither."""
 REPORT_EPILOG = """\
 Prints a table of the evaluated runs. With --output_file FILE.html it writes one
 file that loads nothing: comparison of the arms, settings, accuracy, losses,
-similarities and ranks over steps, errors, answers, records. Unfinished and
+similarities and ranks over steps, errors, answers. Unfinished and
 unevaluated runs are included with what they have."""
 
 
@@ -42,7 +42,7 @@ class CompareFlags:
     baseline: str | None = option(None, "name of the arm to compare with (the regular one)", metavar="ARM")
     names: str | None = option(None, "names of the arms, in the order of their first runs", metavar="A,B")
     tails: Literal["one", "two"] = option("one", "one- or two-tailed p, to be corrected for the number of arms")
-    format: Literal["text", "markdown", "csv", "latex", "json"] = option("text", "format of the tables")
+    format: Literal["text", "markdown", "json"] = option("text", "format of the tables")
     json: bool = option(False, "short for --format json")
     output_file: str | None = option(None, "write the tables to this file", metavar="FILE")
     plot: str | None = option(None, "draw means, error bars and seeds: FILE.png or FILE.svg", metavar="FILE")
