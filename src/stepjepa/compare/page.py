@@ -15,13 +15,7 @@ from typing import Any
 from markupsafe import Markup
 
 from stepjepa import __version__, terminal
-from stepjepa.errors import UserError
-from stepjepa.experiments.comparison import Comparison, compare, verdict
-from stepjepa.experiments.evaluated_run import settings_of
-from stepjepa.experiments.plot import svg
-from stepjepa.experiments.tables import Table, tables
-from stepjepa.files import atomic_write, read_jsonl
-from stepjepa.pages.charts import (
+from stepjepa.compare.charts import (
     UNKNOWN,
     Look,
     curves,
@@ -32,7 +26,13 @@ from stepjepa.pages.charts import (
     read_template,
     render,
 )
-from stepjepa.pages.runs import Evaluation, Run, is_number
+from stepjepa.compare.comparison import Comparison, compare, verdict
+from stepjepa.compare.evaluated_run import settings_of
+from stepjepa.compare.logged_run import Evaluation, Run, is_number
+from stepjepa.compare.plot import svg
+from stepjepa.compare.tables import Table, tables
+from stepjepa.errors import UserError
+from stepjepa.files import atomic_write, read_jsonl
 from stepjepa.terminal import visible_lines
 
 LONGEST = 4000

@@ -13,10 +13,10 @@ from bad_runs import DAMAGED, damage
 from made_up_logs import STEP_JEPA, log
 from made_up_runs import change, evaluate, make_run
 from stepjepa.cli import main
+from stepjepa.compare.logged_run import read_runs
+from stepjepa.compare.page import make_page
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
-from stepjepa.pages.page import make_page
-from stepjepa.pages.runs import read_runs
 
 HOSTILE = (
     "<img src=x onerror=\"document.title='caught'\"><script>document.title='caught'</script>{{ 7 * 7 }}&amp;\u202e"

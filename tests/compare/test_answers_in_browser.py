@@ -10,9 +10,9 @@ import pytest
 from test_sections import say
 
 from made_up_runs import make_run
+from stepjepa.compare.logged_run import read_runs
+from stepjepa.compare.page import write_page
 from stepjepa.files import write_jsonl
-from stepjepa.pages.page import write_page
-from stepjepa.pages.runs import read_runs
 
 HOSTILE = (
     "<script>alert(1)</script>",

@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 import pytest
 
 from made_up_runs import make_run
+from stepjepa.compare.comparison import compare, verdict
+from stepjepa.compare.plot import check_picture, draw, write_picture
+from stepjepa.compare.tables import FORMATS, tables
 from stepjepa.errors import UserError
-from stepjepa.experiments.comparison import compare, verdict
-from stepjepa.experiments.plot import check_picture, draw, write_picture
-from stepjepa.experiments.tables import FORMATS, tables
 
 LLM = {"mode": "llm-jepa"}
 RIGHT = {

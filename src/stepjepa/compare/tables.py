@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stepjepa.compare.comparison import Comparison, Difference, groups, verdict
+from stepjepa.compare.evaluated_run import FIGURES, MEASURES, EvaluatedRun, read_evaluated_run, run_names
+from stepjepa.compare.statistics import PairedT
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import mean_with_interval
-from stepjepa.experiments.comparison import Comparison, Difference, groups, verdict
-from stepjepa.experiments.evaluated_run import FIGURES, MEASURES, EvaluatedRun, read_evaluated_run, run_names
-from stepjepa.experiments.statistics import PairedT
 from stepjepa.terminal import finite
 
 WIDTH = 80

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepjepa.errors import UserError
-from stepjepa.experiments import statistics
-from stepjepa.experiments.evaluated_run import (
+from stepjepa.compare import statistics
+from stepjepa.compare.evaluated_run import (
     MEASURES,
     EvaluatedRun,
     RunFolder,
     read_evaluated_run,
     refuse_different,
 )
-from stepjepa.experiments.statistics import ExampleTest, PairedT, Spread
+from stepjepa.compare.statistics import ExampleTest, PairedT, Spread
+from stepjepa.errors import UserError
 
 TAILS = {"one": "p_greater", "two": "p_two_sided"}
 """Which p is corrected, to the name that it has in the tests."""

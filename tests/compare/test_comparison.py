@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from made_up_runs import PROTOCOL, change, evaluate, make_run
+from stepjepa.compare.comparison import compare
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import model_fingerprint
-from stepjepa.experiments.comparison import compare
 
 LLM = {"mode": "llm-jepa", "lbd": 0.5}
 

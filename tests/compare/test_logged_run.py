@@ -7,10 +7,10 @@ import pytest
 
 from made_up_logs import log
 from made_up_runs import change, evaluate, make_run
+from stepjepa.compare.evaluated_run import run_names
+from stepjepa.compare.logged_run import read_runs
 from stepjepa.errors import UserError
-from stepjepa.experiments.evaluated_run import run_names
 from stepjepa.files import write_json
-from stepjepa.pages.runs import read_runs
 
 
 def test_names_are_as_long_as_they_must_be():

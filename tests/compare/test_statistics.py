@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from stepjepa.experiments.statistics import flip_p_values, holm, paired_t, sign_flip
+from stepjepa.compare.statistics import flip_p_values, holm, paired_t, sign_flip
 
 
 def test_three_seeds_by_hand():

@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepjepa.compare.grid import Trial
+from stepjepa.compare.sweep import FAILED, FINISHED, INTERRUPTED, Local, SweepFolder
 from stepjepa.errors import UserError, one_line
-from stepjepa.experiments.grid import Trial
-from stepjepa.experiments.sweep import FAILED, FINISHED, INTERRUPTED, Local, SweepFolder
 from stepjepa.files import read_json_object, write_json
 from stepjepa.signals import Interruptions
 

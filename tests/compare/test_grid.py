@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from stepjepa.compare.grid import Trial, expand, make_grid, read_grid, select
 from stepjepa.errors import UserError
-from stepjepa.experiments.grid import Trial, expand, make_grid, read_grid, select
 from stepjepa.options import as_arguments
 
 

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepjepa.compare.comparison import Comparison
+from stepjepa.compare.tables import measure_names
 from stepjepa.errors import UserError
-from stepjepa.experiments.comparison import Comparison
-from stepjepa.experiments.tables import measure_names
 from stepjepa.files import atomic_write
 from stepjepa.terminal import drawable
 
