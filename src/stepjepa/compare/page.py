@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.metadata
 import json
 import os
 import shlex
@@ -14,7 +15,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from stepjepa import __version__, terminal
+from stepjepa import terminal
 from stepjepa.compare.charts import (
     UNKNOWN,
     Look,
@@ -116,7 +117,7 @@ def make_page(
         "page.html",
         title=title or (f"Run {names}" if len(runs) == 1 else f"{len(runs)} runs: {names}"[:100]),
         policy=_content_policy([first, *scripts, *filter(None, [plotly])]),
-        version=__version__,
+        version=importlib.metadata.version("stepjepa"),
         style=read_template("page.css"),
         first=first,
         sections=shown,
@@ -247,8 +248,7 @@ def loss_section(runs: Sequence[Run], look: Look) -> Section | None:
 
 def representation_section(runs: Sequence[Run], look: Look) -> Section | None:
     """Similarity and effective ranks, with a warning where embeddings collapsed; None where nothing was logged."""
-    from stepjepa.objectives.monitors import REMEDIES
-    from stepjepa.training.callbacks import collapse
+    from stepjepa.objectives.monitors import REMEDIES, collapse
 
     collapsed = []
     for run in runs:
