@@ -23,7 +23,7 @@ COMPARE_EPILOG = """\
 Runs that differ only in their seeds form an arm; each arm is paired with the
 baseline by seed: Student's paired t-test with Holm's correction over all arms,
 McNemar's exact test for each seed, an exact permutation test over examples.
-Arms are grouped by what they share with the baseline: the number of optimizer
+Of each arm it says what is equal to the baseline: the number of optimizer
 steps, the FLOPs of training (within 2 %), or neither."""
 
 REPORT_EPILOG = """\
