@@ -52,31 +52,10 @@ class Section:
     script: str | None = None
 
 
-def write_page(
-    runs: Sequence[Run],
-    path: str | os.PathLike[str],
-    *,
-    title: str | None = None,
-    baseline: str | None = None,
-    analysis: Path | None = None,
-) -> int:
-    """Write the page of some runs atomically.
-
-    Args:
-        runs: from ``runs.read_runs``.
-        path: of the HTML file.
-        title: of the page; by default made of the names of the runs.
-        baseline: the arm that the others are compared with; by default the regular one.
-        analysis: output folder of ``stepjepa analyze``; by default the first one in the folder of a run.
-
-    Returns:
-        Bytes written.
-
-    Raises:
-        UserError: ``baseline`` is none of the arms, or the runs can't be compared with it.
-    """
+def write_page(runs: Sequence[Run], path: str | os.PathLike[str], **options: Any) -> int:
+    """Write the page of some runs atomically; options as for :func:`make_page`. Returns the number of bytes written."""
     # Files of other programs may hold half of a surrogate pair, which UTF-8 can't encode.
-    page = make_page(runs, title=title, baseline=baseline, analysis=analysis).encode("utf-8", errors="replace")
+    page = make_page(runs, **options).encode("utf-8", errors="replace")
     with atomic_write(path, "wb") as stream:
         stream.write(page)
     return len(page)
@@ -85,7 +64,17 @@ def write_page(
 def make_page(
     runs: Sequence[Run], *, title: str | None = None, baseline: str | None = None, analysis: Path | None = None
 ) -> str:
-    """The page of some runs as text, the same for the same runs; see :func:`write_page`."""
+    """The page of some runs as text, the same for the same runs.
+
+    Args:
+        runs: from ``logged_run.read_runs``.
+        title: of the page; by default made of the names of the runs.
+        baseline: the arm that the others are compared with; by default the regular one.
+        analysis: output folder of ``stepjepa analyze``; by default the first one in the folder of a run.
+
+    Raises:
+        UserError: ``baseline`` is none of the arms, or the runs can't be compared with it.
+    """
     compared = compare_runs(runs, baseline)
     look = looks(runs, [comparison for _, comparison, _ in compared])
     makers: dict[str, Callable[[], Section | None]] = {
@@ -112,10 +101,9 @@ def make_page(
 
         # Browsers hash scripts after they have normalised line ends.
         plotly = get_plotlyjs().replace("\r\n", "\n")
-    names = ", ".join(run.name for run in runs)
     return render(
         "page.html",
-        title=title or (f"Run {names}" if len(runs) == 1 else f"{len(runs)} runs: {names}"[:100]),
+        title=title or (f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs"),
         policy=_content_policy([first, *scripts, *filter(None, [plotly])]),
         version=importlib.metadata.version("stepjepa"),
         style=read_template("page.css"),
