@@ -111,8 +111,8 @@ def test_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found, _ = document(capsys, "compare", *runs)
     assert main(["compare", *map(str, runs), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == found
-    assert main(["compare", *map(str, runs), "--format", "csv", "--json"]) == 2
-    assert "--json means --format json, and --format csv is named too; leave one out" in capsys.readouterr().err
+    assert main(["compare", *map(str, runs), "--format", "markdown", "--json"]) == 2
+    assert "--json means --format json, and --format markdown is named too; leave one out" in capsys.readouterr().err
 
 
 def test_estimate(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,19 +17,19 @@ from stepjepa.options import option, refuse_both, refuse_without_effect
 from stepjepa.terminal import print_json, visible_lines
 
 if TYPE_CHECKING:
-    from stepjepa.experiments.comparison import Comparison
+    from stepjepa.compare.comparison import Comparison
 
 COMPARE_EPILOG = """\
 Runs that differ only in their seeds form an arm; each arm is paired with the
 baseline by seed: Student's paired t-test with Holm's correction over all arms,
 McNemar's exact test for each seed, an exact permutation test over examples.
-Arms are grouped by what they share with the baseline: the number of optimizer
+Of each arm it says what is equal to the baseline: the number of optimizer
 steps, the FLOPs of training (within 2 %), or neither."""
 
 REPORT_EPILOG = """\
 Prints a table of the evaluated runs. With --output_file FILE.html it writes one
 file that loads nothing: comparison of the arms, settings, accuracy, losses,
-similarities and ranks over steps, errors, answers, records. Unfinished and
+similarities and ranks over steps, errors, answers. Unfinished and
 unevaluated runs are included with what they have."""
 
 
@@ -42,7 +42,7 @@ class CompareFlags:
     baseline: str | None = option(None, "name of the arm to compare with (the regular one)", metavar="ARM")
     names: str | None = option(None, "names of the arms, in the order of their first runs", metavar="A,B")
     tails: Literal["one", "two"] = option("one", "one- or two-tailed p, to be corrected for the number of arms")
-    format: Literal["text", "markdown", "csv", "latex", "json"] = option("text", "format of the tables")
+    format: Literal["text", "markdown", "json"] = option("text", "format of the tables")
     json: bool = option(False, "short for --format json")
     output_file: str | None = option(None, "write the tables to this file", metavar="FILE")
     plot: str | None = option(None, "draw means, error bars and seeds: FILE.png or FILE.svg", metavar="FILE")
@@ -51,8 +51,8 @@ class CompareFlags:
 
 def compare(args: argparse.Namespace) -> int:
     """Compare the runs; print the tables or write them to files."""
-    from stepjepa.experiments.plot import check_picture, write_picture
-    from stepjepa.experiments.tables import FORMATS
+    from stepjepa.compare.plot import check_picture, write_picture
+    from stepjepa.compare.tables import FORMATS
 
     if args.json and args.format not in ("text", "json"):
         raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
@@ -80,8 +80,8 @@ def compare(args: argparse.Namespace) -> int:
 
 def _comparison(args: argparse.Namespace) -> Comparison:
     """Compare the runs, named by ``--names``, by the arms of their sweep, or by the settings in which they differ."""
-    from stepjepa.experiments.comparison import compare
-    from stepjepa.experiments.evaluated_run import SUMMARY, find_run_folders
+    from stepjepa.compare.comparison import compare
+    from stepjepa.compare.evaluated_run import SUMMARY, find_run_folders
 
     places = find_run_folders(args.runs)
     # An unfinished sweep has trained runs without an evaluation: skip them. Runs named one by one must have one.
@@ -117,8 +117,8 @@ def report(args: argparse.Namespace) -> int:
     refuse_both(args, ("json", "output_file"))
     if args.output_file is not None:
         return _write_page(args)
-    from stepjepa.experiments.evaluated_run import find_run_folders
-    from stepjepa.experiments.tables import report, report_text
+    from stepjepa.compare.evaluated_run import find_run_folders
+    from stepjepa.compare.tables import report, report_text
 
     rows = report([each.folder for each in find_run_folders(args.runs)])
     if args.json:
@@ -129,9 +129,9 @@ def report(args: argparse.Namespace) -> int:
 
 
 def _write_page(args: argparse.Namespace) -> int:
+    from stepjepa.compare.logged_run import read_runs
+    from stepjepa.compare.page import write_page
     from stepjepa.inspection.analysis import JSON_FILE
-    from stepjepa.pages.page import write_page
-    from stepjepa.pages.runs import read_runs
 
     target, analysis = Path(args.output_file), args.analysis and Path(args.analysis)
     if target.suffix.lower() not in (".html", ".htm"):
