@@ -81,7 +81,7 @@ def compare(args: argparse.Namespace) -> Any:
 
 def _comparison(args: argparse.Namespace) -> Comparison:
     """Compare the runs, named by ``--names``, by the arms of their sweep, or by the settings in which they differ."""
-    from stepjepa.experiments.comparison import compare, compare_folders
+    from stepjepa.experiments.comparison import compare
     from stepjepa.experiments.evaluated_run import SUMMARY, find_run_folders
 
     places = find_run_folders(args.runs)
@@ -93,11 +93,8 @@ def _comparison(args: argparse.Namespace) -> Comparison:
         print(f"note: {visible_lines(str(waiting[0].folder))}{more}: not evaluated yet, left out", file=sys.stderr)
     if not places:
         raise UserError("none of its runs is evaluated yet; go on with the sweep", path=waiting[0].folder.parents[1])
-    settings = {"evaluation": args.evaluation, "tails": args.tails}
-    if args.names is None:
-        return compare_folders(places, args.baseline, **settings)
-    names = [" ".join(name.split()) for name in args.names.split(",")]
-    return compare([place.folder for place in places], names=names, baseline=args.baseline, **settings)
+    names = [] if args.names is None else [" ".join(name.split()) for name in args.names.split(",")]
+    return compare(places, names=names, evaluation=args.evaluation, baseline=args.baseline, tails=args.tails)
 
 
 @dataclass
@@ -131,7 +128,7 @@ def report(args: argparse.Namespace) -> Any:
 
 
 def _write_page(args: argparse.Namespace) -> int:
-    from stepjepa.analysis.files import JSON_FILE
+    from stepjepa.inspection.analysis import JSON_FILE
     from stepjepa.pages.page import write_page
     from stepjepa.pages.runs import read_runs
 

@@ -59,14 +59,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
     inspection = inspect_records(records, args.index, tokenizer, config, args.records)
     if not args.json:
-        from stepjepa.inspection.view import show
+        from stepjepa.inspection.record import show
 
         known = sys.stdout.isatty() or "COLUMNS" in os.environ
         width = shutil.get_terminal_size().columns if known else PIPE_WIDTH
         show(inspection, make_console(width, colours=not args.no_color))
     if args.png is not None:
-        from stepjepa.inspection.picture import write_png
-        from stepjepa.inspection.view import title
+        from stepjepa.inspection.plots import write_png
+        from stepjepa.inspection.record import title
 
         write_png(inspection, args.png, title(inspection))
         print(f"wrote {args.png}", file=sys.stderr)
