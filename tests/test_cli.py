@@ -109,7 +109,7 @@ BAD_FLAGS = [
     (["--train_file", "nowhere.jsonl"], "nowhere.jsonl: no such data file"),
     (["--model_name", "nowhere/at-all"], "can't load a tokenizer from 'nowhere/at-all'"),
     (["--model_name", "preset:huge"], "no preset 'huge'; choose one of preset:tiny"),
-    (["--do_train", "True"], "--do_train has no effect here"),
+    (["--do_train", "True"], "--do_train: it has no effect here"),
     (["--hub_token", "secret"], "set HF_TOKEN in the environment"),
     (["--eval_file", "x", "--data_file", "y"], "one of --train_file, --data_file and --dataset"),
 ]

@@ -40,8 +40,8 @@ rows, or only what is computed from the rows."""
 _text = partial(option, affects="sequences")
 _views = partial(option, affects="sequences", views=True)
 _rows = partial(option, affects="encoding")
-_term = partial(option, affects="objective")
-_loss = partial(option, affects="objective", views=True)
+_term = partial(option, affects="objective", group="loss")
+_loss = partial(_term, views=True)
 
 
 @dataclass
@@ -87,7 +87,7 @@ class JepaConfig:
         "tokens that carry LM loss; reference: those of the published collator, all but padding's token",
     )
     plain: bool = _text(False, "no chat format: question <|perception|> answer; with labels all the question alone")
-    max_length: int = _text(512, "most tokens of a record's main sequence", allowed=FROM_TWO)
+    max_length: int = _text(512, "most tokens of a record's main sequence", allowed=FROM_TWO, group="data")
     over_length: Literal["error", "truncate", "skip"] = _text(
         "error", "what to do with a longer record; drop means skip", parse=lambda text: {"drop": "skip"}.get(text, text)
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar, final
 
 from stepjepa.errors import UserError, shown
 from stepjepa.files import holds_half, read_json_object
@@ -17,6 +17,15 @@ _LARGEST = 1e60
 """Largest magnitude of a number: measured numbers are smaller, and its square is still a finite float."""
 
 
+T = TypeVar("T")
+
+
+def _or_none(read: Callable[[Fields, str], T]) -> Callable[[Fields, str], T | None]:
+    """The same method, which returns None for a field that is missing or null."""
+    return lambda self, name: None if self.values.get(name) is None else read(self, name)
+
+
+@final
 class Fields:
     """The fields of a JSON object. A method with ``_or_none`` returns None for a field that is missing or null.
 
@@ -44,7 +53,7 @@ class Fields:
     def wrong(self, name: str, expected: str) -> UserError:
         """The error for a missing or wrong field, which says what is ``expected``."""
         value = self.values.get(name)
-        told = {dict: "an object", list: "a list"}.get(type(value)) or shown(value)
+        told = "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else shown(value)
         there = f"is {told}" if name in self.values else "is missing"
         return self.fault(f"{shown(self._within + name)} {there}, expected {expected}")
 
@@ -54,14 +63,9 @@ class Fields:
 
     def text(self, name: str) -> str:
         """The value of a string field."""
-        value = self.values.get(name)
-        if not isinstance(value, str):
+        if not isinstance(value := self.values.get(name), str):
             raise self.wrong(name, "a text")
         return value
-
-    def text_or_none(self, name: str) -> str | None:
-        """The value of a string field or None."""
-        return None if self.values.get(name) is None else self.text(name)
 
     def whole(self, name: str, least: int = -(10**60)) -> int:
         """The value of an integer field, which is at least ``least``."""
@@ -69,10 +73,6 @@ class Fields:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST:
             raise self.wrong(name, "a whole number" if least < -1 else f"a whole number of at least {least}")
         return value
-
-    def whole_or_none(self, name: str) -> int | None:
-        """The value of an integer field or None."""
-        return None if self.values.get(name) is None else self.whole(name)
 
     def number(self, name: str) -> float:
         """The value of a field that holds a finite number; true is 1 and false is 0."""
@@ -95,14 +95,13 @@ class Fields:
 
     def inner(self, name: str) -> Fields:
         """The fields of a nested object."""
-        value = self.values.get(name)
-        if not isinstance(value, dict):
+        if not isinstance(value := self.values.get(name), dict):
             raise self.wrong(name, "an object")
         return Fields(value, self._path, self._remedy, self._line, f"{self._within}{name}.")
 
-    def inner_or_none(self, name: str) -> Fields | None:
-        """The fields of a nested object or None."""
-        return None if self.values.get(name) is None else self.inner(name)
+    text_or_none = _or_none(text)
+    whole_or_none = _or_none(whole)
+    inner_or_none = _or_none(inner)
 
 
 def read_fields(path: str | os.PathLike[str], what: str, remedy: str) -> Fields:

@@ -37,12 +37,11 @@ def option(default: Any = MISSING, help: str = "", **more: Any) -> Any:
     Args:
         default: the default value; without one the flag is required.
         help: the help text; ``--help`` shows it up to the first semicolon, ``--help_all`` and the reference show all.
-        more: ``group``: heading in the help, if the class has flags under several; ``names``: other names of the flag;
-            ``metavar``: name of the value in the help; ``choices``: allowed values, if the type is no ``Literal``;
-            ``allowed``: a :data:`Range`; ``parse``: converts the text of the command line, instead of the type;
-            ``const``: the value of a flag given without one; ``positional``: an argument without a flag; ``only_with``:
-            the option without which this one has no effect, as ``lora`` or ``target_grad ema``, alternatives joined by
-            ``or``; and what the owner of the class needs, such as ``affects`` of :class:`stepjepa.config.JepaConfig`.
+        more: ``group``: heading in the help, instead of the class's; ``names``: other names of the flag; ``metavar``;
+            ``choices``, if the type is no ``Literal``; ``allowed``: a :data:`Range`; ``parse``: converts the text,
+            instead of the type, and ``expected`` describes it; ``const``: the value of a flag given without one;
+            ``positional``: an argument without a flag; ``only_with``: the options without which this one has no effect,
+            ``lora`` or ``target_grad ema``, joined by ``or``; what the owner needs, as ``affects`` of ``JepaConfig``.
     """
     return field(default=default, metadata={"help": help, **more})
 
@@ -69,11 +68,11 @@ class Option:
 
     def read(self, text: str) -> Any:
         """Convert the text of a flag, with all checks."""
-        try:
-            value = (self.about.get("parse") or READERS.get(self.type, str))(text)
-        except ValueError:
-            expected = self.about.get("allowed", (None, "a number"))[1]
-            raise argparse.ArgumentTypeError(f"expected {expected}, got {shown(text)}") from None
+        read = READERS.get(self.type, str)
+        if "parse" in self.about:
+            expected = self.about.get("expected") or self.about.get("allowed", (None, "a number"))[1]
+            read = _reader(expected, self.about["parse"])
+        value = read(text)
         if fault := self.fault(value):
             raise argparse.ArgumentTypeError(fault)
         return value
@@ -95,32 +94,39 @@ def options_of(*settings: Any) -> Iterator[Option]:
             yield Option(each.name, hint, several, choices, each.default, each.metadata)
 
 
-def whole(text: str) -> int:
-    """Parse a whole number of up to 18 digits (so it fits into 64 bits); ``1_000`` is refused as a typing error."""
+def _reader(expected: str, convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A function that converts a text, or says what is ``expected`` if ``convert`` raises an error."""
+
+    def read(text: str) -> Any:
+        try:
+            return convert(text)
+        except (ValueError, KeyError, TypeError):
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {shown(text)}") from None
+
+    return read
+
+
+def _whole(text: str) -> int:
+    # Up to 18 digits, so that it fits into 64 bits; ``1_000`` is a typing error.
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip()):
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {shown(text)}")
+        raise ValueError
     return int(text)
 
 
-def number(text: str) -> float:
-    """Parse a number or infinity; NaN is refused, and so are underscores as in ``1_000``."""
-    try:
-        found = math.nan if "_" in text else float(text)
-    except ValueError:
-        found = math.nan
-    if math.isnan(found):
-        raise argparse.ArgumentTypeError(f"expected a number, got {shown(text)}")
-    return found
+def _number(text: str) -> float:
+    if "_" in text or math.isnan(float(text)):
+        raise ValueError
+    return float(text)
 
 
-def boolean(text: str) -> bool:
-    """Parse the explicit value of a switch, as in ``--lora True``."""
-    if text.lower() in (*TRUE, *FALSE):
-        return text.lower() in TRUE
-    raise argparse.ArgumentTypeError(f"expected true or false, got {shown(text)}")
+_SWITCH = {word: value for words, value in ((TRUE, True), (FALSE, False)) for word in words}
 
-
-READERS: Mapping[Any, Callable[[str], Any]] = {int: whole, float: number, bool: boolean}
+READERS: Mapping[Any, Callable[[str], Any]] = {
+    int: _reader("a whole number", _whole),
+    float: _reader("a number", _number),
+    bool: _reader("true or false", lambda text: _SWITCH[text.lower()]),
+}
+"""Type -> function that converts the text of a flag."""
 
 
 def wrong_value(settings: Any) -> str | None:
@@ -217,17 +223,10 @@ class Parser(argparse.ArgumentParser):
 
             self.add_argument("--help_all", action=HelpAll, nargs=0, help="show every flag")
 
-    def add(self, settings: type, group: str, only: Collection[str] = (), without: Collection[str] = ()) -> None:
-        """Add the flags of a dataclass.
-
-        Args:
-            settings: the dataclass.
-            group: heading of the flags whose fields name none.
-            only: the fields that become flags; with none all do.
-            without: fields that do not.
-        """
+    def add(self, settings: type, group: str, without: Collection[str] = ()) -> None:
+        """Add the flags of a dataclass ``without`` some fields; ``group`` is the heading of those that name none."""
         for each in options_of(settings):
-            if each.name not in without and (not only or each.name in only):
+            if each.name not in without:
                 title = each.about.get("group", group)
                 section = next((known for known in self._action_groups if known.title == title), None)
                 _add(section or self.add_argument_group(title), each)

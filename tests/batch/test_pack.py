@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stepjepa.objectives.lm import LMLoss, PromptLoss
-from stepjepa.objectives.tube import Tube
 from torch import Tensor
 
 import tiny
@@ -22,6 +20,7 @@ from stepjepa.batch.sequences import Sequence
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import Alignment, InfoNCE
 from stepjepa.objectives.objective import Objective, jepa_loss
+from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
 
 NEVER = 10**4
 
@@ -45,6 +44,9 @@ def seen(rows: Rows) -> list[set[int]]:
     count, width = rows.ids.shape
     trees = Trees(*map(torch.from_numpy, (rows.start, rows.end, rows.positions)), bool(rows.start.any()))
     mask = dense(trees)[:, 0] if rows.branches else torch.ones(width, width).tril().bool().expand(count, -1, -1)
+    real = torch.arange(width) < torch.from_numpy(rows.lengths)[:, None]
+    assert mask.any(-1).all(), "a query without a key"
+    assert not (mask & real[:, :, None] & ~real[:, None, :]).any(), "padding is seen"
     return [{row * width + int(k) for k in mask[row, q].nonzero()} for row in range(count) for q in range(width)]
 
 

@@ -107,7 +107,7 @@ REFUSED: list[tuple[str, str]] = [
     ("--ema_decay 0.9", "--ema_decay does nothing without --target_grad ema"),
     ("--target_grad ema --ema_decay 1", "--ema_decay: expected 0 or more and less than 1, got 1.0"),
     ("--lbd_warmup 0.2", "--lbd_warmup does nothing without --lbd_schedule warmup"),
-    ("--lbd_schedule warmup --lbd_warmup 0", "--lbd_warmup: expected a share of the run above 0"),
+    ("--lbd_schedule warmup --lbd_warmup 0", "--lbd_warmup: expected a share above 0"),
     ("--pair_distance 2", "pair_distance 2 counts steps, and mode llm-jepa has none"),
     ("--step_jepa --pair_distance 0", "--pair_distance: expected 1 or more, got 0"),
     (

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from stepjepa.data.sources import read_records
-from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, TaskOptions
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response
 from stepjepa.tasks.generic import BoxedTask, GenericTask, Gsm8kTask
 from task_records import record
 
@@ -66,10 +66,6 @@ SOLUTION = (
 )
 
 
-def judge_gsm8k(text, **options):
-    return judge(Gsm8kTask.from_options(TaskOptions(**options)), record(SOLUTION), text)
-
-
 @pytest.mark.parametrize(
     ("text", "error"),
     [
@@ -89,44 +85,25 @@ def judge_gsm8k(text, **options):
     ],
 )
 def test_an_answer_is_judged_where_it_is_marked(text, error):
-    scored = judge_gsm8k(text)
+    scored = judge(Gsm8kTask(), record(SOLUTION), text)
     assert scored.error == error
     assert scored.scores["correct"] is (error is None)
     assert scored.scores["answered"] is (error != NO_ANSWER) is (scored.extracted["answer"] is not None)
 
 
-@pytest.mark.parametrize(
-    ("text", "lenient"),
-    [
-        ("She makes 9 * 2 = 18.", True),
-        ("#### 17\nor rather 18", False),
-        ("#### Conclusion\nShe makes 18.", True),
-        ("", False),
-    ],
-)
-def test_the_last_number_counts_apart_and_only_when_asked_for(text, lenient):
-    asked, plain = judge_gsm8k(text, last_number=True), judge_gsm8k(text)
-    assert asked.scores == {**plain.scores, "last_number_correct": lenient}
-    assert (asked.error, asked.scores["correct"]) == (plain.error, False)
-
-
 def test_agrees_with_the_verdicts_on_solutions_that_a_model_wrote(shared_data):
     traces = json.loads((shared_data / "traces" / "star_repo_star.detailed_results.json").read_text(encoding="utf-8"))
     records = read_records(shared_data / "llm_jepa" / "gsm8k_test.jsonl")
-    task, strict, lenient = Gsm8kTask.from_options(TaskOptions(last_number=True)), Counter(), []
-    for example, trace in zip(records, traces, strict=True):
-        scored = judge(task, example, trace["full_response"])
-        strict[scored.error, trace["is_correct"]] += 1
-        if scored.scores["last_number_correct"] is not trace["is_correct"]:
-            lenient.append(trace["index"])
-    # The published verdicts guess at the last number of a response that marks none, and so does the lenient score.
-    assert strict == {
+    verdicts = Counter(
+        (judge(Gsm8kTask(), example, trace["full_response"]).error, trace["is_correct"])
+        for example, trace in zip(records, traces, strict=True)
+    )
+    # The published verdicts guess at the last number of a response that marks none. 1199 marks "8 / 3 = 2 with a
+    # remainder", then the right 2; the 8 was read.
+    assert verdicts == {
         (None, True): 747,
         (None, False): 1,
         (WRONG, False): 371,
         (NO_ANSWER, True): 89,
         (NO_ANSWER, False): 111,
     }
-    # 504 ends in "11. There must be another pack": no answer at all, said to be right. 899 ends in "will receive 16
-    # cookies. ####", and 16 is right. 1199 marks "8 / 3 = 2 with a remainder", then the right 2; the 8 was read.
-    assert lenient == [504, 899, 1199]

@@ -1,6 +1,5 @@
 """Queries that nobody has vouched for: what they find, what is refused, and that no byte is ever written."""
 
-import hashlib
 import random
 import sqlite3
 import time
@@ -44,14 +43,9 @@ def database(tmp_path_factory):
 
 
 def state(folder):
-    """All that is in a folder: names, contents, and times of change, which tell of files that came and went."""
-    return {
-        str(entry.relative_to(folder.parent)): (
-            entry.stat().st_mtime_ns,
-            hashlib.sha256(entry.read_bytes()).hexdigest() if entry.is_file() else None,
-        )
-        for entry in (folder, *sorted(folder.rglob("*")))
-    }
+    """Names, contents and times of change, which tell of files that came and went."""
+    entries = (folder, *sorted(folder.rglob("*")))
+    return [(entry.name, entry.stat().st_mtime_ns, entry.is_file() and entry.read_bytes()) for entry in entries]
 
 
 def run(database, sql, seconds=5.0, **limits):
@@ -67,12 +61,10 @@ def run(database, sql, seconds=5.0, **limits):
     ("sql", "rows"),
     [
         ("SELECT name FROM singer WHERE age > 50", [("Joe",)]),
-        ("select count(*) from SINGER;", [(4,)]),
         ("VALUES (1, NULL)", [(1, None)]),
         ('WITH f AS (SELECT * FROM singer WHERE country = "France") SELECT min(age) FROM f', [(41,)]),
         ("SELECT name FROM french ORDER BY name", [("Rose",), ("Tim",)]),
         ("SELECT json_extract('[7]', '$[0]')", [(7,)]),
-        ("SELECT 'a;b'", [("a;b",)]),
     ],
 )
 def test_reading_is_allowed(database, sql, rows):
@@ -83,21 +75,16 @@ def test_reading_is_allowed(database, sql, rows):
     ("sql", "failure"),
     [
         ("DROP TABLE singer", "denied"),
-        ("DELETE FROM singer", "denied"),
         ("WITH x AS (SELECT 1) DELETE FROM singer", "denied"),
-        ("CREATE TABLE t (a)", "denied"),
         ("CREATE VIRTUAL TABLE t USING fts5(a)", "denied"),
         ("ATTACH DATABASE '/tmp/should-not-be-there.sqlite' AS x", "denied"),
         ("VACUUM INTO '/tmp/should-not-be-there.sqlite'", "denied"),
         ("PRAGMA journal_mode = WAL", "denied"),
         ("SELECT fts3_tokenizer('simple')", "denied"),
-        ("SELECT sqlite_log(1, 'x')", "denied"),
         ("SELECT 1; SELECT 2", "syntax"),
         ("-- nothing", "syntax"),
         ("SELEC name FROM singer", "syntax"),
-        ("SELECT name FROM singer WHERE name = 'Jo", "syntax"),
         ("SELECT nme FROM singer", "other"),
-        ("SELECT writefile('x', 'y')", "other"),
         ("SELECT '\x00'", "other"),
         ("SELECT '\ud800'", "other"),
     ],
@@ -111,12 +98,9 @@ def test_everything_else_fails(database, sql, failure):
 
 BOUNDLESS = [
     ("WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT count(*) FROM c", "time"),
-    ("SELECT count(*) FROM numbers a, numbers b, numbers c, numbers d", "time"),
     ("SELECT a.n, b.n FROM numbers a, numbers b, numbers c", "rows"),
     ("SELECT zeroblob(1000000000)", "memory"),
     ("SELECT * FROM (SELECT zeroblob(10000000 + n) AS b FROM numbers) ORDER BY b", "memory"),
-    ("SELECT " + "NOT " * 5000 + "1", "syntax"),
-    ("SELECT * FROM " + "(SELECT * FROM " * 300 + "singer" + ")" * 300, "syntax"),
     ("SELECT * FROM " + " JOIN ".join(["numbers"] * 100), "other"),
     ("word " * 200_000, "syntax"),
 ]
@@ -152,11 +136,11 @@ def test_a_call_that_cannot_be_interrupted_is_ended_with_its_process(database):
 
 
 def test_text_that_is_no_utf8_is_read_and_told_apart(database):
-    first, second = (Table(run(database, f"SELECT word FROM latin WHERE rowid = {row}"), 1) for row in (1, 2))
-    assert compare(first, second, ordered=False) == (False, False)
     verdict = judge(str(database), "SELECT word FROM latin", "SELECT word FROM latin", False, 5.0, MEMORY)
     assert verdict.right
     verdict.output.encode()
+    other = judge(str(database), *(f"SELECT word FROM latin WHERE rowid = {row}" for row in (1, 2)), False, 5.0, MEMORY)
+    assert not other.right
 
 
 @pytest.mark.parametrize("name", ["a%20b", "x?mode=rwc"])
@@ -171,10 +155,8 @@ def test_a_missing_file_is_not_made_and_what_is_no_database_fails(tmp_path):
     (tmp_path / "text.sqlite").write_text("no database, but long enough to have a header " * 10)
     (tmp_path / "empty.sqlite").touch()
     before = state(tmp_path)
-    assert run(tmp_path / "none.sqlite", "SELECT 1 FROM singer") == "other"
-    assert run(tmp_path, "SELECT 1 FROM singer") == "other"
-    assert run(tmp_path / "text.sqlite", "SELECT 1 FROM singer") == "other"
-    assert run(tmp_path / "empty.sqlite", "SELECT 1 FROM singer") == "other"
+    for name in ("none.sqlite", ".", "text.sqlite", "empty.sqlite"):
+        assert run(tmp_path / name, "SELECT 1 FROM singer") == "other"
     assert state(tmp_path) == before
 
 
@@ -198,7 +180,6 @@ def found(*rows):
 @pytest.mark.parametrize(
     ("gold", "answer", "unordered", "ordered", "same_columns"),
     [
-        ([(1, "a"), (2, "b")], [(1, "a"), (2, "b")], True, True, True),
         # Columns in another order, the same for all rows.
         ([(1, "a"), (2, "b")], [("a", 1), ("b", 2)], True, True, False),
         ([(1, 2), (2, 1)], [(1, 1), (2, 2)], False, False, False),
@@ -206,7 +187,6 @@ def found(*rows):
         ([(1,), (1,), (2,)], [(1,), (2,), (2,)], False, False, False),
         # What is the same value and what is not.
         ([(1,)], [(1.0,)], True, True, True),
-        ([("a",)], [("A",)], False, False, False),
         ([(None,)], [(0,)], False, False, False),
         ([(0.1 + 0.2,)], [(0.3,)], True, True, True),
         ([(0.33,)], [(0.3333333,)], False, False, False),
@@ -247,19 +227,14 @@ def test_rearranged_columns_are_found_exactly_where_trying_all_finds_them():
             )
             assert compare(found(*gold), found(*answer), ordered=ordered)[0] is expected, (gold, answer, ordered)
             outcomes[ordered, expected] += 1
-    assert all(outcomes[ordered, expected] > 100 for ordered in (False, True) for expected in (False, True)), outcomes
+    assert len(outcomes) == 4
+    assert min(outcomes.values()) > 100
 
 
 @pytest.mark.parametrize(
     ("gold", "sql", "right", "failure", "outputs"),
     [
-        (
-            "SELECT name FROM singer WHERE id < 3",
-            "SELECT name FROM singer WHERE id <= 2",
-            True,
-            None,
-            ("Joe\nTim",) * 2,
-        ),
+        ("SELECT pay FROM singer LIMIT 2", "SELECT pay FROM singer WHERE id <= 2", True, None, ("0.1\n0.2",) * 2),
         (
             "SELECT name FROM singer WHERE id > 9",
             "SELECT nme FROM singer",

@@ -130,11 +130,7 @@ class Collator:
         return cls(config.layout, np.asarray(predictors, np.int32), reading, **options)
 
     def sequences(self, item: Item) -> list[Sequence]:
-        """What a record becomes.
-
-        Raises:
-            ValueError: a sequence is longer than the model has positions.
-        """
+        """What a record becomes; ValueError if a sequence is longer than the model has positions."""
         if item.with_views:
             found = LAYOUTS[self.layout].place(item.record, self.predictors, self.reading)
         else:

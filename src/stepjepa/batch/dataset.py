@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import datasets
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, Sampler
 from tqdm.auto import tqdm
@@ -121,9 +120,7 @@ class StepSampler(Sampler[Key]):
 
 # -- tokens of records -------------------------------------------------------------------------------------------------
 
-# Of each view the length of its own text (-1 for the main text), start, end, predictors; ``texts`` are joined.
-_LISTS = ("ids", "labels", "prompt", "messages", "views", "texts")
-_SCHEMA = pa.schema([("line", pa.int64()), *((name, pa.list_(pa.int32())) for name in _LISTS)])
+_SCHEMA = pa.schema({"length": pa.int64(), "record": pa.list_(pa.int32())})
 
 
 class TokenizedDataset(Dataset[Item | None]):
@@ -136,56 +133,46 @@ class TokenizedDataset(Dataset[Item | None]):
 
     def __init__(self, source: str | pa.Buffer) -> None:
         self._source = source
-        self._table = pa.ipc.open_stream(pa.memory_map(source) if isinstance(source, str) else source).read_all()
-        self._lists = [self._table.column(name) for name in _LISTS]
+        table = pa.ipc.open_stream(pa.memory_map(source) if isinstance(source, str) else source).read_all()
+        self._records = table.column("record")
+        # [records] tokens of the main text of each record
+        self.lengths: NDArray[np.int64] = table.column("length").to_numpy()
 
     def __reduce__(self) -> Any:
         return TokenizedDataset, (self._source,)
 
     def __len__(self) -> int:
-        return len(self._table)
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Tokens of the main text of each record."""
-        return np.asarray(pyarrow.compute.list_value_length(self._table.column("ids")), np.int64)
+        return len(self._records)
 
     def __getitem__(self, key: int | Key) -> Item | None:
         """Look up a record; None for an empty place (``Key.record`` -1)."""
         number, with_views, epoch = key if isinstance(key, Key) else Key(int(key))
         if number < 0:
             return None
-        ids, labels, prompt, messages, places, texts = (column[number].values.to_numpy() for column in self._lists)
-        views, begin = [], 0
-        for length, start, end, predictors in places.reshape(-1, 4).tolist():
-            own = ids if length < 0 else texts[begin : begin + length]
-            views.append(View(own, start, end, length < 0, predictors))
-            begin += max(length, 0)
-        pairs, line = tuple(map(Pair, views[::2], views[1::2])), self._table.column("line")[number].as_py()
-        record = TokenizedRecord(ids, labels, prompt, pairs, line, messages.reshape(-1, 3))
-        return Item(record, with_views, (epoch, number))
+        return Item(_unflattened(self._records[number].values.to_numpy()), with_views, (epoch, number))
 
 
-def _as_table(records: Sequence[TokenizedRecord]) -> pa.Table:
-    views, texts = [], []
-    for record in records:
-        found = [view for pair in record.pairs for view in pair]
-        table = [(-1 if v.in_main else len(v.ids), v.start, v.end, v.predictors) for v in found]
-        views.append(np.array(table, np.int32).reshape(-1))
-        texts.append(np.concatenate([np.empty(0, np.int32), *(v.ids for v in found if not v.in_main)]))
-    lists = [
-        *([getattr(record, name) for record in records] for name in ("ids", "labels", "prompt")),
-        [record.messages.reshape(-1) for record in records],
-        views,
-        texts,
-    ]
-    lines = pa.array([record.line for record in records], pa.int64())
-    return pa.table([lines, *map(_as_lists, lists)], schema=_SCHEMA)
+def _flattened(record: TokenizedRecord) -> Ids:
+    """A record as one array: its line, the lengths of five parts, these, and the own texts of its views."""
+    views = [view for pair in record.pairs for view in pair]
+    # Of each view the length of its own text (-1 for the main text), start, end, predictors.
+    table = [(-1 if view.in_main else len(view.ids), view.start, view.end, view.predictors) for view in views]
+    parts = [record.ids, record.labels, record.prompt, record.messages.ravel(), np.array(table, np.int32).ravel()]
+    head = np.array([record.line, *map(len, parts)], np.int32)
+    return np.concatenate([head, *parts, *(view.ids for view in views if not view.in_main)])
 
 
-def _as_lists(arrays: Sequence[Ids]) -> pa.ListArray:
-    bounds = np.cumsum([0, *map(len, arrays)], dtype=np.int32)
-    return pa.ListArray.from_arrays(bounds, np.concatenate([np.empty(0, np.int32), *arrays]))
+def _unflattened(flat: Ids) -> TokenizedRecord:
+    line, *sizes = flat[:6].tolist()
+    ids, labels, prompt, messages, table, texts = np.split(flat[6:], np.cumsum(sizes))
+    views, begin = [], 0
+    for length, start, end, predictors in table.reshape(-1, 4).tolist():
+        own = ids if length < 0 else texts[begin : begin + length]
+        views.append(View(own, start, end, length < 0, predictors))
+        begin += max(length, 0)
+    return TokenizedRecord(
+        ids, labels, prompt, tuple(map(Pair, views[::2], views[1::2])), line, messages.reshape(-1, 3)
+    )
 
 
 # -- preparing ---------------------------------------------------------------------------------------------------------
@@ -264,7 +251,8 @@ def prepare(
                 for _ in tqdm(range(0, len(rows), BLOCK), f"prepare {what}", disable=None):
                     found = made.tokenize(islice(waiting, BLOCK))
                     tokens.update(count_tokens(found, config))
-                    writer.write_table(_as_table(found))
+                    columns = [[len(each.ids) for each in found], list(map(_flattened, found))]
+                    writer.write_table(pa.table(columns, schema=_SCHEMA))
                 _refuse_useless(made.counts, config, source if len(rows) else what)
         finally:
             gc.enable()

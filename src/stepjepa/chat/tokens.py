@@ -111,8 +111,6 @@ class TextTokenizer:
         # Of several tokens that match at one place the longest wins, as in the tokenizer.
         longest_first = sorted(self._special, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        # A token that crosses one end of a content has its first or its last character in the content.
-        self._ends = sorted({token[at] for token in longest_first for at in (0, -1)})
         self._copy: Any = None
         self._stands_for: dict[str, str] = {}  # special token -> the character that its stand-in repeats
         self._back: dict[int, int] = {}  # id of a stand-in -> id of the special token that it replaces
@@ -132,8 +130,6 @@ class TextTokenizer:
 
     def spelt(self, text: str, contents: Spans) -> bool:
         """Whether a content of a text contains a special token or part of one."""
-        if not any(text.find(end, start, stop) >= 0 for start, stop in contents for end in self._ends):
-            return False
         return any(
             found.start() < stop and start < found.end()
             for found in self._pattern.finditer(text)

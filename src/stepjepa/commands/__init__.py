@@ -35,7 +35,7 @@ class Command:
     """A sub-command: the constant of its name, in capitals, in a module of this package.
 
     Attributes:
-        run: runs it and returns the exit code.
+        run: runs it and returns the exit code; raises ``UserError`` for what the user can correct.
         flags: the dataclasses of its options, each with a heading.
         add: adds flags before those.
         common: names of the options that ``--help`` shows; with none it shows all.
@@ -72,9 +72,5 @@ def make_parser(name: str) -> Parser:
 
 
 def parse(name: str, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments behind the name of a command, with flags as ``cli.normalise`` writes them.
-
-    Raises:
-        UserError: an argument is unknown, wrong or missing.
-    """
+    """Parse the arguments behind the name of a command, with flags as ``cli.normalise`` writes them."""
     return load(name).parse(make_parser(name), arguments)

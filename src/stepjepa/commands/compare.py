@@ -50,11 +50,7 @@ class CompareFlags:
 
 
 def compare(args: argparse.Namespace) -> int:
-    """Compare the runs; print the tables or write them to files.
-
-    Raises:
-        UserError: a folder or a flag is wrong, or the runs can't be compared.
-    """
+    """Compare the runs; print the tables or write them to files."""
     from stepjepa.experiments.plot import check_picture, write_picture
     from stepjepa.experiments.tables import FORMATS
 
@@ -84,7 +80,7 @@ def compare(args: argparse.Namespace) -> int:
 
 def _comparison(args: argparse.Namespace) -> Comparison:
     """Compare the runs, named by ``--names``, by the arms of their sweep, or by the settings in which they differ."""
-    from stepjepa.experiments.comparison import compare, compare_folders
+    from stepjepa.experiments.comparison import compare
     from stepjepa.experiments.evaluated_run import SUMMARY, find_run_folders
 
     places = find_run_folders(args.runs)
@@ -96,11 +92,8 @@ def _comparison(args: argparse.Namespace) -> Comparison:
         print(f"note: {visible_lines(str(waiting[0].folder))}{more}: not evaluated yet, left out", file=sys.stderr)
     if not places:
         raise UserError("none of its runs is evaluated yet; go on with the sweep", path=waiting[0].folder.parents[1])
-    settings = {"evaluation": args.evaluation, "tails": args.tails}
-    if args.names is None:
-        return compare_folders(places, args.baseline, **settings)
-    names = [" ".join(name.split()) for name in args.names.split(",")]
-    return compare([place.folder for place in places], names=names, baseline=args.baseline, **settings)
+    names = [] if args.names is None else [" ".join(name.split()) for name in args.names.split(",")]
+    return compare(places, names=names, evaluation=args.evaluation, baseline=args.baseline, tails=args.tails)
 
 
 @dataclass
@@ -119,11 +112,7 @@ class ReportFlags:
 
 
 def report(args: argparse.Namespace) -> int:
-    """Print the table or write the page.
-
-    Raises:
-        UserError: a folder or a flag is wrong, or the runs can't stand in one table.
-    """
+    """Print the table or write the page."""
     refuse_without_effect(vars(args), ReportFlags)
     refuse_both(args, ("json", "output_file"))
     if args.output_file is not None:
@@ -140,7 +129,7 @@ def report(args: argparse.Namespace) -> int:
 
 
 def _write_page(args: argparse.Namespace) -> int:
-    from stepjepa.analysis.files import JSON_FILE
+    from stepjepa.inspection.analysis import JSON_FILE
     from stepjepa.pages.page import write_page
     from stepjepa.pages.runs import read_runs
 

@@ -37,11 +37,7 @@ class ExportFlags:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export the model, upload it, or both.
-
-    Raises:
-        UserError: a flag is missing or has no effect, or the folder can't be exported or uploaded.
-    """
+    """Export the model, upload it, or both."""
     if args.push_to_hub is None and args.output_dir is None:
         raise UserError("--output_dir is missing: a folder to export to; or --push_to_hub to upload what is there")
     refuse_without_effect(vars(args), ExportFlags)

@@ -36,11 +36,7 @@ class ShowFlags:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show some records.
-
-    Raises:
-        UserError: a flag, the file or the model is wrong, or there is no such record.
-    """
+    """Show some records."""
     config = jepa_config(args)
     if args.png is not None:
         refuse_existing(args.png, args.overwrite)
@@ -65,14 +61,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"model": args.model_name, **inspection.to_dict()}, ensure_ascii=False))
     else:
-        from stepjepa.inspection.view import show
+        from stepjepa.inspection.record import show
 
         known = sys.stdout.isatty() or "COLUMNS" in os.environ
         width = shutil.get_terminal_size().columns if known else PIPE_WIDTH
         show(inspection, make_console(width, colours=not args.no_color))
     if args.png is not None:
-        from stepjepa.inspection.picture import write_png
-        from stepjepa.inspection.view import title
+        from stepjepa.inspection.plots import write_png
+        from stepjepa.inspection.record import title
 
         write_png(inspection, args.png, title(inspection))
         print(f"wrote {args.png}", file=sys.stderr)

@@ -223,11 +223,7 @@ def add_kinds(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the preparation that was chosen.
-
-    Raises:
-        UserError: an input is missing or wrong, an output is there already, or a setting is out of range.
-    """
+    """Run the preparation that was chosen."""
     return KINDS[args.preparation.replace("_", "-")][2](args)
 
 

@@ -1,6 +1,6 @@
 """``stepjepa rerun``: repeat the training run of a folder and check whether the weights are the same."""
 
-# ruff: noqa: RUF009  # option() makes the field
+# option() makes the field
 
 from __future__ import annotations
 
@@ -18,19 +18,16 @@ from stepjepa.commands import Command, load, parse
 from stepjepa.errors import UserError, shown, visible
 from stepjepa.files import fingerprint
 from stepjepa.models.presets import is_hub_id
-from stepjepa.options import as_arguments, option
+from stepjepa.options import as_arguments, option, without_flags
 from stepjepa.run_folder import RUN_FILE, is_main_process, open_run_folder, read_run
 
 EPILOG = """\
-Repeats the run with the settings of run.json. Changed versions and another
-machine are printed; a changed data file, chat template or model folder is an
-error. Exit code 1 if nothing has changed and the weights still differ."""
+Repeats the run with the settings of run.json, but reports and uploads nothing.
+Changed versions and another machine are printed; a changed data file, chat
+template or model folder is an error. Exit code 1 if nothing has changed and the
+weights still differ."""
 
 MOVED = ("train_file", "eval_file", "data_file", "model_name")
-
-NAMED_AGAIN = ("trust_remote_code", "eval_task", "push_to_hub", "report_to", "model_name", "attn_implementation")
-"""Settings that run code or contact other machines: the user must name them again, since a run folder may come from
-somebody who is not trusted."""
 
 
 @dataclass
@@ -40,23 +37,15 @@ class RerunFlags:
     folder: str = option(help="run folder", positional=True, metavar="FOLDER")
     output_dir: str | None = option(None, "folder of the new run; empty or new (FOLDER-rerun)", metavar="DIR")
     allow_changes: bool = option(False, "go on where data or model have changed")
+    trust_folder: bool = option(False, "run code that the folder names: of its model, task, terms, layout, kernel")
     train_file: str | None = option(None, "where it is now, if it was moved", metavar="FILE")
     eval_file: str | None = option(None, "likewise", metavar="FILE")
     data_file: str | None = option(None, "likewise", metavar="FILE")
-    model_name: str | None = option(None, "likewise; a model of the hub must be named again", metavar="NAME")
-    trust_remote_code: bool = option(False, "run code that comes with the model")
-    eval_task: str | None = option(None, "a task of one's own", metavar="MODULE:CLASS")
-    push_to_hub: bool = option(False, "upload the model")
-    report_to: list[str] | None = option(None, "wandb, tensorboard ...; none for nobody", metavar="NAME")
-    attn_implementation: str | None = option(None, "a kernel of the hub", metavar="NAME")
+    model_name: str | None = option(None, "likewise", metavar="NAME")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check what has changed, train again and compare the weights.
-
-    Raises:
-        UserError: the run can't be repeated, or something has changed.
-    """
+    """Check what has changed, train again and compare the weights."""
     folder = Path(args.folder).absolute()
     old, new = read_run(folder), Path(args.output_dir or f"{folder}-rerun").absolute()
     open_run_folder(str(new), None)
@@ -66,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
     # Training runs in another directory: paths become absolute; hub ids and presets stay.
     moved = {name: getattr(args, name) for name in MOVED}
     moved = {name: str(Path(path).absolute()) if path and Path(path).exists() else path for name, path in moved.items()}
-    more = {name: getattr(args, name) or None for name in NAMED_AGAIN if name not in MOVED}
-    command = [*arguments, *as_arguments({**moved, **more, "output_dir": str(new)})]
+    silent = {"output_dir": str(new), "report_to": "none", "push_to_hub": False}
+    command = [*without_flags(arguments, silent), *as_arguments({**moved, **silent})]
     _tell(f"stepjepa train {shlex.join(command)}")
     directory = str(old.get("directory", ""))
     there = os.path.isdir(directory)  # noqa: PTH112  # Path("") would be the current folder
@@ -75,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
         _tell(f"note: it was started in {directory}, which is gone; relative paths are meant from here")
     with chdir(directory) if there else nullcontext():
         repeated = parse("train", command)
-        _check_named_again(args, repeated)
+        if (code := _runs_code(repeated)) and not args.trust_folder:
+            raise UserError(f"the run had {code}, which runs code of others; pass --trust_folder if you trust it")
         try:
             changes, differences = _changes(old, repeated), _differences(old, repeated)
         except (KeyError, TypeError, AttributeError):
@@ -94,57 +84,42 @@ def _tell(line: str) -> None:
         print(visible(line), flush=True)
 
 
-def _check_named_again(args: argparse.Namespace, repeated: argparse.Namespace) -> None:
-    """Refuse settings of :data:`NAMED_AGAIN` that the run had and the user has not named again."""
-    has = {
-        "trust_remote_code": repeated.trust_remote_code,
-        "eval_task": ":" in repeated.eval_task,
-        "push_to_hub": bool(repeated.training.get("push_to_hub")),
-        "report_to": repeated.training.get("report_to", "none") not in ("none", ["none"], []),
-        "model_name": is_hub_id(repeated.model_name),
-        "attn_implementation": "/" in (repeated.attn_implementation or ""),
+def _runs_code(args: argparse.Namespace) -> str:
+    """The flags that run code, which must be asked for, since a run folder may come from somebody untrusted."""
+    runs = {
+        "trust_remote_code": args.trust_remote_code,
+        "model_name": is_hub_id(args.model_name),
+        "eval_task": ":" in args.eval_task,
+        "layout": ":" in (args.layout or ""),
+        "attn_implementation": "/" in (args.attn_implementation or ""),
+        "term": args.term,
     }
-    for name in NAMED_AGAIN:
-        if has[name] and not getattr(args, name):
-            value = {**repeated.training, **vars(repeated)}[name]
-            instead = ", or --report_to none" if name == "report_to" else ""
-            raise UserError(
-                f"the run had --{name} {shown(value)}, which runs code or speaks to others; pass it again if you trust "
-                f"the folder{instead}",
-                path=args.folder,
-            )
+    return ", ".join(f"--{name} {shown(getattr(args, name))}" for name, found in runs.items() if found)
 
 
 def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
-    """Changes of data, chat template, model or number of processes, after which equal weights are not expected.
-
-    Raises:
-        UserError: a data file is missing.
-    """
+    """Changes of data, chat template, model or number of processes, after which equal weights are not expected."""
     from stepjepa.evaluation.output import model_fingerprint
     from stepjepa.training.data import machine, read_mixture
 
     found = []
     for part, before in old["data"].items():
+        name, path = f"{part}_file", getattr(repeated, f"{part}_file")
         if part == "train" and repeated.dataset is not None:
-            if read_mixture(repeated)[1]["sha256"] != before.get("sha256"):
-                found.append("the records of --dataset have changed since")
-            continue
-        name = f"{part}_file"
-        path = getattr(repeated, name)
-        if path is None or not Path(path).is_file():
+            path, now = "--dataset", read_mixture(repeated)[1]["sha256"]
+        elif path is None or not Path(path).is_file():
             raise UserError(f"no such file; pass --{name} with where it is now", path=path or before["file"])
-        if fingerprint(path) != before.get("sha256"):
-            found.append(f"{path} has changed since")
-    template = old["loaded"]["chat_template"]
+        else:
+            now = fingerprint(path)
+        found += [f"{path} has changed since"] if now != before.get("sha256") else []
+    template, model = old["loaded"]["chat_template"], repeated.model_name
     if template is not None and fingerprint(repeated.chat_template) != template:
         found.append(f"{repeated.chat_template} has changed since")
-    model = repeated.model_name
     if Path(model).is_dir() and model_fingerprint(model) != old.get("model_fingerprint"):
         found.append(f"the model in {model} has changed since")
-    processes, now = old["machine"]["processes"], machine()["processes"]
-    if now != processes:
-        found.append(f"the run had {processes} processes (torchrun --nproc_per_node), not {now}")
+    before, now = old["machine"]["processes"], machine()["processes"]
+    if now != before:
+        found.append(f"the run had {before} processes (torchrun --nproc_per_node), not {now}")
     return found
 
 
@@ -176,4 +151,4 @@ def _compare(folder: Path, new: Path, old: Mapping[str, Any], changed: bool) -> 
     return 0 if same or changed else 1
 
 
-RERUN = Command(run, flags=((RerunFlags, "moved files, and settings that run code, to be named again"),), epilog=EPILOG)
+RERUN = Command(run, flags=((RerunFlags, "rerun"),), epilog=EPILOG)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stepjepa.arguments import SHORT_LOSSES, objective_flags
+from stepjepa.arguments import SHORT_LOSSES, ShortFlags
 from stepjepa.commands import Command, make_parser, parse
-from stepjepa.config import NEEDS_VIEWS
+from stepjepa.config import NEEDS_VIEWS, JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
-from stepjepa.options import FROM_ONE, TRUE, Parser, option
+from stepjepa.options import FROM_ONE, TRUE, Parser, option, options_of
 
 if TYPE_CHECKING:
     from stepjepa.experiments.grid import Flags, Grid
@@ -67,31 +67,25 @@ def parse_grid(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the flags of sweep into ``args``; without a grid file, all others into ``args.flags``, by name."""
     args, rest = parser.parse_known_args(arguments)
     parser.refuse_missing(args, "output_dir")
-    if args.config is not None and rest:
-        parser.refuse(rest)
-    if args.config is None and not rest:
-        parser.error("name a grid with --config, or the flags of train and evaluate")
     flags: dict[str, list[str]] = {}
     for argument in rest:
         name, equals, value = argument.partition("=")
-        if re.fullmatch(r"--[A-Za-z]\w*", name):
-            if name[2:] in flags:
-                parser.error(f"{name} is there twice; name it once, with all its values")
-            flags[name[2:]] = [value] if equals else []
-        elif flags:
-            flags[next(reversed(flags))].append(argument)
-        else:
+        if args.config is not None or (not flags and not name.startswith("--")):
             parser.refuse(rest)
+        elif not re.fullmatch(r"--[A-Za-z]\w*", name):
+            flags[next(reversed(flags))].append(argument)
+        elif name[2:] in flags:
+            parser.error(f"{name} is there twice; name it once, with all its values")
+        else:
+            flags[name[2:]] = [value] if equals else []
+    if args.config is None and not flags:
+        parser.error("name a grid with --config, or the flags of train and evaluate")
     args.flags = {name: value if value[1:] else value[0] if value else True for name, value in flags.items()}
     return args
 
 
 def _train_settings(arguments: list[str]) -> dict[str, Any]:
-    """Settings that arguments of ``stepjepa train`` stand for; equal if two spellings mean the same.
-
-    Raises:
-        UserError: one is unknown or wrong, they contradict each other, or a file is missing.
-    """
+    """Settings that arguments of ``stepjepa train`` stand for; equal if two spellings mean the same."""
     from stepjepa.commands.train import check
 
     args = parse("train", [*arguments, "--output_dir=."])
@@ -102,8 +96,8 @@ def _train_settings(arguments: list[str]) -> dict[str, Any]:
         if getattr(args, name) is not None:
             existing_file(getattr(args, name), f"--{name}")
     # ``jepa`` holds the whole objective; ``given`` and ``resolved`` only hold the spelling of the arguments.
-    left_out = {*objective_flags(), "given", "resolved"}
-    return {**{name: value for name, value in vars(args).items() if name not in left_out}, "jepa": config.to_dict()}
+    left_out = {each.name for each in options_of(JepaConfig, ShortFlags)} | {"given", "resolved"}
+    return {name: value for name, value in vars(args).items() if name not in left_out} | {"jepa": config.to_dict()}
 
 
 def _evaluate_settings(arguments: list[str]) -> dict[str, Any]:
@@ -165,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
             for stage in ("train", "evaluate"):
                 print(f"  $ {shlex.join(folder.command(trial, stage))}")
         return 0
-    return _conclude(folder, grid, sweep(folder, chosen, engine, retry_failed=args.retry_failed), len(chosen))
+    return _conclude(folder, sweep(folder, chosen, engine, retry_failed=args.retry_failed), len(chosen))
 
 
 def _engine(args: argparse.Namespace, folder: SweepFolder) -> tuple[Engine, str]:
@@ -182,7 +176,7 @@ def _engine(args: argparse.Namespace, folder: SweepFolder) -> tuple[Engine, str]
     return Local(jobs, gpus), f"{jobs} ({f'{len(gpus)} GPUs' if gpus else 'no GPU'})"
 
 
-def _conclude(folder: SweepFolder, grid: Grid, outcome: Outcome, count: int) -> int:
+def _conclude(folder: SweepFolder, outcome: Outcome, count: int) -> int:
     """Print the table, the failures and the next command; return the exit code."""
     from stepjepa.experiments.sweep import table
 
@@ -196,12 +190,8 @@ def _conclude(folder: SweepFolder, grid: Grid, outcome: Outcome, count: int) -> 
         left = count - len(outcome.finished) - len(outcome.failed)
         print(f"stopped with {left} of {count} trials left; the same command goes on")
         return 128 + outcome.stopped
-    labels = list(dict.fromkeys(trial.label for trial in outcome.finished))
-    baselines = {trial.label for trial in outcome.finished if trial.arm == grid.baseline}
-    if len(labels) > 1 and len(baselines) == 1:
-        runs = [str(folder.run_folder(trial)) for trial in outcome.finished]
-        line = ["stepjepa", "compare", *runs, "--names", ",".join(labels), "--baseline", *baselines]
-        print(f"compare: {shlex.join(line)}")
+    if outcome.finished:
+        print(f"next: stepjepa compare {shlex.quote(str(folder.path))}")
     return 1 if outcome.failed else 0
 
 

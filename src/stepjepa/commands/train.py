@@ -162,11 +162,7 @@ def parse(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
 
 
 def check(args: argparse.Namespace) -> JepaConfig:
-    """Check the flags as far as possible without reading data or a model, and return the objective's settings.
-
-    Raises:
-        UserError: flags contradict each other, have no effect, or have a wrong value.
-    """
+    """Check the flags as far as possible without reading data or a model, and return the objective's settings."""
     config = jepa_config(args)
     refuse_without_effect(vars(args), *FLAGS)
     if sum(each is not None for each in (args.train_file, args.data_file, args.dataset)) != 1:

@@ -14,9 +14,6 @@ from stepjepa.data.records import Record
 from stepjepa.files import atomic_write
 from stepjepa.run_folder import PROMPTS_FILE, run_of
 
-MOST_PROMPTS = 10
-"""More distinct prompts than this are not system prompts but parts of the records."""
-
 FORMS: dict[str, Callable[[str], str]] = {
     "exact": lambda text: text,
     "normalised": lambda text: " ".join(text.casefold().split()),
@@ -24,10 +21,11 @@ FORMS: dict[str, Callable[[str], str]] = {
 """What counts as the same question: every character, or all but case and blanks."""
 
 
-def count_system_prompts(records: Sequence[Record]) -> Counter[str | None]:
-    """Number of records with each system prompt; the key None stands for no prompt."""
+def system_prompts(records: Sequence[Record]) -> list[str | None]:
+    """The ten most frequent system prompts of some records; None stands for having none. More are parts of records."""
     first = (record.messages[0] for record in records)
-    return Counter(message["content"] if message["role"] == "system" else None for message in first)
+    counts = Counter(message["content"] if message["role"] == "system" else None for message in first)
+    return [prompt for prompt, _ in counts.most_common(10)]
 
 
 def common_system_prompt(prompts: Sequence[str | None]) -> str | None:

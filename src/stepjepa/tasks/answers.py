@@ -284,21 +284,3 @@ def canonical(answer: str) -> str:
     """
     number = stated_number(answer)
     return "".join(_clean(answer).split()) if number is None else str(number.value)
-
-
-def last_number(text: str) -> str | None:
-    """The last number of a text as written, with its sign or as a fraction: a guess at an answer that is not marked.
-
-    None if there is none or the last one is unclear (``1.2.3``).
-    """
-    text = plain_characters(text)
-    end = max(map(text.rfind, "0123456789")) + 1
-    # Search only as far back as a number can reach; LaTeX spaces and braces that group digits become commas.
-    near = re.sub(r"\{,\}|\\,", ",", text[max(0, end - _LONGEST_NUMBER) : end])
-    runs = list(re.finditer(r"[0-9][0-9.,/]*", near))
-    if not runs or (runs[-1].start() == 0 and end > _LONGEST_NUMBER):
-        return None
-    before = near[: runs[-1].start()].rstrip("$€£¥")
-    sign = "-" if re.search(r"(?:^|[^\w)\]])[-−]$", before) else ""
-    written = sign + runs[-1][0].rstrip(".,/")
-    return written if parse_number(written) is not None else None

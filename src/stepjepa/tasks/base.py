@@ -83,7 +83,6 @@ class TaskOptions:
     missing_databases: Literal["error", "skip"] = option(
         "error", "records whose database is not there; skip: leave them out, and count them"
     )
-    last_number: bool = option(False, "also score the last number of an answer that marks none")
     time_limit: float = option(
         10.0, "for running a query or comparing two regular expressions", metavar="SEC", allowed=_SECONDS
     )

@@ -101,21 +101,11 @@ class NlRxTask(Task):
         return scored
 
     def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """How the answers were decided.
-
-        ``verdicts`` counts them; ``trivially_equivalent`` are the equivalent ones that differ as text from a truth that
-        describes no line, or every line; ``equivalent_at_least`` and ``equivalent_at_most`` are the bounds of the true
-        share where some are undecided.
-        """
+        """``verdicts``, counted; ``trivially_equivalent``, those that differ as text from a truth that is trivial."""
         verdicts = [(line["extracted"]["verdict"], line["extracted"]["reason"]) for line in lines]
         counts = Counter(verdict for verdict, _ in verdicts)
-        right = sum(counts[verdict] for verdict in _RIGHT)
         trivial = sum(verdict == "equivalent" and reason is not None for verdict, reason in verdicts)
-        details: dict[str, Any] = {"verdicts": dict(counts.most_common()), "trivially_equivalent": trivial}
-        if undecided := counts["undecided"]:
-            details["equivalent_at_least"] = right / len(lines)
-            details["equivalent_at_most"] = (right + undecided) / len(lines)
-        return details
+        return {"verdicts": dict(counts.most_common()), "trivially_equivalent": trivial}
 
 
 def make_record(sentence: str, regex: str) -> dict[str, Any]:
@@ -283,11 +273,8 @@ def _draw_pairs(seed: int) -> Iterator[tuple[str, str]]:
 def generate_split(size: int, test_size: int, seed: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """Pairs of a description and its regular expression to train on, and others to test with.
 
-    No description occurs twice, and no expression of a test pair in a training pair. The same seed gives the same
-    pairs, a smaller size the first of them, and the test pairs do not depend on the size of the training set.
-
-    Raises:
-        ValueError: a size is larger than the number of descriptions in the grammar.
+    No description occurs twice, and no expression of a test pair in a training pair. More pairs begin with the same,
+    and the test pairs do not depend on the size of the training set. ValueError if the grammar has not so many.
     """
     pairs = _draw_pairs(seed)
 

@@ -56,9 +56,7 @@ def users_source(task: Task) -> str | None:
 def choose_task(name: str, records: Sequence[Record], options: TaskOptions | None = None) -> Task:
     """The task of a name, or with ``auto`` the first that recognises the records.
 
-    Raises:
-        UserError: there is no such task; ``auto`` recognises some of the records but not all; or an option is set that
-            the task has no use for.
+    UserError if ``auto`` recognises some of the records but not all, or an option is set that the task has no use for.
     """
     kind = _recognise(records) if name == AUTO else load_task(name)
     options = options or TaskOptions()
@@ -92,8 +90,7 @@ def _recognise(records: Sequence[Record]) -> type[Task]:
 def keep(task: Task, records: Sequence[Record]) -> tuple[dict[int, Record], dict[str, int]]:
     """The records that a task evaluates, by their position, and how many it leaves out for which reason.
 
-    Raises:
-        UserError: none is left, or one has no truth that the task can use.
+    UserError if none is left, or one has no truth that the task can use.
     """
     kept: dict[int, Record] = {}
     left_out: Counter[str] = Counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -45,9 +45,8 @@ class SpiderTask(Task):
     Scores: ``execution``, the whole answer, run on the database, finds the rows that the true query finds, as often
     and, where the true query orders them, in its order; the order of the columns does not count, as in the test-suite
     evaluation of Spider (``sql_execution.compare``). ``same_columns``: also with the columns in the same order.
-    ``first_statement``: the answer or the first statement in it does so, see :func:`first_statement`. ``exact_text``:
-    the text is the same (:func:`normal_form`) and, where the true query works, finds the same.
-    ``exact``, ``prefix``, ``contains`` of the text as it stands.
+    ``first_statement``: the answer or the first statement in it does so, see :func:`first_statement`. ``exact``,
+    ``prefix``, ``contains`` of the text.
 
     A query that fails is wrong, whatever the true one finds. Where the true query itself fails every answer is wrong;
     ``details`` says how many such records there are and what the figure is without them.
@@ -119,12 +118,10 @@ class SpiderTask(Task):
 
     @staticmethod
     def _scored(query: _Query, text: str, whole: Verdict, first: Verdict) -> Scored:
-        same_text = normal_form(query.sql or "") == normal_form(query.gold)
         scores: dict[str, bool | float] = {
             "execution": whole.right,
             "same_columns": whole.same_columns,
             "first_statement": whole.right or first.right,
-            "exact_text": (whole.right or whole.gold_failure is not None) and same_text,
             **text_scores(text, query.gold),
         }
         extracted = {
@@ -161,34 +158,22 @@ class SpiderTask(Task):
         return verdicts
 
     def vote(self, scored: Scored, response: Response) -> str | None:
-        """The query in its normal form; one that fails does not vote, for that needs no knowledge of the truth."""
+        """The query, whatever its white space; one that fails does not vote: that needs no knowledge of the truth."""
         sql = scored.extracted["sql"]
-        return None if sql is None or scored.extracted["failure"] is not None else normal_form(sql)
+        return None if sql is None or scored.extracted["failure"] is not None else " ".join(sql.split())
 
     def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """How hard the questions were, and what failed.
+        """``failures`` of answers and ``gold_failures`` of true queries, counted by reason.
 
-        ``by_hardness`` has for each level of :func:`hardness` (``unknown`` for a truth that is no query) the number of
-        records, ``n``, and the share that is right. ``failures`` of answers and ``gold_failures`` of true
-        queries are counted by reason; ``execution_without_gold_failures`` is the share among the others.
+        ``execution_without_gold_failures`` is the share that is right where the true query works.
         """
-        right = [line["scores"]["execution"] for line in lines]
-        levels = [hardness(line["truth"]) or "unknown" for line in lines]
-        counts, reached = Counter(levels), dict.fromkeys(levels, 0.0)
-        for level, value in zip(levels, right, strict=True):
-            reached[level] += value
         failures = Counter(_kind(line["extracted"]["failure"]) for line in lines if line["extracted"]["failure"])
         golds = [line["extracted"]["gold_failure"] for line in lines]
-        details = {
-            "by_hardness": {
-                name: {"n": counts[name], "execution": reached[name] / counts[name]}
-                for name in (*LEVELS, "unknown")
-                if counts[name]
-            },
+        details: dict[str, Any] = {
             "failures": dict(failures.most_common()),
             "gold_failures": dict(Counter(filter(None, golds)).most_common()),
         }
-        fine = [value for value, gold in zip(right, golds, strict=True) if gold is None]
+        fine = [line["scores"]["execution"] for line, gold in zip(lines, golds, strict=True) if gold is None]
         if 0 < len(fine) < len(lines):
             details["execution_without_gold_failures"] = sum(fine) / len(fine)
         return details
@@ -235,104 +220,14 @@ def first_statement(text: str) -> str:
     return text[: next(ends, len(text))].strip()
 
 
-LEVELS = ("easy", "medium", "hard", "extra")
-"""How hard queries are, see :func:`hardness`."""
-
-_WORD = re.compile(r"--[^\n]*|'(?:[^']|'')*'|\"[^\"]*\"|`[^`]*`|[^\W\d]\w*|\d[\w.]*|<>|[!<>=|]=|\|\||\S")
-_CLAUSES = {"select", "from", "on", "where", "group", "having", "order", "limit"}
-_AGGREGATES = {"count", "sum", "avg", "min", "max", "total", "group_concat"}
-# Words without which a query means the same.
-_NEEDLESS = {"as", "asc", "inner", "outer"}
-
-
-def _words(sql: str) -> list[str]:
-    """Words and signs in lower case; values in single quotes stay as they are."""
-    words = []
-    for word in _WORD.findall(sql):
-        if word[0] in "'\"`":
-            words.append(f"'{word[1:-1]}'")
-        elif not word.startswith("--"):
-            words.append(word.lower())
-    return words[:-1] if words[-1:] == [";"] else words
-
-
-def normal_form(sql: str) -> str:
-    """One text for queries that differ only in writing.
-
-    Ignored are white space, comments and a semicolon at the end; the case of keywords and names; the kind of quotes;
-    ``INNER``, ``OUTER``, ``ASC``, ``AS``, ``<>`` for ``!=``. Values are kept as they are.
-    """
-    return " ".join("!=" if word == "<>" else word for word in _words(sql) if word not in _NEEDLESS)
+_PART = re.compile(r"'[^']*'|\"[^\"]*\"|--[^\n]*|[()]|\border\s+by\b", re.IGNORECASE)
 
 
 def orders_rows(sql: str) -> bool:
     """Whether the rows of a query have an order: an ``ORDER BY`` of its own, not of a part in brackets."""
     depth = 0
-    for word in _words(sql):
-        depth += (word == "(") - (word == ")")
-        if word == "order" and depth == 0:
+    for part in _PART.findall(sql):
+        depth += (part == "(") - (part == ")")
+        if depth == 0 and part[0] in "oO":
             return True
     return False
-
-
-def hardness(sql: str) -> str | None:
-    """How hard a query is by the criteria of the Spider benchmark, one of :data:`LEVELS`; None for what is no query.
-
-    Of the outermost query (the first of several that are combined) three things are counted. Components: WHERE, GROUP
-    BY, ORDER BY, LIMIT, each JOIN, each OR, each LIKE. Nestings: each query inside a condition, and UNION, INTERSECT
-    or EXCEPT. Others: more than one aggregation, selected column, condition in WHERE, column in GROUP BY. As in the
-    published script, a negated condition (``NOT IN``, ``NOT LIKE``) and each AND or OR of HAVING count as an
-    aggregation, while the aggregations inside HAVING don't.
-    """
-    if _words(sql)[:1] not in (["select"], ["with"]):
-        return None
-    found = Counter(_outermost(sql))
-
-    def count(word: str, *clauses: str) -> int:
-        return sum(found[clause, word] for clause in clauses)
-
-    conditions = ("on", "where", "having")
-    nestings = count("nested", *conditions) + count("combined", "")
-    components = sum(count(name, name) > 0 for name in ("where", "group", "order", "limit"))
-    components += count("join", "from", "on") + count("or", *conditions) + count("like", *conditions)
-    aggregations = count("aggregate", "select", "order") + count("not", "where", "having")
-    aggregations += count("and", "having") + count("or", "having")
-    more = count(",", "select"), count("and", "where") + count("or", "where"), count(",", "group")
-    others = (aggregations > 1) + sum(number > 0 for number in more)
-    # The published table, in which two components with two others are extra, with three only hard.
-    if nestings:
-        return "hard" if nestings == 1 and components <= 1 and others == 0 else "extra"
-    if components <= 1 and others == 0:
-        return "easy"
-    if (components <= 1 and others <= 2) or (components <= 2 and others <= 1):
-        return "medium"
-    return "hard" if (components <= 2 and others > 2) or (components == 3 and others <= 2) else "extra"
-
-
-def _outermost(sql: str) -> Iterator[tuple[str, str]]:
-    """The words of the outermost query, each behind the clause that it stands in.
-
-    Besides: ``nested`` for a query in its clause, ``combined`` for UNION and the like, where it ends, ``aggregate`` for
-    the function, ``join`` also for a comma between tables. The AND of a BETWEEN is left out.
-    """
-    words, clause, between = _words(sql), "", False
-    brackets: list[bool] = []  # whether each that is open holds a query
-    for word, after in zip(words, [*words[1:], ""], strict=True):
-        if word == ")" and brackets:
-            brackets.pop()
-        elif word == "(":
-            if after == "select" and not any(brackets):
-                yield clause, "nested"
-            brackets.append(after == "select")
-        elif any(brackets) or (word == "," and brackets):
-            continue
-        elif word in ("union", "intersect", "except"):
-            yield "", "combined"
-            return
-        elif word in ("between", "and") and between == (word == "and"):
-            between = not between
-        else:
-            clause = word if word in _CLAUSES else "from" if word == "join" else clause
-            if word in _AGGREGATES:
-                word = "aggregate" if after == "(" else "column"  # noqa: PLW2901
-            yield clause, "join" if word == "," and clause == "from" else word

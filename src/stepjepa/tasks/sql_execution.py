@@ -11,7 +11,6 @@ import os
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import closing
 from itertools import islice, product
 from pathlib import Path
@@ -24,6 +23,9 @@ _MOST_BYTES = 64 * 2**20
 _LONGEST_QUERY = 100_000
 # One value: zeroblob, randomblob, printf, replace and group_concat can make no longer one.
 _LONGEST_VALUE = 16 * 2**20
+_LONGEST_PATTERN = 1000
+# Characters of a message or a result that are kept to be read.
+_LONGEST_OUTPUT = 300
 # Instructions of SQLite's virtual machine between two looks at the clock: well under a millisecond.
 _INSTRUCTIONS = 1000
 
@@ -31,9 +33,6 @@ _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE
 # Functions that reach beyond the database: code, pointers, files and the log of this process.
 _DENIED_FUNCTIONS = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "sqlite_log"}
 _SYNTAX = ("syntax error", "incomplete input", "unrecognized token", "stack overflow", "one statement at a time")
-_TOO_LARGE = ("SQLITE_NOMEM", "SQLITE_TOOBIG")
-# Characters of a message or a result that are kept to be read.
-_LONGEST_OUTPUT = 300
 
 
 class QueryError(Exception):
@@ -69,7 +68,7 @@ def run_query(
     denied: list[int] = []
 
     def authorize(action: int, _first: str | None, second: str | None, *_: str | None) -> int:
-        function = action == sqlite3.SQLITE_FUNCTION and (second or "").lower() not in _DENIED_FUNCTIONS
+        function = action == sqlite3.SQLITE_FUNCTION and str(second).lower() not in _DENIED_FUNCTIONS
         if action in _READING or function:
             return sqlite3.SQLITE_OK
         denied.append(action)
@@ -78,8 +77,17 @@ def run_query(
     def late() -> bool:
         return time.monotonic() > deadline
 
+    # Immutable: no locks and no look at a journal, so that nothing is written beside the file either.
+    uri = f"{Path(database).resolve().as_uri()}?mode=ro&immutable=1"
     try:
-        with closing(_open(database, memory)) as connection:
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, _LONGEST_PATTERN)
+            # Text in another encoding than it says is compared by its bytes.
+            connection.text_factory = lambda content: content.decode("utf-8", "surrogateescape")
+            connection.execute(f"PRAGMA hard_heap_limit = {memory * 2**20}")
+            # Otherwise a large sort goes to a file.
+            connection.execute("PRAGMA temp_store = MEMORY")
             connection.set_authorizer(authorize)
             connection.set_progress_handler(late, _INSTRUCTIONS)
             table = _read(connection.execute(sql.rstrip("; \t\r\n")), most_rows)
@@ -87,24 +95,15 @@ def run_query(
         raise QueryError("memory", "out of memory") from None
     # ValueError: text that is no UTF-8, or holds a null character.
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
-        raise QueryError("time" if late() else "denied" if denied else _kind(error), error) from None
+        too_large = getattr(error, "sqlite_errorname", "") in ("SQLITE_NOMEM", "SQLITE_TOOBIG")
+        if too_large or isinstance(error, sqlite3.DataError):
+            kind = "memory"
+        else:
+            kind = "syntax" if any(words in str(error) for words in _SYNTAX) else "other"
+        raise QueryError("time" if late() else "denied" if denied else kind, error) from None
     if late():
         raise QueryError("time", "interrupted")
     return table
-
-
-def _open(database: str | os.PathLike[str], memory: int) -> sqlite3.Connection:
-    # Immutable: no locks and no look at a journal, so that nothing is written beside the file either.
-    uri = f"{Path(database).resolve().as_uri()}?mode=ro&immutable=1"
-    connection = sqlite3.connect(uri, uri=True, isolation_level=None)
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 1000)
-    # Text in another encoding than it says is compared by its bytes.
-    connection.text_factory = lambda content: content.decode("utf-8", "surrogateescape")
-    connection.execute(f"PRAGMA hard_heap_limit = {memory * 2**20}")
-    # Otherwise a large sort goes to a file.
-    connection.execute("PRAGMA temp_store = MEMORY")
-    return connection
 
 
 def _read(cursor: sqlite3.Cursor, most_rows: int) -> Table:
@@ -122,12 +121,6 @@ def _read(cursor: sqlite3.Cursor, most_rows: int) -> Table:
     return Table(rows, len(cursor.description))
 
 
-def _kind(error: Exception) -> str:
-    if isinstance(error, sqlite3.DataError) or getattr(error, "sqlite_errorname", "") in _TOO_LARGE:
-        return "memory"
-    return "syntax" if any(words in str(error) for words in _SYNTAX) else "other"
-
-
 def compare(gold: Table, found: Table, *, ordered: bool) -> tuple[bool, bool]:
     """Whether two queries found the same, whatever the order of the columns; and whether that is the same, too.
 
@@ -135,34 +128,28 @@ def compare(gold: Table, found: Table, *, ordered: bool) -> tuple[bool, bool]:
     rows. A whole number is equal as integer and as float; other floats are compared in twelve digits, since sums depend
     on the order of their terms; NULL equals only NULL, and a number is never text.
     """
-    first, second = _rounded(gold.rows), _rounded(found.rows)
+
+    def settle(value: Any) -> Any:
+        return float(f"{value:.12g}") if isinstance(value, float) and not value.is_integer() else value
+
+    first, second = ([tuple(map(settle, row)) for row in table.rows] for table in (gold, found))
     if gold.columns != found.columns or len(first) != len(second):
         return False, False
     if first == second or (not ordered and Counter(first) == Counter(second)):
         return True, True
     columns, others = list(zip(*first, strict=True)), list(zip(*second, strict=True))
-    return Counter(columns) == Counter(others) if ordered else _can_be_rearranged(columns, others), False
-
-
-def _rounded(rows: Sequence[Row]) -> list[Row]:
-    def settle(value: Any) -> Any:
-        return float(f"{value:.12g}") if isinstance(value, float) and not value.is_integer() else value
-
-    return [tuple(map(settle, row)) for row in rows]
-
-
-def _can_be_rearranged(columns: list[Row], others: list[Row]) -> bool:
-    """Whether the second table is the first with columns and rows in another order."""
-    # Equal columns are interchangeable, so only different ones are tried.
+    if ordered:
+        return Counter(columns) == Counter(others), False
+    # Equal columns are interchangeable, so only different ones are tried. Results with very many columns of equal
+    # content have more ways than are tried, and count as different.
     different = list(dict.fromkeys(others))
-    contents = [Counter(column) for column in different]
+    contents, each = [Counter(column) for column in different], Counter(map(different.index, others))
     fits = [[at for at, there in enumerate(contents) if there == content] for content in map(Counter, columns)]
-    rows, each = Counter(zip(*columns, strict=True)), Counter(map(different.index, others))
-    # Only results with many columns of equal content have more ways than these, and count as different.
-    return any(
-        Counter(chosen) == each and Counter(zip(*(different[at] for at in chosen), strict=True)) == rows
+    rearranged = any(
+        Counter(chosen) == each and Counter(zip(*(different[at] for at in chosen), strict=True)) == Counter(first)
         for chosen in islice(product(*fits), 10_000)
     )
+    return rearranged, False
 
 
 class Verdict(NamedTuple):
@@ -183,10 +170,7 @@ class Verdict(NamedTuple):
 def judge(  # noqa: PLR0917  # what is sent to another process has no names
     database: str, gold: str, sql: str | None, ordered: bool, seconds: float, memory: int
 ) -> Verdict:
-    """Compare what the right query and another find, each within the limits.
-
-    ``sql`` is None to see only whether the right one works; ``memory`` is in MiB.
-    """
+    """Compare what the right query and another (None: only the right one is run) find, each within limits, in MiB."""
     try:
         truth = run_query(database, gold, seconds=seconds, memory=memory)
     except QueryError as error:
@@ -201,17 +185,15 @@ def judge(  # noqa: PLR0917  # what is sent to another process has no names
         if error.kind == "rows":
             return Verdict(gold_output=output, output=str(error))
         return Verdict(failure=f"{error.kind}: {error}", gold_output=output)
-    right, same_columns = compare(truth, found, ordered=ordered)
-    return Verdict(right, same_columns, gold_output=output, output=_printed(found.rows))
+    return Verdict(*compare(truth, found, ordered=ordered), gold_output=output, output=_printed(found.rows))
 
 
-def _printed(rows: Sequence[Row]) -> str:
+def _printed(rows: list[Row]) -> str:
     content = "\n".join("|".join(map(_cell, row)) for row in rows).encode("utf-8", "surrogateescape")
     text = content.decode("utf-8", "backslashreplace")
     if len(text) <= _LONGEST_OUTPUT:
         return text
-    digest = hashlib.sha256(content).hexdigest()[:16]
-    return f"{text[:_LONGEST_OUTPUT]}... ({len(content)} bytes, sha256 {digest})"
+    return f"{text[:_LONGEST_OUTPUT]}... ({len(content)} bytes, sha256 {hashlib.sha256(content).hexdigest()[:16]})"
 
 
 def _cell(value: Any) -> str:

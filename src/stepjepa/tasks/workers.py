@@ -29,16 +29,15 @@ class Outcome(NamedTuple):
 
 
 class Workers:
-    """A pool of processes that run one function.
+    """A pool of processes that run one function; if a call reaches a limit, only its own process is ended.
 
-    If a call reaches a limit, only its own process is ended. The processes are spawned, not forked, and import only the
-    function's module, so they stay small even if this process holds a model.
+    The processes are spawned and import only the function's module, so they stay small even if this one holds a model.
 
     Args:
-        function: a function at the top level of a module that is quick to import and has no side effects.
+        function: at the top level of a module that is quick to import.
         seconds: time limit of a call, counted from its own beginning.
         memory: memory limit of a call in MiB, beyond what its process uses at the start; enforced only on Linux.
-        processes: number of processes; None for one per CPU core, at most 8.
+        processes: how many; None for one per CPU core, at most 8.
     """
 
     def __init__(
@@ -52,12 +51,7 @@ class Workers:
         self._pool = ProcessPool(number, initializer=_set_limits, initargs=limits, context=_Context())
 
     def map(self, calls: Sequence[tuple[Any, ...]]) -> list[Outcome]:
-        """Call the function with each tuple of arguments, in parallel, and wait for all.
-
-        Raises:
-            UserError: a process can't start, most likely because the memory limit is too low.
-            RuntimeError: the pool is closed.
-        """
+        """Call the function with each tuple of arguments, in parallel; UserError if a process can't start."""
         try:
             with _replaced(os.environ, "PYTHONSAFEPATH", "1"):
                 futures = [self._pool.schedule(_call, (self._function, each), timeout=self._seconds) for each in calls]

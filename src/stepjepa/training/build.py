@@ -11,7 +11,7 @@ from transformers import TrainingArguments
 from stepjepa.batch.dataset import CacheDir, prepare
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
-from stepjepa.data.prompts import MOST_PROMPTS, common_system_prompt, count_system_prompts, with_system_prompt
+from stepjepa.data.prompts import common_system_prompt, system_prompts, with_system_prompt
 from stepjepa.data.records import Record, describe_columns
 from stepjepa.errors import UserError
 from stepjepa.evaluation.answering import AnswerScores, spread
@@ -54,7 +54,7 @@ def build_trainer(
     model.generation_config.suppress_tokens = all_predictor_ids(tokenizer) or None
     scores, told = None, {}
     if args.eval_generate is not None:
-        scores, told["answers"] = _answer_scores(args, eval_records, prompts_of(train_records), model, tokenizer)
+        scores, told["answers"] = _answer_scores(args, eval_records, system_prompts(train_records), model, tokenizer)
     try:
         trainer = JepaTrainer(
             model,
@@ -99,11 +99,6 @@ def _load(
         gguf_file=args.gguf_file,
         quantization=None if kind is None else quantization_options(kind, compute, training.device),
     )
-
-
-def prompts_of(records: list[Record]) -> list[str | None]:
-    """The different system prompts of some records, the most frequent first; None stands for having none."""
-    return [prompt for prompt, _ in count_system_prompts(records).most_common(MOST_PROMPTS)]
 
 
 def say(line: str) -> None:

@@ -19,7 +19,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from stepjepa.compute.equal_compute import EqualCompute, EqualComputeCallback, equal_compute
 from stepjepa.config import JepaConfig
-from stepjepa.data.prompts import write_trained_prompts
+from stepjepa.data.prompts import system_prompts, write_trained_prompts
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.evaluation.answering import AnswerScores
@@ -36,7 +36,7 @@ from stepjepa.run_folder import (
 )
 from stepjepa.signals import OneRequest, Stopped
 from stepjepa.terminal import print_rows
-from stepjepa.training.build import build_trainer, prompts_of, say
+from stepjepa.training.build import build_trainer, say
 from stepjepa.training.callbacks import StopCallback
 from stepjepa.training.console import first_screen
 from stepjepa.training.data import provenance, read_data
@@ -101,7 +101,7 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
         **_describe(args, trainer),
         "lora": vars(lora) if lora else None,
         "data": files,
-        "system_prompts": prompts_of(train_records),
+        "system_prompts": system_prompts(train_records),
         "same_flop": asdict(equal) if equal else None,
     }
     before = _begin(args, folder, checkpoint, record, train_records)
