@@ -136,7 +136,7 @@ class Slow:
 
 
 def separately(model: Any, parts: Many[Many[Sequence]], layer: int = -1) -> Slow:
-    """Run every sequence of some records (``parts``) by itself on a plain model; embeddings are read from ``layer``."""
+    """Run every sequence of some records by itself on a plain model; embeddings are read from ``layer``."""
     states, losses = [], {"labels": [torch.zeros(())], "prompt": [torch.zeros(())]}
     read: dict[str, list[tuple[int, int, Tensor]]] = {"source": [], "target": []}
     for owner, sequences in enumerate(parts):
