@@ -52,9 +52,9 @@ def make_run(
 ) -> Path:
     """Write a finished run and its evaluation.
 
-    ``right``, ``lenient`` and ``stopped`` say of each example whether it is right, right by the lenient score, and whether
-    the model stopped (see :func:`verdicts`); ``jepa`` and ``training`` are changes to the settings, ``parts`` to other
-    parts of ``run.json``; without ``flops`` the run has none, as those of older versions.
+    ``right``, ``lenient`` and ``stopped`` say of each example whether it is right, right by the lenient score, and
+    whether the model stopped (see :func:`verdicts`); ``jepa`` and ``training`` are changes to the settings, ``parts``
+    to other parts of ``run.json``; without ``flops`` the run has none, as those of older versions.
     """
     arguments = {"output_dir": str(folder), "learning_rate": 2e-5, "per_device_train_batch_size": 4, "max_steps": -1}
     arguments |= {"gradient_accumulation_steps": 2, "num_train_epochs": 3.0, "seed": seed, "data_seed": None}
