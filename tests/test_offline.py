@@ -51,7 +51,7 @@ def test_the_flag_the_environment_and_telemetry(monkeypatch: pytest.MonkeyPatch)
 PROBE = """
 import socket, sys
 tried = []
-sys.addaudithook(lambda event, values: tried.append(values) if event in ("socket.getaddrinfo", "socket.connect") else None)
+sys.addaudithook(lambda event, values: event in ("socket.getaddrinfo", "socket.connect") and tried.append(values))
 from stepjepa.cli import main
 print(main(sys.argv[1:]), len(tried))
 try:
