@@ -14,13 +14,13 @@ from transformers import TrainingArguments
 
 import tiny
 from stepjepa.chat.predictors import all_predictor_ids
-from stepjepa.compute.flops import measure
-from stepjepa.compute.memory import LiveBytes
 from stepjepa.config import JepaConfig
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.checkpointing import enable_selective, refuse_full
 from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.objectives.objective import Objective, jepa_loss
+from stepjepa.training.flops import measure
+from stepjepa.training.memory import LiveBytes
 
 CONFIG = JepaConfig(mode="step-jepa", lbd=0.7)
 

@@ -24,12 +24,12 @@ from slow_trees import batch_of, random_sequences, separate_states
 from stepjepa.batch.mask import BLOCK, Trees, dense, padded, static_length
 from stepjepa.batch.pack import Rows, pack
 from stepjepa.batch.sequences import Sequence
-from stepjepa.compute.shapes import empty_batch, without_values
 from stepjepa.config import JepaConfig
 from stepjepa.models import flex
 from stepjepa.models.attention import FLEX, FLEX_UNFUSED, enable_trees
 from stepjepa.models.flex import block_mask, flex_forward, refuse_flex_training
 from stepjepa.objectives.objective import Objective, jepa_loss
+from stepjepa.training.flops import empty_batch, without_values
 from stepjepa.training.trainer import JepaTrainer
 
 ModelFactory = Callable[..., Any]

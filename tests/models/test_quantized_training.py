@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import tiny
 from stepjepa.chat.predictors import all_predictor_ids
 from stepjepa.cli import main
-from stepjepa.compute.memory import kept_bytes, quantized_layers
 from stepjepa.config import JepaConfig
 from stepjepa.files import write_jsonl
 from stepjepa.models.checkpointing import enable_selective
@@ -21,6 +20,7 @@ from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference
 from stepjepa.models.quantization import compute_dtype, parameter_counts, quantization_options
 from stepjepa.models.token_rows import give_predictors
 from stepjepa.run_folder import read_run
+from stepjepa.training.memory import kept_bytes, quantized_layers
 from stepjepa.training.trainer import JepaTrainer
 
 KINDS = ("4bit", "8bit")

@@ -73,28 +73,6 @@ def test_window_sums_and_resets() -> None:
     assert window.totals(["tokens", "loss"]) == [0, 0]
 
 
-def test_window_goes_back_to_its_mark() -> None:
-    """As if what came after it had never been, pairs that it pushed out among it."""
-    window, other = Window(keep=4), Window(keep=4)
-    rows = torch.randn(11, 5)
-    for each in (window, other):
-        each.add(loss=torch.tensor(2.0))
-        each.add_pairs(rows[:3], rows[1:4])
-    window.mark()
-    for _ in range(2):
-        window.add(loss=torch.tensor(math.nan), tokens=7)
-        window.add_pairs(rows[4:9], rows[5:10])
-        window.back()
-    for each in (window, other):
-        each.add_pairs(rows[2:4], rows[6:8])
-    names = ["loss", "tokens", "matched", "shuffled", "pairs", "crossings"]
-    assert window.totals(names) == other.totals(names)
-    assert window.geometry() == other.geometry()
-    window.reset()
-    window.back()
-    assert window.totals(names) == [0] * 6
-
-
 def test_window_takes_in_pairs() -> None:
     window = Window()
     batches = [(torch.randn(n, 5), torch.randn(n, 5)) for n in (2, 3)]

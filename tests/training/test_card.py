@@ -45,7 +45,7 @@ def test_what_a_card_says(tmp_path: Path) -> None:
         "pipeline_tag": "text-generation",
         "tags": ["stepjepa", "jepa", "step-jepa"],
     }
-    assert f"| `train` | `train.jsonl` | `17` | `{'ab' * 32}` |" in text
+    assert f"| `data (train)` | `train.jsonl, 17 records, SHA-256 {'ab' * 32}` |" in text
     assert "| `predictors` | `3` |" in text
     assert "| `learning_rate` | `2e-05` |" in text
     assert "name = 'me/mine'" in text
@@ -56,8 +56,7 @@ def test_the_scores_of_a_run_are_in_its_card_and_in_what_a_hub_reads(tmp_path: P
     folder = make_run(tmp_path / "run", "1011000")
     write_card(folder)
     text = (folder / CARD_FILE).read_text()
-    assert "7 examples of `test.jsonl`, task `generic`" in text
-    assert "| `exact` | `0.4286` |" in text
+    assert "| `exact on test.jsonl` | `0.4286 (" in text
     (index,) = yaml.safe_load(text.split("---\n")[1])["model-index"]
     metrics = {each["type"]: each["value"] for result in index["results"] for each in result["metrics"]}
     assert metrics["exact"] == pytest.approx(3 / 7)

@@ -16,7 +16,7 @@ from stepjepa.config import JepaConfig
 from stepjepa.parser import Parser
 from stepjepa.terminal import print_rows
 from stepjepa.training.callbacks import ConsoleCallback, console_line
-from stepjepa.training.console import finished_json, first_screen, last_lines, next_command
+from stepjepa.training.record import finished_json, first_screen, last_lines, next_command
 from stepjepa.training.trainer import JepaTrainer
 
 
@@ -120,11 +120,10 @@ def test_the_last_lines_say_where_everything_is(tmp_path: Path) -> None:
     results = {"steps": 1, "tokens": 4321.0, "train_seconds": 187.0, "last_log": {"lm_loss": 1.25}, "eval_lm_loss": 2}
     record = {"status": "finished", "results": results}
     (tmp_path / "checkpoint-3").mkdir()
-    for name in ("metrics.jsonl", "metrics.png"):
-        (tmp_path / name).touch()
+    (tmp_path / "metrics.jsonl").touch()
     assert last_lines(tmp_path, record) == [
         ("done", "1 step, 4,321 tokens in 3 min 07 s; LM loss 1.2500, held out 2.0000"),
-        ("run folder", f"{tmp_path} (the model, run.json, metrics.jsonl, metrics.png, 1 checkpoint)"),
+        ("run folder", f"{tmp_path} (the model, run.json, metrics.jsonl, 1 checkpoint)"),
     ]
     found = finished_json(arguments("runs/a b"), record)
     assert (found["run_folder"], found["results"]) == ("runs/a b", results)

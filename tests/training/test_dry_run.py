@@ -18,7 +18,6 @@ import tiny
 from stepjepa.arguments import jepa_config
 from stepjepa.cli import main
 from stepjepa.commands import train as command
-from stepjepa.compute.shapes import empty_batch, without_values
 from stepjepa.config import JepaConfig
 from stepjepa.data.sources import read_records
 from stepjepa.files import write_jsonl
@@ -27,6 +26,7 @@ from stepjepa.models.loading import load_model
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.parser import Parser
 from stepjepa.run_folder import read_run
+from stepjepa.training.flops import empty_batch, without_values
 from stepjepa.training.settings import training_arguments
 from stepjepa.training.trainer import JepaTrainer
 

@@ -15,7 +15,6 @@ from stepjepa.checkpoints import checkpoints
 from stepjepa.files import write_jsonl
 
 STEPS = 6
-LOST = "another process of this run has ended or does not answer; what it said itself tells why, and "
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,7 @@ def test_whatever_one_dies_of_the_others_end_and_the_run_goes_on(ranks: Ranks, m
         survivor = 1 - fault.rank
         assert ended[fault.rank] == ENDED[fault.kind], said
         assert ended[survivor] == 2, said
-        assert f"{LOST}{left[0]} is complete: start again with --resume_from_checkpoint auto" in said[survivor]
+        assert f"{left[0]} is complete: resume with --resume_from_checkpoint last" in said[survivor]
         assert "Traceback" not in said[survivor]
         assert [path.name for path in checkpoints(run)] == left
         assert not kills.half_files(run)
@@ -85,7 +84,7 @@ def test_a_process_that_was_given_another_file_is_refused_by_all(ranks: Ranks, m
     ended, said = ranks.together(common, tmp_path / "log", of_each=given)
     assert ended == [2, 2], said
     for each in said:
-        assert "error: processes 0 and 1 were given different data (records 19 and 3); start all with the same" in each
+        assert "error: processes 0 and 1 were given different data (" in each
     assert not (run / "run.json").exists()
 
 

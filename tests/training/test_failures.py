@@ -59,7 +59,7 @@ def test_before_the_first_step_nothing_stays(made: Path, tmp_path: Path, capsys:
     assert train(made, tmp_path / "new", *FOO) == 2
     (told,) = capsys.readouterr().err.strip().splitlines()
     assert told.startswith("stepjepa train: error: training can't start: TypeError: ")
-    assert "unexpected keyword argument 'foo'; --debug 2 shows where it was" in told
+    assert "unexpected keyword argument 'foo'" in told
     assert not (tmp_path / "new").exists()
 
 
@@ -73,7 +73,7 @@ def test_of_a_trainer_that_cannot_be_made(
     capsys.readouterr()
     assert train(made, tmp_path / "new") == 2
     (told,) = capsys.readouterr().err.strip().splitlines()
-    assert told.startswith("stepjepa train: error: AttributeError: no such part; ")
+    assert told == "stepjepa train: error: AttributeError: no such part"
     # Nothing that would be in the way of the next try.
     assert not any((tmp_path / "new").iterdir())
 
@@ -87,7 +87,7 @@ def test_after_some_steps_the_record_says_so(
     assert train(made, folder, "--max_steps", "4") == 2
     (told,) = capsys.readouterr().err.strip().splitlines()
     assert told == (
-        "stepjepa train: error: the run failed after step 2 (KeyError: step); checkpoint-2 is complete: resume with "
+        "stepjepa train: error: the run failed after step 2 (KeyError: 'step'); checkpoint-2 is complete: resume with "
         "--resume_from_checkpoint last; --debug 2 shows where it was"
     )
     assert read_run(folder)["status"] == "failed"
@@ -149,22 +149,21 @@ def test_a_finished_run_without_checkpoints_is_not_begun_again(
     assert contents(run) == before
 
 
-def test_a_run_that_was_killed_at_its_picture_is_not_marked_as_finished(
+def test_a_run_that_was_killed_at_its_card_is_not_marked_as_finished(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
         """Nothing catches it."""
 
-    def killed(folder: Path) -> None:
+    def killed(*args: Any, **kwargs: Any) -> None:
         raise Killed
 
     with monkeypatch.context() as during, pytest.raises(Killed):
-        during.setattr("stepjepa.training.run.draw_metrics", killed)
+        during.setattr("stepjepa.training.run.write_card", killed)
         train(made, tmp_path / "run", "--logging_steps", 1)
     assert read_run(tmp_path / "run")["status"] != "finished"
     assert train(made, tmp_path / "run", "--logging_steps", 1, "--resume_from_checkpoint", "last") == 0
     assert read_run(tmp_path / "run")["status"] == "finished"
-    assert (tmp_path / "run" / "metrics.png").is_file()
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(made: Path, run: Path) -> None:

@@ -92,8 +92,8 @@ def run(args: argparse.Namespace) -> int:
     """Check the flags, then estimate."""
     config = train.check(args)
     check(args)
-    from stepjepa.training.data import read_data
     from stepjepa.training.dry_run import GIB, dry_run
+    from stepjepa.training.record import read_data
 
     with lines_to_stderr(args.json):
         records, eval_records, _ = read_data(args)

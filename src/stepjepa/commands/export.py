@@ -137,15 +137,10 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
 
 
 def _upload(args: argparse.Namespace, folder: Path, name: str) -> None:
-    """Upload the folder; an error leaves it unchanged and names the command that tries again."""
+    """Upload the folder."""
     from stepjepa.training.hub import upload
 
-    try:
-        address = upload(folder, name, message="Exported by stepjepa", revision=args.hub_revision)
-    except UserError as error:
-        branch = f" --hub_revision {args.hub_revision}" if args.hub_revision else ""
-        again = f"stepjepa export --model_path {folder} --push_to_hub {name}{branch}"
-        raise UserError(f"{error}; {folder} is whole; to try again: {again}") from None
+    address = upload(folder, name, message="Exported by stepjepa", revision=args.hub_revision)
     print(f"uploaded: {visible(address)}")
 
 

@@ -114,9 +114,6 @@ class RunFlags:
     eval_steps: int | None = option(None, "evaluate every N steps (once an epoch)", names=("eval_accuracy_steps",))
     finetune_seed: int = option(42, "random seed", names=("seed",), allowed=SEED)
     selective_checkpointing: bool = option(False, "recompute activations, except matrix products and attention")
-    on_nonfinite: Literal["stop", "skip"] = option(
-        "stop", "before a step whose loss or gradient is not finite: stop, or skip the step"
-    )
     track_flop: bool = option(False, "measure the FLOPs of the first 10 steps; print them beside the derived ones")
     same_flop: bool = option(False, "stop once the FLOPs of --regular for --num_epochs are spent")
     dry_run: bool = option(False, "print tokens, memory and FLOPs of a step, then stop")
@@ -280,11 +277,10 @@ def _check_model(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check what can be checked cheaply, then train."""
     config = check(args)
-    from stepjepa.training.processes import naming_lost_processes
     from stepjepa.training.run import train
 
     try:
-        with lines_to_stderr(args.json), naming_lost_processes(Path(args.output_dir)):
+        with lines_to_stderr(args.json):
             record = train(args, config)
     except FinishedError as finished:
         # With ``auto``, a finished run is no error: a scheduler may start its job again.
@@ -302,7 +298,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _close(args: argparse.Namespace, record: dict[str, Any]) -> None:
     """Print the outcome of the run, its folder and the next command, or one JSON document."""
-    from stepjepa.training.console import finished_json, last_lines, next_command
+    from stepjepa.training.record import finished_json, last_lines, next_command
 
     if args.json:
         print_json(record if args.dry_run else finished_json(args, record))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +90,12 @@ class EmaEncoder:
 
 
 class EmaCallback(TrainerCallback):
-    """Updates the averaged weights after every optimizer step that was taken."""
+    """Updates the averaged weights after every optimizer step."""
 
-    def __init__(self, encoder: EmaEncoder, model: nn.Module, taken: Callable[[], bool]) -> None:
+    def __init__(self, encoder: EmaEncoder, model: nn.Module) -> None:
         self._encoder = encoder
         self._model = model
-        self._taken = taken
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Update the averaged weights, unless the step was skipped."""
-        if self._taken():
-            self._encoder.update(self._model)
+        """Update the averaged weights."""
+        self._encoder.update(self._model)

@@ -1,4 +1,4 @@
-"""What a run does beside its steps: ``metrics.jsonl``, lines of losses, a warning on collapse, requests to stop."""
+"""What a run does beside its steps: metrics and lines of losses, warnings, requests to stop, no step on NaN."""
 
 from __future__ import annotations
 
@@ -11,16 +11,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 from tqdm.auto import tqdm
 from transformers.trainer_callback import ProgressCallback, TrainerCallback
 
+from stepjepa.batch.collate import Batch
+from stepjepa.errors import UserError
 from stepjepa.files import atomic_write
 from stepjepa.objectives.monitors import COLLAPSE_PAIRS, COLLAPSE_RANK, COLLAPSE_SIMILARITY, REMEDIES
 from stepjepa.objectives.term import TERMS
 from stepjepa.run_folder import METRICS_FILE
 from stepjepa.signals import OneRequest, Stopped
+from stepjepa.training.saving import way_back
 
 logger = logging.getLogger(__name__)
+
+
+class EpochCallback(TrainerCallback):
+    """Tells the sampler which epoch it is, also where a run is resumed within one."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Set the epoch."""
+        self._trainer.sampler.set_epoch(int(state.epoch))
 
 
 class MetricsCallback(TrainerCallback):
@@ -87,26 +104,11 @@ class CollapseCallback(TrainerCallback):
             logger.warning("step %d: %s; %s", state.global_step, found, REMEDIES)
 
 
-class EpochCallback(TrainerCallback):
-    """Tells the sampler which epoch it is, however many wrappers a resume or several processes put around it."""
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
-        """Find the sampler and set its epoch."""
-        inner = train_dataloader
-        while inner is not None:
-            if hasattr(inner, "set_epoch") and hasattr(inner, "epoch"):
-                inner.set_epoch(int(state.epoch))
-                return
-            sampler = getattr(inner, "batch_sampler", None)
-            inner = sampler if sampler is not None else getattr(inner, "sampler", None)
-
-
 class StopCallback(TrainerCallback):
-    """Has a checkpoint saved at the end of the step in which a signal came, and ends training when it is there.
+    """Saves a checkpoint at the end of the step in which a signal came, then raises ``Stopped``.
 
     All processes do so at the same step, whichever of them was sent the signal. A step that ends an epoch is ended with
-    what the epoch's end brings, evaluation among it, and an evaluation is ended too, so that nothing is missing from a
-    run that is resumed later. ``Trainer.train`` raises ``Stopped`` then, after the checkpoint was written.
+    what the epoch's end brings, so that nothing is missing from a run that is resumed later.
     """
 
     def __init__(self, request: OneRequest, processes: int = 1, device: torch.device | None = None) -> None:
@@ -137,13 +139,16 @@ class StopCallback(TrainerCallback):
             raise Stopped(self._number)
 
 
+# -- lines for people --------------------------------------------------------------------------------------------------
+
+
 def console_line(logs: dict[str, float]) -> str | None:
     """One line for people out of a line of logs; None for logs that are not losses."""
     prefix = "eval_" if "eval_lm_loss" in logs else ""
     if f"{prefix}lm_loss" not in logs:
         return None
     parts = [f"{term.words}: {logs[prefix + name]:.4f}" for name, term in TERMS.items() if prefix + name in logs]
-    parts.append(f"Total: {logs[f'{prefix}loss']:.4f}" if f"{prefix}loss" in logs else "all steps skipped")
+    parts.append(f"Total: {logs[f'{prefix}loss']:.4f}")
     if f"{prefix}matched_similarity" in logs:
         shuffled = logs.get(f"{prefix}shuffled_similarity")
         other = "–" if shuffled is None else f"{shuffled:.3f}"
@@ -175,3 +180,105 @@ class BarCallback(ProgressCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         """Nothing: see ``ConsoleCallback``."""
+
+
+# -- what is not finite ------------------------------------------------------------------------------------------------
+
+
+class NonfiniteGuard(TrainerCallback):
+    """Stops the run before an optimizer step on a gradient that is not finite, on all processes alike.
+
+    Args:
+        trainer: the ``JepaTrainer`` whose steps are guarded.
+
+    Attributes:
+        batches: the micro-batches of the step that is being computed.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.batches: list[Batch] = []
+        self._parts: list[dict[str, Tensor]] = []
+
+    def begin_step(self) -> None:
+        """Forget the micro-batches of the last step."""
+        self.batches.clear()
+        self._parts.clear()
+
+    def watch(self, losses: Any) -> Tensor:
+        """The loss of a micro-batch; where it is not finite, none of its gradients are.
+
+        Gradients may be finite although the loss is not. Those of all processes are added up, so that each of them
+        learns of it without a message, and no device is waited for.
+        """
+        self._parts.append({name: part.detach() for name, part in losses.parts.items()})
+        return losses.loss * torch.where(torch.isfinite(losses.loss.detach()), 1.0, math.nan)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop the run where the norm of the gradient, the same on every process, is not finite.
+
+        Raises:
+            UserError: with the records of the micro-batches; the weights are those of the step before.
+        """
+        trainer = self._trainer
+        if math.isfinite(_gradient_norm(trainer)):
+            return
+        mine = [
+            (
+                batch["members"].lines,
+                {name: value for name, part in parts.items() if not math.isfinite(value := float(part))},
+            )
+            for batch, parts in zip(self.batches, self._parts, strict=True)
+        ]
+        found = gather_object(mine) if trainer.accelerator.num_processes > 1 else mine
+        wrong = {name: value for _, values in found for name, value in values.items()}
+        if getattr(trainer.accelerator, "scaler", None) is not None and not wrong:
+            # Of fp16: the scale was too large, and the scaler skips the step and makes it smaller.
+            return
+        what = " and ".join(
+            f"{TERMS[name].words if name in TERMS else name} is {value}" for name, value in wrong.items()
+        )
+        lines = list(dict.fromkeys(line for members, values in found if values or not wrong for line in members))
+        named = ", ".join(f"{trainer.source}:{line}" for line in lines[:8]) + " ..." * (len(lines) > 8)
+        broken = self._broken_weights()
+        remedy = "begin again without these records or with a lower --learning_rate"
+        if broken:
+            remedy = f"the weights are not finite, either ({broken[0]}); begin again with a lower --learning_rate"
+        trainer.model_wrapped.zero_grad()
+        raise UserError(
+            f"step {state.global_step + 1}: {what or 'the gradient is not finite (the losses are)'}, with {named}; "
+            f"{remedy}; {way_back(args.output_dir)}"
+        )
+
+    def refuse_weights(self, step: int) -> None:
+        """Refuse weights that are not finite: neither a checkpoint nor a finished run may hold them.
+
+        Raises:
+            UserError: on every process, if one has such a weight.
+        """
+        if broken := self._broken_weights():
+            raise UserError(
+                f"step {step}: the weights are not finite any more ({broken[0]}), so they are not saved; begin again "
+                f"with a lower --learning_rate, or in another precision; {way_back(self._trainer.args.output_dir)}"
+            )
+
+    def _broken_weights(self) -> list[str]:
+        """Parameters that are not finite, the first one of each process that has one."""
+        broken: list[str] = []
+        for name, parameter in self._trainer.model.named_parameters():
+            # Of a weight that is sharded, the part that is here.
+            here = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            if not bool(torch.isfinite(here).all()):
+                broken.append(name)
+                break
+        return gather_object(broken) if self._trainer.accelerator.num_processes > 1 else broken
+
+
+def _gradient_norm(trainer: Any) -> float:
+    """Norm of all gradients. Waits for the device."""
+    if trainer.is_deepspeed_enabled:
+        # Its step was taken inside the backward pass.
+        return float(trainer.model_wrapped.get_global_grad_norm() or 0.0)
+    gradients = [parameter.grad for parameter in trainer.model.parameters() if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

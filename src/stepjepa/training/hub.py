@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, HfApi, ModelCardData, constants
-from huggingface_hub.utils import disable_progress_bars
-from transformers import TrainerCallback
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, constants
 
 from stepjepa.chat.predictors import saved_with_predictors
 from stepjepa.errors import UserError, one_line, visible
@@ -29,34 +23,51 @@ CARD_FILE = "README.md"
 
 MARK = "<!-- Written by stepjepa, which writes it anew as long as this line stands here. -->"
 
+UPLOADED = (
+    *("README.md", "config.json", "generation_config.json", "adapter_config.json", "*.py"),
+    *("model*.safetensors", "model*.safetensors.index.json", "adapter_model*.safetensors"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
+    *("vocab.json", "vocab.txt", "*.model", "chat_template.jinja", "additional_chat_templates/*.jinja"),
+)
+"""What is uploaded of a folder. The rest of a run folder names files of this machine (``run.json``,
+``training_args.bin``), holds test data (evaluations), or serves to resume the run (optimizer states)."""
+
 _OBJECTIVE = ("mode", "layout", "predictors", "pairs", "jepa_loss_type", "lbd", "gamma", "jepa_ratio", "max_length")
 _TRAINING = (
     *("learning_rate", "lr_scheduler_type", "optim", "per_device_train_batch_size", "gradient_accumulation_steps"),
     *("num_train_epochs", "max_steps", "bf16", "seed"),
 )
-_LOAD_MODEL = """\
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-name = {name!r}
+_CARD = """\
+---
+{{ card_data }}
+---
+
+{{ mark }}
+
+# {{ card_name }}
+
+A causal language model, trained {{ origin }} in mode {{ mode }}, by stepjepa.
+
+| | |
+|---|---|
+{% for name, value in rows -%}
+| {{ name }} | {{ value }} |
+{% endfor %}
+## Loading
+
+```python
+from {{ library }} import {{ loader }}
+from transformers import AutoTokenizer
+
+name = {{ quoted }}
 tokenizer = AutoTokenizer.from_pretrained(name)
-model = AutoModelForCausalLM.from_pretrained(name)"""
-
-_LOAD_ADAPTER = """\
-from peft import PeftConfig, PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-name = {name!r}
-tokenizer = AutoTokenizer.from_pretrained(name)
-base = PeftConfig.from_pretrained(name).base_model_name_or_path
-model = AutoModelForCausalLM.from_pretrained(base)
-if model.get_input_embeddings().num_embeddings < len(tokenizer):
-    model.resize_token_embeddings(len(tokenizer))
-model = PeftModel.from_pretrained(model, name)"""
-
-_PREDICTORS = (
-    "The tokenizer has predictor tokens (`<|predictor_1|>` ...), which only training uses; "
-    "`generation_config.json` keeps `generate()` from producing them."
-)
+model = {{ loader }}.from_pretrained(name)
+```
+{% if predictors %}
+The tokenizer has predictor tokens (`<|predictor_1|>` ...), which only training uses; `generation_config.json` keeps
+`generate()` from producing them.
+{% endif %}"""
 
 
 def write_card(
@@ -77,38 +88,46 @@ def write_card(
         return
     run, name = run or run_of(source) or {"model": source.name}, name or folder.absolute().name
     jepa, training = run.get("jepa") or {}, run.get("training") or {}
-    mode, adapter = str(jepa.get("mode", "regular")), (folder / "adapter_config.json").is_file()
-    base, evaluations = base_on_hub(run), summaries(source)
+    mode, base, evaluations = str(jepa.get("mode", "regular")), base_on_hub(run), summaries(source)
+    adapter = (folder / "adapter_config.json").is_file()
+    results = [(result, score) for summary in evaluations for result, score in _results(summary)]
     head = ModelCardData(
         base_model=base,
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
         tags=["stepjepa", *([] if mode == "regular" else ["jepa", _plain(mode)])],
         model_name=_plain(name),
-        eval_results=[result for summary in evaluations for result in _eval_results(summary)] or None,
+        eval_results=[result for result, _ in results] or None,
     )
+    rows = []
+    for part, about in (run.get("data") or {}).items():
+        told = f"{Path(str(about.get('file'))).name}, {about.get('records')} records, SHA-256 {about.get('sha256')}"
+        rows.append((f"data ({part})", told))
     kept = _OBJECTIVE if mode != "regular" else ("mode", "max_length")
-    settings = [(key, jepa[key]) for key in kept if key in jepa]
-    settings += [(key, training[key]) for key in _TRAINING if key in training]
-    data = [
-        (part, Path(str(about.get("file"))).name, about.get("records"), about.get("sha256"))
-        for part, about in (run.get("data") or {}).items()
+    rows += [
+        (key, values[key]) for keys, values in ((kept, jepa), (_TRAINING, training)) for key in keys if key in values
     ]
-    versions = run.get("versions") or {}
-    parts = [
-        f"---\n{head.to_yaml()}\n---",
-        MARK,
-        f"# {_plain(name)}",
-        _origin(run, base, mode),
-        _table("Data", ("part", "file", "records", "SHA-256"), data),
-        _table("Settings", ("setting", "value"), settings),
-        *(_scores(summary) for summary in evaluations),
-        f"## Loading\n\n```python\n{(_LOAD_ADAPTER if adapter else _LOAD_MODEL).format(name=name)}\n```",
-        _PREDICTORS if mode != "regular" and saved_with_predictors(folder) else "",
-        "Trained with " + ", ".join(f"{key} {_plain(versions[key])}" for key in versions if key != "platform") + ".",
-    ]
+    rows += [(f"{result.metric_type} on {result.dataset_name}", score) for result, score in results]
+    origin = _code(base or Path(str(run.get("model") or "unknown")).name)
+    card = ModelCard.from_template(
+        head,
+        template_str=_CARD,
+        mark=MARK,
+        card_name=_plain(name),
+        origin=f"from random weights of the shape {origin}" if _is_random(run) else f"from {origin}",
+        mode=_code(mode),
+        rows=[(_code(key), _code(value)) for key, value in rows],
+        library=head.library_name,
+        loader="AutoPeftModelForCausalLM" if adapter else "AutoModelForCausalLM",
+        quoted=repr(name),
+        predictors=mode != "regular" and saved_with_predictors(folder),
+    )
     with atomic_write(path) as stream:
-        stream.write("\n\n".join(part for part in parts if part) + "\n")
+        stream.write(card.content)
+
+
+def _is_random(run: Mapping[str, Any]) -> bool:
+    return str(run.get("model") or "").startswith("preset:") or bool((run.get("loaded") or {}).get("pretrain"))
 
 
 def base_on_hub(run: Mapping[str, Any]) -> str | None:
@@ -116,8 +135,7 @@ def base_on_hub(run: Mapping[str, Any]) -> str | None:
     name = str(run.get("model") or "")
     # The fingerprint of a folder is a hash of its weights, that of a model of the hub its commit.
     local = len(str(run.get("model_fingerprint") or "")) == 64 or Path(name).is_dir()
-    random = name.startswith("preset:") or (run.get("loaded") or {}).get("pretrain")
-    return None if local or random or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) else name
+    return None if local or _is_random(run) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) else name
 
 
 def summaries(model_path: str | Path) -> list[dict[str, Any]]:
@@ -135,45 +153,19 @@ def summaries(model_path: str | Path) -> list[dict[str, Any]]:
     return found
 
 
-def _origin(run: Mapping[str, Any], base: str | None, mode: str) -> str:
-    name = str(run.get("model") or "unknown")
-    if base is None and ((run.get("loaded") or {}).get("pretrain") or name.startswith("preset:")):
-        origin = f"from random weights of the shape {_code(Path(name).name)}"
-    else:
-        origin = f"from {_code(base or Path(name).name)}"
-    lora = f", through a LoRA adapter of rank {int(run['lora']['rank'])}" if run.get("lora") else ""
-    return f"A causal language model, trained {origin} in mode {_code(mode)}{lora}, by stepjepa."
-
-
-def _eval_results(summary: Mapping[str, Any]) -> list[EvalResult]:
-    """The scores of one evaluation in the form that a hub shows."""
+def _results(summary: Mapping[str, Any]) -> Iterator[tuple[EvalResult, str]]:
+    """The scores of one evaluation in the form that a hub shows, and for people."""
     file = _plain(Path(str(summary.get("test_file"))).name)
-    return [
-        EvalResult("text-generation", dataset_type=file, dataset_name=file, metric_type=_plain(name), metric_value=mean)
-        for name, mean in ((name, score.get("mean")) for name, score in summary["scores"].items())
-        if mean is not None
-    ]
-
-
-def _scores(summary: Mapping[str, Any]) -> str:
-    settings = summary.get("settings") or {}
-    title = f"{summary.get('n')} examples of {_code(Path(str(summary.get('test_file'))).name)}"
-    title += f", task {_code(summary.get('task'))}, at most {settings.get('max_new_tokens')} new tokens"
-    rows = [(name, score.get("mean"), score.get("low"), score.get("high")) for name, score in summary["scores"].items()]
-    return _table(f"Scores: {title}", ("score", "mean", "95 % from", "to"), rows)
-
-
-def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> str:
-    """A section with a table in Markdown; nothing where there are no rows."""
-    lines = ["| " + " | ".join(map(_code, row)) + " |" for row in rows]
-    head = f"## {title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
-    return "\n".join([head, *lines]) if lines else ""
+    for name, score in summary["scores"].items():
+        if (mean := score.get("mean")) is not None:
+            about = {"dataset_type": file, "dataset_name": file, "metric_type": _plain(name), "metric_value": mean}
+            interval = f"{score.get('low')} to {score.get('high')}"
+            yield EvalResult("text-generation", **about), f"{mean:.4f} ({interval}), {summary.get('n')} examples"
 
 
 def _code(value: Any) -> str:
     """A value as inline code, which no reader of Markdown interprets."""
-    text = f"{value:.4f}" if isinstance(value, float) and value > 0.01 else "" if value is None else str(value)
-    short = visible(text)[:120].replace("`", "'").replace("|", "¦")
+    short = visible("" if value is None else str(value))[:160].replace("`", "'").replace("|", "¦")
     return f"`{short}`" if short else "–"
 
 
@@ -182,16 +174,7 @@ def _plain(text: Any) -> str:
     return re.sub(r"[^\w .:+/-]", "", visible(str(text)))[:120]
 
 
-logger = logging.getLogger(__name__)
-
-UPLOADED = (
-    *("README.md", "config.json", "generation_config.json", "adapter_config.json", "*.py"),
-    *("model*.safetensors", "model*.safetensors.index.json", "adapter_model*.safetensors"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
-    *("vocab.json", "vocab.txt", "*.model", "chat_template.jinja", "additional_chat_templates/*.jinja"),
-)
-"""What is uploaded of a folder. The rest of a run folder names files of this machine (``run.json``,
-``training_args.bin``), holds test data (evaluations), or serves to resume the run (optimizer states)."""
+# -- uploads -----------------------------------------------------------------------------------------------------------
 
 
 def refuse_offline() -> None:
@@ -203,23 +186,20 @@ def refuse_offline() -> None:
 
 
 @contextmanager
-def naming_hub_errors(what: str) -> Iterator[None]:
+def _naming_hub_errors(what: str) -> Iterator[None]:
     """Turn whatever the hub's library raises into a ``UserError`` of one line that says what could not be done."""
     try:
         yield
-    except Exception as raised:  # a broken connection, a strange answer, a wrong name: each has an error of its own
-        error = raised.__cause__ if isinstance(raised, RuntimeError) and raised.__cause__ else raised
+    except Exception as error:  # a broken connection, a strange answer, a wrong name: each has an error of its own
         status = getattr(getattr(error, "response", None), "status_code", None)
-        reason = one_line(getattr(error, "server_message", None) or str(error).strip().partition("\n")[0])
         remedy = "; set HF_TOKEN in the environment to a token that may write there" if status in (401, 403) else ""
-        number = "" if status is None or str(status) in reason else f"{status} "
-        raise UserError(f"{what}: {number}{reason.rstrip(' .')}{remedy}") from None
+        raise UserError(f"{what}: {one_line(str(error).strip().partition(chr(10))[0])}{remedy}") from None
 
 
 def create_repository(name: str, *, private: bool | None = None, token: str | None = None) -> str:
     """Make a model repository where there is none, and return its name as ``owner/name``."""
     refuse_offline()
-    with naming_hub_errors(f"can't make the repository '{name}' on the hub"):
+    with _naming_hub_errors(f"can't make the repository '{name}' on the hub"):
         made: str = HfApi().create_repo(name, token=token, private=private, exist_ok=True).repo_id
     return made
 
@@ -237,9 +217,7 @@ def refuse_lone_adapter(folder: str | os.PathLike[str]) -> None:
         )
 
 
-def upload(
-    folder: str | os.PathLike[str], name: str, *, message: str, revision: str | None = None, token: str | None = None
-) -> str:
+def upload(folder: str | os.PathLike[str], name: str, *, message: str, revision: str | None = None) -> str:
     """Upload a model folder and wait for it.
 
     Args:
@@ -247,61 +225,26 @@ def upload(
         name: of a repository that is there.
         message: of the commit.
         revision: branch; main if None.
-        token: instead of HF_TOKEN or the saved login.
 
     Returns:
         The address of the repository.
 
     Raises:
-        UserError: the hub refuses, or can't be reached. Nothing local is changed.
+        UserError: the hub refuses, or can't be reached; with the command that tries again. Nothing local is changed.
     """
     refuse_offline()
     refuse_lone_adapter(folder)
-    api = HfApi()
-    if not sys.stderr.isatty():
-        disable_progress_bars()
-    with naming_hub_errors(f"can't upload to '{name}'"):
-        api.upload_folder(
-            repo_id=name,
-            folder_path=Path(folder),
-            commit_message=message,
-            token=token,
-            allow_patterns=list(UPLOADED),
-            revision=revision,
-        )
-    return f"{api.endpoint}/{name}"
-
-
-class UploadCallback(TrainerCallback):
-    """Uploads every checkpoint in the background; an upload that fails is told, and training goes on.
-
-    Args:
-        name: of the repository; None on processes that upload nothing.
-        run: what the model card says where there is no ``run.json``.
-    """
-
-    def __init__(self, name: str | None, run: dict[str, Any]) -> None:
-        self._name, self._run = name, run
-        self._upload: Future[str] | None = None
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Wait for an upload before the next checkpoint is saved: what it reads may be deleted then."""
-        if control.should_save:
-            self.on_train_end(args, state, control)
-
-    on_epoch_end = on_step_end
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin to upload the checkpoint that has just been saved."""
-        if self._name is None or not state.is_world_process_zero:
-            return
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        write_card(folder, name=self._name, run=run_of(args.output_dir) or self._run)
-        about = {"message": f"Training in progress, step {state.global_step}", "revision": args.hub_revision}
-        self._upload = HfApi().run_as_future(partial(upload, folder, self._name, token=args.hub_token, **about))
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Wait for an upload."""
-        pending, self._upload = self._upload, None
-        if pending is not None and (error := pending.exception()) is not None:
-            logger.warning("%s; training goes on", error)
+    branch = f" --hub_revision {revision}" if revision else ""
+    again = f"stepjepa export --model_path {folder} --push_to_hub {name}{branch}"
+    try:
+        with _naming_hub_errors(f"can't upload to '{name}'"):
+            HfApi().upload_folder(
+                repo_id=name,
+                folder_path=Path(folder),
+                commit_message=message,
+                allow_patterns=list(UPLOADED),
+                revision=revision,
+            )
+    except UserError as error:
+        raise UserError(f"{error}; {folder} is whole; to try again: {again}") from None
+    return f"{HfApi().endpoint}/{name}"

@@ -3,53 +3,63 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
+import re
+import shutil
 import signal
 import time
-from contextlib import closing, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from transformers import TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import SaveStrategy
 
-from stepjepa.chat.system_prompts import describe_system_prompts
-from stepjepa.compute.equal_compute import EqualCompute, EqualComputeCallback, equal_compute
+from stepjepa.batch.dataset import CacheDir, prepare
+from stepjepa.chat.predictors import all_predictor_ids
+from stepjepa.chat.system_prompts import common_system_prompt, describe_system_prompts, with_system_prompt
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
+from stepjepa.data.sources import describe_columns
 from stepjepa.data.trained_prompts import write_trained_prompts
+from stepjepa.disk import DISK_ERRORS
 from stepjepa.errors import UserError
-from stepjepa.evaluation.in_training import AnswerScores
-from stepjepa.files import fingerprint
+from stepjepa.evaluation.in_training import AnswerScores, spread
 from stepjepa.locks import locked
-from stepjepa.models.quantization import parameter_counts, quantized
+from stepjepa.models.checkpointing import enable_selective, refuse_full
+from stepjepa.models.loading import LoraSettings, add_lora, load_model
+from stepjepa.models.quantization import compute_dtype, quantization_options, quantized
+from stepjepa.models.token_rows import adapter_ids
 from stepjepa.run_folder import (
     earlier_launches,
     is_main_process,
     open_run_folder,
+    put_back,
     save_whole,
     text_of_run,
-    versions,
     write_run,
 )
 from stepjepa.signals import OneRequest, Stopped
+from stepjepa.tasks.base import TaskOptions
+from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.terminal import print_rows
-from stepjepa.training.build import build_trainer, prompts_of, say
 from stepjepa.training.callbacks import StopCallback
-from stepjepa.training.console import first_screen
-from stepjepa.training.data import provenance, read_data
 from stepjepa.training.dry_run import dry_run
-from stepjepa.training.failures import recording_failures
 from stepjepa.training.hub import upload, write_card
-from stepjepa.training.plot import draw_metrics
-from stepjepa.training.processes import leave_group, refuse_disagreement
+from stepjepa.training.plan import EqualComputeCallback, equal_compute
+from stepjepa.training.record import describe_run, first_screen, prompts_of, read_data
+from stepjepa.training.saving import way_back
+from stepjepa.training.settings import lora_settings, training_arguments
 from stepjepa.training.trainer import JepaTrainer
 
-LOG_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+logger = logging.getLogger(__name__)
 
 # Settings on which depends what the processes do together, and when.
 _TOGETHER = (
@@ -75,34 +85,45 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
         UserError: something that the user can put right. Before the first step nothing stays written; later the message
             says what is saved.
     """
-    level = LOG_LEVELS[min(max(args.debug, 0), 2)]
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(args.debug, 0), 2)]
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
     if level == logging.WARNING:
         transformers.logging.set_verbosity_error()
     # Before anything is drawn, an adapter's weights among it.
     transformers.set_seed(args.finetune_seed)
-    if args.dry_run or not is_main_process():
-        return _train(args, config)
-    with locked(Path(args.output_dir), "stepjepa train"):
-        return _train(args, config)
+    alone = locked(Path(args.output_dir), "stepjepa train") if is_main_process() and not args.dry_run else nullcontext()
+    try:
+        with alone:
+            return _train(args, config)
+    except (UserError, OSError):
+        raise
+    except Exception as error:  # of whatever kind: one line says what is wrong
+        raise UserError(_words(error)) from None
+    finally:
+        _settle()
 
 
 def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None:
     start = time.time()
-    folder, checkpoint = open_run_folder(args.output_dir, args.resume_from_checkpoint, say)
+    folder, checkpoint = open_run_folder(args.output_dir, args.resume_from_checkpoint, _say)
     train_records, eval_records, files = read_data(args)
     if args.dry_run:
         return dry_run(args, config, train_records, eval_records)
-    trainer, lora, told = build_trainer(args, config, train_records, eval_records)
+    trainer, lora, told = _build(args, config, train_records, eval_records)
     # Weights are read by now; a bar whenever they are written would tear that of the training.
     transformers.logging.disable_progress_bar()
-    equal = _equal_compute(trainer, args) if args.same_flop else None
+    equal = None
+    if args.same_flop:
+        # As long as its compute allows, with a checkpoint wherever a regular epoch's compute is spent.
+        equal = equal_compute(trainer.plan, trainer.args.num_train_epochs)
+        trainer.args.max_steps = equal.steps
+        if "save_strategy" not in args.training:
+            trainer.args.save_strategy = SaveStrategy.EPOCH
+        trainer.add_callback(EqualComputeCallback(equal))
     if is_main_process():
-        if (prompts := describe_system_prompts(train_records)) is not None:
-            told["prompts"] = prompts
         print_rows(first_screen(args, trainer, told, equal=equal, checkpoint=checkpoint))
     record = {
-        **_describe(args, trainer),
+        **describe_run(args, trainer),
         "lora": vars(lora) if lora else None,
         "data": files,
         "system_prompts": prompts_of(train_records),
@@ -116,8 +137,123 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
             if trainer.prepared_eval is not None:
                 metrics |= _evaluated_last(trainer) or trainer.evaluate()
         save_whole(folder, partial(_save, trainer))
-    _finish(trainer, folder, record, metrics, start)
+    record |= {
+        "status": "finished",
+        "results": {
+            "steps": trainer.state.global_step,
+            "tokens": trainer.meter.num_tokens,
+            "flops": trainer.state.total_flos,
+            "last_log": next((line for line in reversed(trainer.state.log_history) if "lm_loss" in line), {}),
+            "train_seconds": sum(launch["seconds"] for launch in record["launches"]),
+            "seconds": time.time() - start,
+            **{name: value for name, value in metrics.items() if name.startswith("eval_")},
+        },
+    }
+    if is_main_process():
+        write_card(folder, run=record)
+    # Last: a run that is marked as finished is not begun again, whatever is missing.
+    write_run(folder, record)
+    _leave_group()
+    # The other processes need not wait for it.
+    if trainer.args.push_to_hub and is_main_process():
+        message = f"End of training, step {trainer.state.global_step}"
+        address = upload(folder, str(trainer.hub_model_id), message=message, revision=trainer.args.hub_revision)
+        _say(f"uploaded: {address}")
     return record
+
+
+def _say(line: str) -> None:
+    """Print a line, from the first process alone."""
+    if is_main_process():
+        print(line, flush=True)
+
+
+# -- before the first step ---------------------------------------------------------------------------------------------
+
+
+def _build(
+    args: argparse.Namespace, config: JepaConfig, train_records: list[Record], eval_records: list[Record]
+) -> tuple[JepaTrainer, LoraSettings | None, dict[str, str]]:
+    """The trainer of a run, the settings of its adapter, and rows for ``first_screen``.
+
+    Raises:
+        UserError: whatever keeps it from its first step.
+    """
+    training, lora = training_arguments(args, bool(eval_records)), lora_settings(args)
+    model, tokenizer = _load(args, config, training, train_records)
+    cache: CacheDir = False if args.no_cache else args.cache_dir
+    data, held_out = prepare(train_records, tokenizer, config, cache_dir=cache, say=_say), None
+    if eval_records:
+        held_out = prepare(eval_records, tokenizer, config, what="evaluation data", cache_dir=cache, say=_say)
+    if lora is not None:
+        model = add_lora(model, lora, adapter_ids(tokenizer, plain=config.plain))
+    # Generation must never produce a token that only training knows.
+    model.generation_config.suppress_tokens = all_predictor_ids(tokenizer) or None
+    told: dict[str, str | None] = {
+        "columns": describe_columns(train_records[0]),
+        "prompts": describe_system_prompts(train_records),
+    }
+    scores = None
+    if args.eval_generate is not None:
+        scores, told["answers"] = _answer_scores(args, eval_records, train_records, model, tokenizer)
+    if args.selective_checkpointing:
+        refuse_full(training)
+        enable_selective(model)
+    trainer = JepaTrainer(
+        model,
+        training,
+        config,
+        train_dataset=data,
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+        answer_scores=scores,
+        track_flop=args.track_flop,
+    )
+    return trainer, lora, {name: text for name, text in told.items() if text is not None}
+
+
+def _load(
+    args: argparse.Namespace, config: JepaConfig, training: TrainingArguments, records: list[Record]
+) -> tuple[Any, Any]:
+    """Model and tokenizer as the flags ask for them, without an adapter."""
+    kind = quantized(args)
+    compute = compute_dtype(args.dtype, bf16=training.bf16, fp16=training.fp16)
+    same = ("dtype", "pretrain", "train_tokenizer", "chat_template", "attn_implementation", "trust_remote_code")
+    return load_model(
+        args.model_name,
+        texts=(message["content"] for record in records for message in record.messages),
+        predictors=(config.predictors or 0) if config.uses_views else 0,
+        seed=args.finetune_seed,
+        plain=config.plain,
+        quantization=None if kind is None else quantization_options(kind, compute, training.device),
+        **{name: getattr(args, name) for name in (*same, "allow_missing_weights", "gguf_file")},
+    )
+
+
+def _answer_scores(
+    args: argparse.Namespace, records: list[Record], trained: list[Record], model: Any, tokenizer: Any
+) -> tuple[AnswerScores, str]:
+    """What answers and scores during training, checked on the model as it is before; and what to say of it."""
+    options = TaskOptions(spider_path=args.spider_path, missing_databases=args.missing_databases)
+    try:
+        task = choose_task(args.eval_task, records, options)
+        kept, _ = keep(task, records)
+        asked = spread(list(kept.values()), args.eval_generate)
+        # As 'stepjepa evaluate' will ask the trained model.
+        prompt = common_system_prompt(prompts_of(trained))
+        scores = AnswerScores(
+            asked if prompt is None else with_system_prompt(asked, prompt),
+            task,
+            tokenizer,
+            max_new_tokens=args.eval_max_new_tokens,
+            batch_size=args.batch_size,
+            plain=args.plain,
+        )
+        scores.check(model)
+    except UserError as error:
+        # Worded for that command, whose flags have other names here.
+        raise UserError(re.sub(r"--(task|max_new_tokens)\b", r"--eval_\1", str(error))) from None
+    return scores, f"to {len(asked):,} records at every evaluation, task {task.name}"
 
 
 def _begin(
@@ -137,13 +273,8 @@ def _begin(
         }
     )
     if args.resume_from_checkpoint is not None:
-        launches = earlier_launches(
-            folder,
-            {name: record[name] for name in _KEPT},
-            record["training"],
-            allow_changes=args.allow_changes,
-            say=say,
-        )
+        kept = {name: record[name] for name in _KEPT}
+        launches = earlier_launches(folder, kept, record["training"], allow_changes=args.allow_changes, say=_say)
         # Without a checkpoint it begins anew.
         record["launches"] = launches if checkpoint is not None else []
     before = text_of_run(folder)
@@ -153,91 +284,31 @@ def _begin(
     return before
 
 
-def _finish(
-    trainer: JepaTrainer, folder: Path, record: dict[str, Any], metrics: dict[str, float], start: float
-) -> None:
-    """Write down the results, and upload the model where that is asked for."""
-    record |= {
-        **data_summary(trainer),
-        "status": "finished",
-        "results": {
-            "steps": trainer.state.global_step,
-            "tokens": trainer.meter.num_tokens,
-            "flops": trainer.state.total_flos,
-            "nonfinite_steps": trainer.guard.skipped,
-            "last_log": next((line for line in reversed(trainer.state.log_history) if "lm_loss" in line), {}),
-            "train_seconds": sum(launch["seconds"] for launch in record["launches"]),
-            "seconds": time.time() - start,
-            **{name: value for name, value in metrics.items() if name.startswith("eval_")},
-        },
-    }
-    if is_main_process():
-        write_card(folder, run=record)
-        draw_metrics(folder)
-    # Last: a run that is marked as finished is not begun again, whatever is missing.
-    write_run(folder, record)
-    leave_group()
-    # The other processes need not wait for it.
-    if trainer.args.push_to_hub and is_main_process():
-        _upload(trainer, folder)
+def refuse_disagreement(parts: Mapping[str, Any]) -> None:
+    """Have all processes end with the same error where they were not given the same.
+
+    Without it they would wait for each other in vain, or train on gradients that do not belong together.
+
+    Args:
+        parts: what must be the same on every process, by what it is called; values that JSON can hold.
+
+    Raises:
+        UserError: a part differs.
+    """
+    if not torch.distributed.is_initialized():
+        return
+    given: list[dict[str, Any]] = [{}] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(given, json.loads(json.dumps(parts, default=str)))
+    for name in parts:
+        for rank, other in enumerate(given):
+            if other[name] != given[0][name]:
+                raise UserError(
+                    f"processes 0 and {rank} were given different {name} ({str(given[0][name])[:200]} and "
+                    f"{str(other[name])[:200]}); start all with the same command, files and checkpoints"
+                )
 
 
-def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
-    """What ``run.json`` says of a run that begins."""
-    trainable, total = parameter_counts(trainer.model)
-    return {
-        "status": "running",
-        **provenance(args, trainer.model),
-        "model": args.model_name,
-        "jepa": trainer.jepa.to_dict(),
-        "loaded": {
-            "dtype": args.dtype,
-            "pretrain": args.pretrain,
-            "train_tokenizer": args.train_tokenizer,
-            "quantized": quantized(args),
-            "chat_template": None if args.chat_template is None else fingerprint(args.chat_template),
-            "attn_implementation": args.attn_implementation,
-            **({} if args.gguf_file is None else {"gguf_file": args.gguf_file}),
-        },
-        "encoding": {"used": trainer.encoding, "because": trainer.encoding_reason},
-        "training": trainer.args.to_dict(),
-        "order": _order(trainer.args),
-        **data_summary(trainer),
-        "eval_counts": trainer.prepared_eval.counts if trainer.prepared_eval else None,
-        "on_nonfinite": trainer.guard.on_nonfinite,
-        "parameters": {"trained": trainable, "total": total},
-        "versions": versions(),
-        "launches": [],
-    }
-
-
-def data_summary(trainer: JepaTrainer) -> dict[str, Any]:
-    """What ``run.json`` says of the training records: ``counts``, ``tokens`` and ``template`` of ``Prepared``."""
-    prepared = trainer.prepared
-    assert prepared is not None
-    tokens = {**prepared.tokens, "ratio": prepared.tokens["all"] / prepared.tokens["main"]}
-    return {"counts": prepared.counts, "tokens": tokens, "template": prepared.template}
-
-
-def _order(training: TrainingArguments) -> dict[str, Any]:
-    """What decides which record is trained when: a resumed run must keep it."""
-    return {
-        "seed": training.seed,
-        "data_seed": training.data_seed,
-        "records_per_micro_step": training.per_device_train_batch_size * training.world_size,
-        "gradient_accumulation_steps": training.gradient_accumulation_steps,
-        "train_sampling_strategy": str(training.train_sampling_strategy),
-    }
-
-
-def _equal_compute(trainer: JepaTrainer, args: argparse.Namespace) -> EqualCompute:
-    """Make a run as long as its compute allows, with a checkpoint wherever a regular epoch's compute is spent."""
-    equal = equal_compute(trainer.plan, trainer.args.num_train_epochs)
-    trainer.args.max_steps = equal.steps
-    if "save_strategy" not in args.training:
-        trainer.args.save_strategy = SaveStrategy.EPOCH
-    trainer.add_callback(EqualComputeCallback(equal))
-    return equal
+# -- training ----------------------------------------------------------------------------------------------------------
 
 
 def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dict[str, Any]) -> dict[str, float]:
@@ -246,14 +317,16 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
 
     def promise(number: int) -> None:
         name = signal.Signals(number).name
-        say(f"{name}: saving a checkpoint at the end of this step, then stopping; once more to stop at once")
+        _say(f"{name}: saving a checkpoint at the end of this step, then stopping; once more to stop at once")
 
     def launched() -> None:
         record["launches"].append({"seconds": time.time() - start, "to_step": trainer.state.global_step})
 
     request = OneRequest(promise)
     trainer.add_callback(StopCallback(request, trainer.args.world_size, trainer.args.device))
-    _one_tensorboard_folder(trainer, folder, resumed=checkpoint is not None)
+    for board in trainer.callback_handler.callbacks:
+        if isinstance(board, TensorBoardCallback):
+            board.logging_dir = board.logging_dir or str(folder / "tensorboard")
     try:
         with request:
             metrics = dict(trainer.train(resume_from_checkpoint=checkpoint).metrics)
@@ -262,22 +335,11 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
         trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
         launched()
         write_run(folder, {**record, "status": "interrupted"})
-        leave_group()
+        _leave_group()
         saved = folder / f"checkpoint-{trainer.state.global_step}"
         raise Stopped(stop.number, f"stopped; {saved} is saved; resume with --resume_from_checkpoint last") from None
     launched()
     return metrics
-
-
-def _one_tensorboard_folder(trainer: JepaTrainer, folder: Path, *, resumed: bool) -> None:
-    """Have TensorBoard's files of all launches in one folder; a resumed run voids the steps that it runs again."""
-    board = next((each for each in trainer.callback_handler.callbacks if isinstance(each, TensorBoardCallback)), None)
-    if board is None:
-        return
-    board.logging_dir = board.logging_dir or str(folder / "tensorboard")
-    if resumed:
-        make = board._SummaryWriter
-        board._SummaryWriter = lambda log_dir: make(log_dir=log_dir, purge_step=trainer.state.global_step + 1)
 
 
 def _evaluated_last(trainer: JepaTrainer) -> dict[str, float] | None:
@@ -296,13 +358,80 @@ def _save(trainer: JepaTrainer, folder: str) -> None:
         trainer.state.save_to_json(str(Path(folder) / "trainer_state.json"))
 
 
-def _upload(trainer: JepaTrainer, folder: Path) -> None:
-    """Upload the model of a finished run; what goes wrong leaves the run as it is."""
-    name, revision = str(trainer.hub_model_id), trainer.args.hub_revision
+@contextmanager
+def recording_failures(
+    trainer: Any, folder: Path, record: dict[str, Any], before: str | None, checkpoint: str | None
+) -> Iterator[None]:
+    """Note in ``run.json`` that a run failed; put back what it held where this launch took no step.
+
+    Args:
+        trainer: trains inside.
+        folder: of the run.
+        record: what ``run.json`` says of the run; it may change inside.
+        before: of ``run_folder.text_of_run``, from before this launch.
+        checkpoint: that the run is resumed from.
+
+    Raises:
+        UserError: in the place of whatever is raised inside, but for requests to stop and errors of the system that are
+            no full disk.
+    """
     try:
-        address = upload(folder, name, message=f"End of training, step {trainer.state.global_step}", revision=revision)
-    except UserError as error:
-        branch = f" --hub_revision {revision}" if revision else ""
-        again = f"stepjepa export --model_path {folder} --push_to_hub {name}{branch}"
-        raise UserError(f"the run is finished and saved, but: {error}; to try again: {again}") from None
-    say(f"uploaded: {address}")
+        yield
+    except Exception as error:  # of whatever kind: the record must not say for ever that the run goes on
+        for callback in trainer.callback_handler.callbacks:
+            # The thread of TensorBoard's writer would go on writing into a folder that is removed.
+            if getattr(callback, "tb_writer", None) is not None:
+                callback.tb_writer.close()
+        first = getattr(trainer, "_initial_global_step", None)
+        trained = first is not None and trainer.state.global_step > first
+        with suppress(OSError):
+            if trained or (isinstance(error, OSError) and before is None):
+                write_run(folder, {**record, "status": "failed", "error": str(error)})
+            else:
+                if before is None:
+                    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+                put_back(folder, before)
+        if isinstance(error, UserError) or (isinstance(error, OSError) and error.errno not in DISK_ERRORS):
+            raise
+        if isinstance(error, OSError):
+            way = way_back(folder, "once it can be written to, ")
+            raise UserError(f"{error.strerror}; {way}", path=error.filename or folder) from None
+        told = _words(error)
+        if trained:
+            told = f"the run failed after step {trainer.state.global_step} ({told}); {way_back(folder)}"
+            raise UserError(f"{told}; --debug 2 shows where it was") from None
+        if checkpoint is None:
+            raise UserError(f"training can't start: {told}") from None
+        raise UserError(
+            f"can't be resumed ({told}); if it is damaged or of another run, move it elsewhere, and resume the one "
+            "before it with --resume_from_checkpoint last",
+            path=checkpoint,
+        ) from None
+
+
+def _words(error: Exception) -> str:
+    """What to tell of an error that nobody foresaw."""
+    logger.debug("training failed", exc_info=error)
+    # Raised on purpose, with words for whoever started the run; of others the kind says more than the words.
+    if isinstance(error, ValueError | RuntimeError | ImportError) and str(error):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def _leave_group() -> None:
+    """End the group of processes: left to the interpreter's end, its threads now and then abort the process."""
+    if torch.distributed.is_initialized():
+        with suppress(RuntimeError):  # another process is gone
+            torch.distributed.barrier()
+        _settle()
+        torch.distributed.destroy_process_group()
+
+
+def _settle() -> None:
+    """Give gloo's threads 0.4 seconds to release their tensors, for which they need the interpreter.
+
+    Whoever drops the group waits for these threads without releasing the interpreter: a deadlock (torch 2.13: 6 of 40
+    launches of two processes that train for three steps and leave).
+    """
+    if torch.distributed.is_initialized():
+        time.sleep(0.4)

@@ -6,29 +6,35 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import rotate_checkpoints
 
 from stepjepa.checkpoints import move_into_place, write_checksums
 from stepjepa.disk import naming_disk_errors
 from stepjepa.models.heads import load_heads, save_heads, split_state, without_heads
-from stepjepa.run_folder import PART
+from stepjepa.models.weights import missing_of_adapter
+from stepjepa.run_folder import PART, last_checkpoint
 from stepjepa.training.hub import CARD_FILE
 
-if TYPE_CHECKING:
-    from stepjepa.training.trainer import JepaTrainer
+
+def way_back(folder: str | Path | None, condition: str = "") -> str:
+    """How a failed run can be resumed, for people."""
+    last = last_checkpoint(Path(folder or "."))
+    if last is None:
+        return "no checkpoint was saved before; begin again in another --output_dir"
+    return f"{last.name} is complete: {condition}resume with --resume_from_checkpoint last"
 
 
 @contextmanager
-def atomic_checkpoint(trainer: JepaTrainer) -> Iterator[None]:
-    """Have the trainer write a checkpoint inside the block; it takes its name when all of it is there.
+def atomic_checkpoint(trainer: Any, save_beside: Callable[[Path], None]) -> Iterator[None]:
+    """Have a ``JepaTrainer`` write a checkpoint inside the block; it takes its name when all of it is there.
 
-    Of a checkpoint that can't be written nothing is left.
+    Of a checkpoint that can't be written nothing is left. ``save_beside`` writes what only training needs.
     """
     args, state, wait = trainer.args, trainer.state, trainer.accelerator.wait_for_everyone
-    trainer.guard.refuse_weights(state.global_step)
     run = Path(str(args.output_dir))
     final = run / f"checkpoint-{state.global_step}"
     part = run / PART / final.name
@@ -42,7 +48,8 @@ def atomic_checkpoint(trainer: JepaTrainer) -> Iterator[None]:
             if state.best_model_checkpoint == str(part):
                 state.best_model_checkpoint = str(final)
             if args.should_save:
-                _save_beside(trainer, part)
+                state.save_to_json(str(part / "trainer_state.json"))
+                save_beside(part)
     except BaseException:
         shutil.rmtree(part.parent, ignore_errors=True)
         raise
@@ -53,36 +60,16 @@ def atomic_checkpoint(trainer: JepaTrainer) -> Iterator[None]:
         with naming_disk_errors(final):
             write_checksums(part)
         move_into_place(part, final)
-        rotate_checkpoints(
-            output_dir=str(run),
-            save_total_limit=args.save_total_limit,
-            best_model_checkpoint=state.best_model_checkpoint,
-            use_mtime=True,
-        )
+        kept = {"save_total_limit": args.save_total_limit, "best_model_checkpoint": state.best_model_checkpoint}
+        rotate_checkpoints(output_dir=str(run), use_mtime=True, **kept)
     wait()
     if args.local_process_index == 0 and part.is_dir():
         # Of a machine that shares no disk with the first: what its own processes resume from.
         move_into_place(part, final)
 
 
-def _save_beside(trainer: JepaTrainer, folder: Path) -> None:
-    """Save what only training needs, beside the model and the optimizer."""
-    trainer.state.save_to_json(str(folder / "trainer_state.json"))
-    trainer.guard.save(folder)
-    if trainer.ema is not None and not trainer.args.save_only_model:
-        trainer.ema.save(folder)
-
-
-def load_beside(trainer: JepaTrainer, folder: Path) -> None:
-    """Load it back."""
-    trainer.guard.load(folder)
-    if trainer.ema is not None:
-        trainer.ema.load(folder)
-    trainer.meter.num_tokens = float(trainer.state.num_input_tokens_seen)
-
-
 def save_model(
-    trainer: JepaTrainer, save: Callable[..., None], output_dir: str | None, state_dict: dict[str, Any] | None
+    trainer: Any, save: Callable[..., None], output_dir: str | None, state_dict: dict[str, Any] | None
 ) -> None:
     """Save as Trainer does, with the heads of terms in files of their own, and without a token or a draft of a card.
 
@@ -120,6 +107,39 @@ def loading_heads(model: Any, folder: str) -> Iterator[None]:
         yield
     if heads is not None:
         load_heads(heads, folder)
+
+
+# -- resuming ----------------------------------------------------------------------------------------------------------
+
+
+def refuse_other_weights(model: Any, load_result: Any) -> None:
+    """Raise a ``ValueError`` for missing and unknown weights, of which transformers only warns."""
+    tensors = model.state_dict(keep_vars=True)
+    missing = set(load_result.missing_keys) - set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    loaded = {id(tensor) for name, tensor in tensors.items() if name not in missing}
+    lost = sorted(name for name in missing if name in tensors and id(tensors[name]) not in loaded)
+    if lost or load_result.unexpected_keys:
+        what = f"{lost[0]} is missing" if lost else f"{sorted(load_result.unexpected_keys)[0]} is unknown"
+        raise ValueError(f"its weights are those of another model: {what}")
+
+
+def refuse_other_adapter(model: Any, checkpoint: Path) -> None:
+    """Raise a ``ValueError`` for missing weights of an adapter, of which PEFT only warns."""
+    if hasattr(model, "peft_config") and (lost := missing_of_adapter(model, checkpoint)):
+        raise ValueError(f"its weights are those of another adapter: {lost[0]} is missing")
+
+
+def refuse_other_optimizer(optimizer: Any) -> None:
+    """Raise a ``ValueError`` for averages of other weights: a fused optimizer would write beyond their end."""
+    for group in getattr(optimizer, "param_groups", ()):
+        for weight in group["params"]:
+            for name in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
+                value = optimizer.state.get(weight, {}).get(name)
+                # Factored and quantized averages have other shapes; what these keep has that of the weight.
+                plain = type(value) is torch.Tensor and value.dtype.is_floating_point
+                if plain and value.shape != weight.shape:
+                    expected, got = tuple(weight.shape), tuple(value.shape)
+                    raise ValueError(f"expected '{name}' of shape {expected} in the optimizer, got {got}")
 
 
 def settings_of(optimizer: Any) -> list[dict[str, Any]]:

@@ -1,22 +1,29 @@
-"""The arguments of transformers' Trainer, made of the flags of ``stepjepa train``."""
+"""The arguments of transformers' Trainer, made of the flags of ``stepjepa train``; what this trainer can't do."""
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import importlib.util
+import os
 import sys
-from typing import Any
+from dataclasses import fields
+from typing import Any, cast
 
 import torch
+from torch import distributed, nn
+from torch.utils.data import IterableDataset
 from transformers import TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 
+from stepjepa.batch.collate import Collator, Item
+from stepjepa.batch.dataset import Prepared
+from stepjepa.batch.sampler import STRATEGIES
+from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
+from stepjepa.models.architecture import has_experts
 from stepjepa.models.loading import LoraSettings
-from stepjepa.run_folder import is_main_process
 from stepjepa.training.hub import refuse_offline
-from stepjepa.training.preparation import refuse_contradictions
-from stepjepa.training.processes import launched_together, open_group
 
 
 def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArguments:
@@ -58,16 +65,15 @@ def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArgu
         values["fsdp"] = True
     if values.get("deepspeed") and importlib.util.find_spec("deepspeed") is None:
         raise UserError("--deepspeed requires deepspeed, which is not installed: pip install deepspeed")
-    if launched_together() and not torch.accelerator.is_available() and not values.get("use_cpu"):
+    if _launched_together() and not torch.accelerator.is_available():
         # Without it transformers would have every process train a model of its own.
         values["use_cpu"] = True
-        if is_main_process():
-            print("note: no accelerator here, so the processes train on CPUs (--use_cpu)", file=sys.stderr)
     for name in ("bf16", "fp16"):
         if values.get(name) and not torch.accelerator.is_available() and not (name == "bf16" and values.get("use_cpu")):
             cpu = "; --use_cpu trains in bf16 on the CPU" if name == "bf16" else ""
             raise UserError(f"--{name} needs an accelerator, and none is found; leave it out{cpu}")
-    open_group(cpu=bool(values.get("use_cpu")), seconds=values.get("ddp_timeout", TrainingArguments.ddp_timeout))
+    if values.get("use_cpu") and _launched_together() and not distributed.is_initialized():
+        _open_group(datetime.timedelta(seconds=values.get("ddp_timeout", TrainingArguments.ddp_timeout)))
     try:
         made = TrainingArguments(**values)
         # Wrong settings and trackers that are unknown or not installed would end the run only after data and model are
@@ -87,3 +93,116 @@ def lora_settings(args: argparse.Namespace) -> LoraSettings | None:
         return LoraSettings(*chosen) if args.lora else None
     except ValueError as error:
         raise UserError(f"--{error}") from None
+
+
+# -- processes that train together -------------------------------------------------------------------------------------
+
+
+def _launched_together() -> bool:
+    """Whether torchrun, or another launcher, has started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+def _open_group(timeout: datetime.timedelta) -> None:
+    """Begin the group of processes on CPUs, where transformers' Trainer would leave ``--ddp_timeout`` out."""
+    given = os.environ
+    if given.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        distributed.init_process_group("gloo", timeout=timeout)
+        return
+    # After a restart torchrun's store still holds the addresses of the processes before, which would be waited for.
+    rank, world, port = int(given["RANK"]), int(given["WORLD_SIZE"]), int(given["MASTER_PORT"])
+    store = distributed.TCPStore(given["MASTER_ADDR"], port, world, is_master=False, timeout=timeout)
+    own = distributed.PrefixStore(f"launch_{given.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    distributed.init_process_group("gloo", timeout=timeout, store=own, rank=rank, world_size=world)
+
+
+def refuse_processes(args: TrainingArguments, processes: int) -> None:
+    """Raise a ``ValueError`` where one process has several devices, or each of several would train its own model."""
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"expected one device per process, got {args.n_gpu} under DataParallel, which can't carry this objective; "
+            "start with torchrun, or set CUDA_VISIBLE_DEVICES to one device"
+        )
+    if _launched_together() and processes != int(os.environ["WORLD_SIZE"]):
+        raise ValueError(
+            f"expected {os.environ['WORLD_SIZE']} processes that train one model, got {processes}; without an "
+            "accelerator pass use_cpu=True to TrainingArguments"
+        )
+
+
+# -- what this trainer can't do ----------------------------------------------------------------------------------------
+
+# Arguments of Trainer's own token count, last batch, evaluation loop and uploads, none of which is used here.
+WITHOUT_EFFECT = (
+    *("include_num_input_tokens_seen", "dataloader_drop_last", "bf16_full_eval", "fp16_full_eval"),
+    *("prediction_loss_only", "eval_accumulation_steps", "batch_eval_metrics", "average_tokens_across_devices"),
+    *("eval_do_concat_batches", "eval_use_gather_object", "include_for_metrics", "length_column_name"),
+    "hub_always_push",
+)
+
+
+def refuse_contradictions(args: TrainingArguments) -> None:
+    """Raise a ``ValueError`` for options of Trainer that would be ignored or wrong here."""
+    if args.label_smoothing_factor:
+        raise ValueError(f"label_smoothing_factor: expected 0 with this objective, got {args.label_smoothing_factor}")
+    strategy = str(args.train_sampling_strategy)
+    if strategy not in STRATEGIES:
+        raise ValueError(f"train_sampling_strategy: expected one of {', '.join(STRATEGIES)}, got '{strategy}'")
+    if args.auto_find_batch_size or getattr(args.accelerator_config, "split_batches", False):
+        raise ValueError("auto_find_batch_size and split_batches would change the records of a step; leave them out")
+    for field in fields(TrainingArguments):
+        default = [] if field.name == "include_for_metrics" else field.default
+        if field.name in WITHOUT_EFFECT and getattr(args, field.name) != default:
+            raise ValueError(f"{field.name}: has no effect with this trainer; leave it at {field.default}")
+
+
+def adjust(args: TrainingArguments, model: nn.Module) -> None:
+    """Settings of Trainer that follow from what it trains here."""
+    args.remove_unused_columns = False
+    # The Trainer's own look at every loss waits for the device in every micro-batch, and hides what it finds.
+    args.logging_nan_inf_filter = False
+    # A process that only the CPU serves has nothing to pin.
+    args.dataloader_pin_memory = args.dataloader_pin_memory and torch.accelerator.is_available()
+    if args.ddp_find_unused_parameters is None and not has_experts(model):
+        # All weights take part in every step; looking for others costs a walk through the graph.
+        args.ddp_find_unused_parameters = False
+
+
+def refuse_unsized(*datasets: Any) -> None:
+    """Raise a ``ValueError`` for records without a length: training needs to know all of them before its first step."""
+    for data in datasets:
+        if data is None or isinstance(data, str | os.PathLike | Prepared):
+            continue
+        if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
+            raise ValueError(
+                f"expected records with a length, got {type(data).__name__}; pass a list, a datasets.Dataset, or the "
+                "name of a file or of a data set on the hub"
+            )
+
+
+def refuse_lonely_pairs(config: JepaConfig, args: TrainingArguments, *, compares_pairs: bool) -> None:
+    """Raise a ``ValueError`` where terms compare the pairs of a micro-batch and there is only one."""
+    if compares_pairs and config.pairs == "first" and args.train_batch_size * args.world_size == 1:
+        raise ValueError(
+            "infonce, sigreg, variance and covariance compare the pairs of a micro-batch, and a batch size of 1 has "
+            "one; raise --batch_size (and lower --grad_accum), or take another loss"
+        )
+
+
+def refuse_sharding(config: JepaConfig, answer_scores: object | None) -> None:
+    """Raise a ``ValueError`` for what can't be done where each process holds a part of the weights."""
+    if answer_scores is not None:
+        raise ValueError("answer_scores: expected None, since sharded weights can't generate; evaluate afterwards")
+    if config.target_grad == "ema":
+        raise ValueError("target_grad 'ema' keeps a second set of weights, which can't be sharded; use 'stop'")
+
+
+def check_positions(collator: Collator, *prepared: Prepared | None) -> None:
+    """Raise a ``ValueError`` where a record is longer than the model has positions, before the first step."""
+    for data in prepared:
+        if data is None or collator.positions is None or not len(data.dataset):
+            continue
+        # A view by itself can be longer than the text that it is of, by its template; twice as long it is not.
+        if 2 * int(data.dataset.lengths.max()) + len(collator.predictors) > collator.positions:
+            for number in range(len(data.dataset)):
+                collator.sequences(cast(Item, data.dataset[number]))

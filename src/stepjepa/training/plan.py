@@ -1,8 +1,8 @@
-"""The number of steps that spends the compute of regular training, from the FLOPs of every step, before any is run.
+"""Which records every step of a run trains on, and what it costs: known before the first step.
 
 The order of records, loss dropout and the packing into rows depend on nothing but records and settings, so the shapes
-of all micro-batches are known in advance: they are collated here as the run will collate them. The run is compared
-with regular training on the same records with the same ``row_length`` and ``share_prefixes``.
+of all micro-batches are known in advance: they are collated here as the run will collate them. ``--same_flop`` gives a
+run the compute of regular training on the same records with the same ``row_length`` and ``share_prefixes``.
 """
 
 from __future__ import annotations
@@ -16,39 +16,60 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from stepjepa.batch.collate import Batch, Collator
 from stepjepa.batch.dataset import TokenizedDataset
 from stepjepa.batch.sampler import Key, StepSampler
-from stepjepa.compute.flops import FlopModel, counting
+from stepjepa.chat.predictors import predictor_ids
+from stepjepa.config import JepaConfig
+from stepjepa.models.setup import packing
+from stepjepa.training.flops import FlopModel, counting
 
-MEASURED_STEPS = 10
-"""Steps that ``--track_flop`` measures, as in the published scripts."""
+
+def make_collator(
+    model: Any, tokenizer: Any, config: JepaConfig, encoding: str, *, device: str, processes: int, prompt_labels: bool
+) -> Collator:
+    """The collator of a run of so many processes on devices of a type, for a model that is set up for the objective."""
+    return Collator.of(
+        config,
+        predictor_ids(tokenizer, (config.predictors or 0) if config.uses_views else 0),
+        encoding=encoding,
+        prompt_labels=prompt_labels,
+        **packing(model, config, device, processes),
+        pad_id=tokenizer.pad_token_id or 0,
+    )
+
+
+def make_sampler(
+    dataset: TokenizedDataset, config: JepaConfig, args: TrainingArguments, processes: int, *, compares_pairs: bool
+) -> StepSampler:
+    """The one order in which records are trained on, for any accumulation and number of processes."""
+    per_micro_step = args.per_device_train_batch_size * processes
+    return StepSampler(
+        dataset.lengths,
+        per_micro_step * args.gradient_accumulation_steps,
+        strategy=str(args.train_sampling_strategy),
+        multiple=per_micro_step,
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        jepa_ratio=config.jepa_ratio if config.uses_views else 1.0,
+        # What pairs are compared with must be drawn from all records, not from those of like length.
+        tight=not compares_pairs,
+    )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that determines the cost of the steps of a run.
-
-    Attributes:
-        flops: FLOPs of the model as a function of a micro-batch's shape.
-        records: training records.
-        sampler: the sampler of the run.
-        collator: the collator of the run.
-        batch_size: records of a micro-batch of one process.
-        batches_per_step: micro-batches of an optimizer step (gradient accumulation x processes).
-        trains_rows: see ``FlopModel.regular``.
-    """
+    """Everything that determines the cost of the steps of a run."""
 
     flops: FlopModel
     records: TokenizedDataset
     sampler: StepSampler
     collator: Collator
-    batch_size: int
-    batches_per_step: int = 1
-    trains_rows: bool = False
+    batch_size: int  # records of a micro-batch of one process
+    batches_per_step: int = 1  # micro-batches of an optimizer step: gradient accumulation x processes
+    trains_rows: bool = False  # see ``FlopModel.regular``
 
     @cached_property
     def regular(self) -> Plan:
@@ -100,20 +121,16 @@ def _cut(keys: Sequence[Key], size: int) -> list[Any]:
     return [keys[start : start + size] for start in range(0, len(keys), size)]
 
 
+# -- runs at equal FLOPs -----------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class EqualCompute:
-    """Length of a run whose compute equals that of a regular run.
-
-    Attributes:
-        steps: optimizer steps to run.
-        checkpoints: steps at which the compute of each regular epoch has been spent; the last is ``steps``.
-        flops: FLOPs of these steps.
-        regular_flops: FLOPs of the regular run.
-    """
+    """Length of a run whose compute equals that of a regular run."""
 
     steps: int
-    checkpoints: list[int]
-    flops: float
+    checkpoints: list[int]  # steps at which the compute of each regular epoch has been spent; the last is ``steps``
+    flops: float  # of these steps
     regular_flops: float
 
     def describe(self) -> str:
@@ -151,10 +168,9 @@ def equal_steps(costs: Iterable[float], budgets: Sequence[float]) -> EqualComput
 
 
 class EqualComputeCallback(TrainerCallback):
-    """Saves and evaluates at the steps where the compute of a regular epoch has been spent.
+    """Saves and evaluates where the compute of a regular epoch has been spent, not where the run's own epochs end.
 
-    With a ``save_strategy`` or ``eval_strategy`` of ``epoch`` these steps replace the ends of the run's own epochs;
-    with ``steps`` they are added to its steps; with ``no`` they are ignored.
+    Steps of the strategy ``steps`` stay beside them; ``no`` stays no.
     """
 
     def __init__(self, equal: EqualCompute) -> None:
@@ -178,8 +194,11 @@ class FlopTracker:
     Args:
         plan: gives the analytical FLOPs, and those of regular training on the same records.
         total: sums each number of a list over all processes; every process must call it at the same steps.
-        say: prints a line; None on processes that print nothing.
-        steps: number of steps to measure.
+        say: prints a line.
+        steps: number of steps to measure; 10 as in the published scripts.
+
+    Attributes:
+        measured: FLOPs of each measured step, by torch's counter.
     """
 
     def __init__(
@@ -187,8 +206,8 @@ class FlopTracker:
         plan: Plan,
         total: Callable[[list[float]], list[float]],
         *,
-        say: Callable[[str], None] | None = print,
-        steps: int = MEASURED_STEPS,
+        say: Callable[[str], None] = print,
+        steps: int = 10,
     ) -> None:
         self._plan, self._total, self._say, self._steps = plan, total, say, steps
         self._number: int | None = None
@@ -197,12 +216,7 @@ class FlopTracker:
 
     @contextmanager
     def step(self, number: int, batch: Batch) -> Iterator[None]:
-        """Measure one micro-batch, forward and backward.
-
-        Args:
-            number: optimizer steps finished before this one (``state.global_step``).
-            batch: the micro-batch.
-        """
+        """Measure one micro-batch of a step, forward and backward; ``number`` optimizer steps came before it."""
         if self._number not in (None, number):
             self._finish_step()
         if len(self._done) >= self._steps:
@@ -222,7 +236,7 @@ class FlopTracker:
 
     @property
     def measured(self) -> list[float]:
-        """FLOPs of each measured step, by torch's counter."""
+        """See above."""
         return [figures[0] for figures in self._done]
 
     def _finish_step(self) -> None:
@@ -237,6 +251,5 @@ class FlopTracker:
 
     def _tell(self, what: str, figures: list[float]) -> None:
         measured, derived, regular = figures
-        if self._say is not None:
-            share = measured / regular
-            self._say(f"{what}: {measured:.4e} measured, {derived:.4e} analytical, {share:.3f} of regular")
+        share = measured / regular
+        self._say(f"{what}: {measured:.4e} measured, {derived:.4e} analytical, {share:.3f} of regular")

@@ -12,13 +12,13 @@ from torch.utils._pytree import tree_leaves
 from transformers import Trainer, TrainingArguments
 
 import tiny
-from stepjepa.compute.memory import LiveBytes, Sharding, activations, kept_bytes
 from stepjepa.config import JepaConfig
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.checkpointing import enable_selective
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.objectives.objective import Objective, jepa_loss
+from stepjepa.training.memory import LiveBytes, Sharding, activations, kept_bytes
 
 
 def arguments(folder: Path, **changes: Any) -> TrainingArguments:

@@ -17,21 +17,18 @@ from __future__ import annotations
 
 import weakref
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import TrainingArguments
 
 from stepjepa.batch.collate import Batch
-from stepjepa.compute.shapes import empty_batch, without_values
 from stepjepa.models.lm_head import LMHead
 from stepjepa.objectives.objective import Objective, jepa_loss
-
-if TYPE_CHECKING:
-    from transformers import TrainingArguments
+from stepjepa.training.flops import NO_SHAPES, empty_batch, without_values
 
 QUANTIZED = {"4bit": 0.516, "8bit": 1.0}
 """Bytes of a quantized weight."""
@@ -54,23 +51,14 @@ OPTIMIZERS: dict[str, tuple[int, int | None]] = {
 """Optimizer -> number of values per trained weight, and bytes per value (None: those of the weight)."""
 
 
-@dataclass(frozen=True)
-class Sharding:
-    """Number of processes over which each part is sharded, by FSDP or DeepSpeed's ZeRO.
+class Sharding(NamedTuple):
+    """Number of processes over which each part is sharded, by FSDP or DeepSpeed's ZeRO."""
 
-    Attributes:
-        name: the kind of sharding; empty for none.
-        weights: s of the module's docstring.
-        gradients: g.
-        states: z.
-        master: how float32 weights are kept for training in mixed precision: ``instead`` of the weights in 16 bits
-            (FSDP), or ``beside`` them (DeepSpeed); empty for none.
-    """
-
-    name: str = ""
-    weights: int = 1
-    gradients: int = 1
-    states: int = 1
+    name: str = ""  # the kind of sharding; empty for none
+    weights: int = 1  # s of the module's docstring
+    gradients: int = 1  # g
+    states: int = 1  # z
+    # How float32 weights are kept for mixed precision: "instead" of those of 16 bits (FSDP), or "beside" (DeepSpeed).
     master: str = ""
 
     @classmethod
@@ -137,11 +125,7 @@ def quantized_layers(model: nn.Module) -> list[nn.Linear]:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Tracks the storage of every tensor that an operation returns while the mode is active, fake tensors included.
-
-    Args:
-        model: its parameters and buffers are not tracked.
-    """
+    """Tracks the storage of every tensor that an operation returns while the mode is active, but those of the model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -152,10 +136,8 @@ class LiveBytes(TorchDispatchMode):
         """Run an operation and record the storages of its results."""
         result = func(*args, **(kwargs or {}))
         for value in tree_leaves(result):
-            if isinstance(value, Tensor):
-                storage = value.untyped_storage()
-                if storage._cdata not in self._own:
-                    self._seen[storage._cdata] = weakref.ref(storage), storage.nbytes()
+            if isinstance(value, Tensor) and (storage := value.untyped_storage())._cdata not in self._own:
+                self._seen[storage._cdata] = weakref.ref(storage), storage.nbytes()
         return result
 
     @property
@@ -185,5 +167,5 @@ def activations(model: nn.Module, batch: Batch, objective: Objective, mixed: tor
             found = live.total
             del losses
         return found
-    except (RuntimeError, NotImplementedError, AssertionError):
+    except NO_SHAPES:
         return None

@@ -17,7 +17,9 @@ import tiny
 from stepjepa.batch.collate import Batch, Collator, Item
 from stepjepa.batch.sampler import Key, StepSampler
 from stepjepa.batch.sequences import Pair, TokenizedRecord, View
-from stepjepa.compute.equal_compute import (
+from stepjepa.config import JepaConfig
+from stepjepa.training.flops import FlopModel, Shape
+from stepjepa.training.plan import (
     EqualCompute,
     EqualComputeCallback,
     FlopTracker,
@@ -25,8 +27,6 @@ from stepjepa.compute.equal_compute import (
     equal_compute,
     equal_steps,
 )
-from stepjepa.compute.flops import FlopModel, Shape
-from stepjepa.config import JepaConfig
 from stepjepa.training.trainer import JepaTrainer
 
 # Attention and head weigh about as much as the rest.
@@ -212,7 +212,7 @@ def test_same_compute_as_the_regular_run_measured(trained_tokenizer: Any, tmp_pa
     equal = equal_compute(trainer(trained_tokenizer, tmp_path, config, 40, **arguments).plan, 1)
     for chosen, steps in (({"mode": "regular"}, -1), (config, equal.steps)):
         run = trainer(trained_tokenizer, tmp_path, chosen, 40, max_steps=steps, num_train_epochs=1, **arguments)
-        run.tracker = FlopTracker(run.plan, run.total, steps=1000, say=None)
+        run.tracker = FlopTracker(run.plan, run.total, steps=1000, say=lambda line: None)
         run.train()
         run.tracker.close()
         measured.append(run.tracker.measured)

@@ -12,7 +12,6 @@ from torch import nn
 import tiny
 from stepjepa.batch.collate import Batch, Collator, Item
 from stepjepa.batch.sequences import Pair, TokenizedRecord, View
-from stepjepa.compute.flops import FlopModel, Shape, measure
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.ema import EmaEncoder
 from stepjepa.models.heads import attach_heads, without_heads
@@ -22,6 +21,7 @@ from stepjepa.objectives.alignment import Alignment
 from stepjepa.objectives.lm import LMLoss, PromptLoss
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
+from stepjepa.training.flops import FlopModel, Shape, measure
 
 pytestmark = [
     # PEFT knows the names of experts in other versions of a family, and says that it did not find them.

@@ -1,0 +1,310 @@
+"""The records of a run, and what it tells of itself: ``run.json``, the first screen, the last lines."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import os
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from stepjepa.batch.dataset import Prepared
+from stepjepa.chat.system_prompts import MOST_PROMPTS, count_system_prompts
+from stepjepa.checkpoints import checkpoints
+from stepjepa.config import JepaConfig
+from stepjepa.data.mixture import mix
+from stepjepa.data.records import BadRecords, Record, bad_records, tell_bad_records
+from stepjepa.data.sources import read_any, read_records
+from stepjepa.errors import UserError
+from stepjepa.evaluation.output import model_fingerprint
+from stepjepa.files import fingerprint
+from stepjepa.flag_files import without_flags
+from stepjepa.models.architecture import base_model
+from stepjepa.models.quantization import parameter_counts, quantized
+from stepjepa.run_folder import METRICS_FILE, RUN_FILE, is_main_process, versions
+from stepjepa.terminal import duration
+from stepjepa.training.plan import EqualCompute
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dict[str, Any]]:
+    """Training records, held-out records and what identifies their files.
+
+    Raises:
+        UserError: a file is missing or wrong, or ``--eval_split`` would leave a part empty.
+    """
+    if args.data_file is not None:
+        records, about = _read(args, args.data_file)
+        order = random.Random(args.split_seed).sample(range(len(records)), len(records))
+        count = round(len(records) * args.eval_split)
+        if not 0 < count < len(records):
+            raise UserError(
+                f"{len(records)} records can't be split with --eval_split {args.eval_split}; one part would be empty",
+                path=args.data_file,
+            )
+        held = set(order[:count])
+        parts = [records[i] for i in range(len(records)) if i not in held], [records[i] for i in sorted(held)]
+        _tell_overlap(*parts)
+        return *parts, {"data": {**about, "eval_split": args.eval_split, "split_seed": args.split_seed}}
+    train_records, about = read_mixture(args) if args.dataset is not None else _read(args, args.train_file)
+    if args.eval_file is None:
+        return train_records, [], {"train": about}
+    eval_records, about_eval = _read(args, args.eval_file)
+    _tell_overlap(train_records, eval_records)
+    return train_records, eval_records, {"train": about, "eval": about_eval}
+
+
+def read_mixture(args: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
+    """The records of ``--dataset``, and what identifies them.
+
+    Raises:
+        UserError: a data set is missing or wrong, or ``--dataset_weights`` do not fit.
+    """
+    names = [Path(name).name if Path(name).exists() else name for name in args.dataset]
+    parts, bad = [], [bad_records(args.bad_records) for _ in names]
+    for source, left_out in zip(args.dataset, bad, strict=True):
+        parts.append(read_any(source, bad=left_out, columns=args.columns))
+        _tell_bad(left_out)
+    taken = mix(parts, args.dataset_weights, args.split_seed)
+    records = [record for part in taken for record in part]
+    digest = hashlib.sha256(repr([(record.messages, record.tools, record.views) for record in records]).encode())
+    shares = [
+        {"file": name, "records": len(part), "taken": len(some), **_left_out(skipped)}
+        for name, part, some, skipped in zip(names, parts, taken, bad, strict=True)
+    ]
+    about = {"file": " + ".join(names), "records": len(records), "sha256": digest.hexdigest(), "datasets": shares}
+    return records, about
+
+
+def _read(args: argparse.Namespace, path: str) -> tuple[list[Record], dict[str, Any]]:
+    """The records of a file, and what identifies it."""
+    bad = bad_records(args.bad_records)
+    records = read_records(path, bad=bad, columns=args.columns)
+    _tell_bad(bad)
+    about = {"file": Path(path).name, "records": len(records), "sha256": fingerprint(path)}
+    return records, about | _left_out(bad)
+
+
+def _tell_bad(bad: BadRecords | None) -> None:
+    if is_main_process():
+        tell_bad_records(bad)
+
+
+def _left_out(bad: BadRecords | None) -> dict[str, Any]:
+    return {"bad_records": bad.to_dict()} if bad is not None and bad.count else {}
+
+
+def _tell_overlap(train_records: list[Record], eval_records: list[Record]) -> None:
+    """Say on standard error how many held-out records are trained on, too."""
+    trained = {str(record.messages) for record in train_records}
+    both = sum(str(record.messages) in trained for record in eval_records)
+    if both and is_main_process():
+        print(
+            f"note: {both:,} of {len(eval_records):,} held-out records are among the training records, too, so what is "
+            "measured on them is no measure of new ones; take them out of one",
+            file=sys.stderr,
+        )
+
+
+def prompts_of(records: Sequence[Record]) -> list[str | None]:
+    """The different system prompts of some records, the most frequent first; None stands for having none."""
+    return [prompt for prompt, _ in count_system_prompts(records).most_common(MOST_PROMPTS)]
+
+
+# -- run.json ----------------------------------------------------------------------------------------------------------
+
+OF_ONE_START = {"config": True, "resume_from_checkpoint": True, "output_dir": True, "json": True, "offline": False}
+"""Flags that say where and how a run was started, not what it is; and whether they have a value."""
+
+
+def describe_run(args: argparse.Namespace, trainer: Any) -> dict[str, Any]:
+    """What ``run.json`` says of a run that begins.
+
+    ``command`` is as it was typed; ``arguments`` the same with the configuration file written out and without
+    :data:`OF_ONE_START`; relative paths are meant from ``directory``. ``model_fingerprint`` is a hash of a folder, the
+    commit of a hub id, None for a preset.
+
+    Args:
+        args: of ``commands.train``.
+        trainer: a ``JepaTrainer`` before its first step.
+    """
+    trainable, total = parameter_counts(trainer.model)
+    name, training, prepared = args.model_name, trainer.args, trainer.prepared
+    tokens = {**prepared.tokens, "ratio": prepared.tokens["all"] / prepared.tokens["main"]}
+    commit = getattr(trainer.model.config, "_commit_hash", None)
+    return {
+        "status": "running",
+        "command": ["train", *args.given],
+        "arguments": without_flags(args.resolved, OF_ONE_START),
+        "directory": str(Path.cwd()),
+        "model_fingerprint": model_fingerprint(name) if Path(name).is_dir() else commit,
+        "machine": machine(use_cpu=bool(args.training.get("use_cpu"))),
+        "model": name,
+        "jepa": trainer.jepa.to_dict(),
+        "loaded": {
+            "dtype": args.dtype,
+            "pretrain": args.pretrain,
+            "train_tokenizer": args.train_tokenizer,
+            "quantized": quantized(args),
+            "chat_template": None if args.chat_template is None else fingerprint(args.chat_template),
+            "attn_implementation": args.attn_implementation,
+            **({} if args.gguf_file is None else {"gguf_file": args.gguf_file}),
+        },
+        "encoding": {"used": trainer.encoding, "because": trainer.encoding_reason},
+        "training": training.to_dict(),
+        # What decides which record is trained when: a resumed run must keep it.
+        "order": {
+            "seed": training.seed,
+            "data_seed": training.data_seed,
+            "records_per_micro_step": training.per_device_train_batch_size * training.world_size,
+            "gradient_accumulation_steps": training.gradient_accumulation_steps,
+            "train_sampling_strategy": str(training.train_sampling_strategy),
+        },
+        "counts": prepared.counts,
+        "tokens": tokens,
+        "template": prepared.template,
+        "eval_counts": trainer.prepared_eval.counts if trainer.prepared_eval else None,
+        "parameters": {"trained": trainable, "total": total},
+        "versions": versions(),
+        "launches": [],
+    }
+
+
+def machine(*, use_cpu: bool = False) -> dict[str, Any]:
+    """What of a machine the last digits of its sums depend on; ``use_cpu`` whatever accelerator there may be."""
+    accelerator = None if use_cpu else torch.accelerator.current_accelerator(check_available=True)
+    # The backend of Apple's has no names for its devices.
+    name = None if accelerator is None else getattr(torch.get_device_module(accelerator), "get_device_name", None)
+    kind = "cpu" if accelerator is None else accelerator.type
+    return {
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+        "threads": torch.get_num_threads(),
+        "device": kind if name is None else str(name(accelerator)),
+    }
+
+
+# -- what is printed ---------------------------------------------------------------------------------------------------
+
+Row = tuple[str, str]
+
+
+def first_screen(
+    args: argparse.Namespace,
+    trainer: Any,
+    told: Mapping[str, str],
+    *,
+    equal: EqualCompute | None = None,
+    checkpoint: str | None = None,
+) -> list[Row]:
+    """The rows to print before the first step.
+
+    Args:
+        args: of ``commands.train``.
+        trainer: a ``JepaTrainer``, ready to train.
+        told: rows ``columns``, ``prompts`` and ``answers``, where there is something to say.
+        equal: of a run that is as long as its compute allows.
+        checkpoint: that the run is resumed from.
+    """
+    config, prepared, held_out, training = trainer.jepa, trainer.prepared, trainer.prepared_eval, trainer.args
+    batch, accumulated, processes = training.train_batch_size, training.gradient_accumulation_steps, training.world_size
+    each = f"{batch} a batch x {accumulated} accumulated x {processes} process{'es' * (processes > 1)}"
+    rows: list[tuple[str, str | None]] = [
+        ("model", _model(args, trainer)),
+        ("objective", _objective(config)),
+        ("loss", args.why_loss),
+        ("encoding", f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None),
+        ("data", f"{Path(prepared.source).name}: {_counts(prepared, config)}"),
+        ("columns", told.get("columns")),
+        ("prompts", told.get("prompts")),
+        ("held out", _counts(held_out, config) if held_out is not None else None),
+        ("answers", told.get("answers")),
+        ("each step", f"{batch * accumulated * processes} records ({each})"),
+        ("steps", _steps(training, trainer.plan.steps_per_epoch, equal)),
+        ("output", args.output_dir + ("" if checkpoint is None else f", resumed from {Path(checkpoint).name}")),
+    ]
+    return [(name, text) for name, text in rows if text is not None]
+
+
+def _model(args: argparse.Namespace, trainer: Any) -> str:
+    trainable, total = parameter_counts(trainer.model)
+    trained = "all trained" if trainable == total else f"{trainable:,} of them ({trainable / total:.2%}) trained"
+    if args.lora:
+        trained += f", LoRA of rank {args.lora_rank}"
+    mixed = " with bf16" if trainer.args.bf16 else " with fp16" if trainer.args.fp16 else ""
+    kind = type(base_model(trainer.model)).__name__
+    where = f"{quantized(args) or args.dtype}{mixed} on {trainer.args.device.type}"
+    return f"{args.model_name} ({kind}), {total:,} parameters, {trained}; {where}"
+
+
+def _objective(config: JepaConfig) -> str:
+    """Mode and main settings, and all others that are not at their defaults."""
+    main = ("layout", "predictors", "pairs", "jepa_loss_type", "lbd") if config.uses_views else ()
+    defaults = JepaConfig(mode=config.mode).to_dict()
+    shown = [
+        f"{name} {value}"
+        for name, value in config.to_dict().items()
+        if name in main or (name != "mode" and value != defaults[name])
+    ]
+    return ", ".join([config.mode, *shown])
+
+
+def _counts(prepared: Prepared, config: JepaConfig) -> str:
+    """Counts that people look for, zero or not, and the others where they are not."""
+    shown = ("records", "pairs", "without a pair", "over length") if config.uses_views else ("records", "over length")
+    return ", ".join(f"{n:,} {name}" for name, n in prepared.counts.items() if n or name in shown)
+
+
+def _steps(args: TrainingArguments, epoch: int, equal: EqualCompute | None) -> str:
+    total = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * epoch)
+    length = f"{total:,}, {total / epoch:.3g} epochs of {epoch:,}"
+    if equal is not None:
+        length = f"same FLOPs as {args.num_train_epochs:g} regular epochs: {equal.describe()}"
+    schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+    return f"{length}; learning rate {args.learning_rate:g} ({schedule}); seed {args.seed}"
+
+
+def next_command(args: argparse.Namespace) -> list[str]:
+    """The command that evaluates the run of ``args``; on ``TEST.jsonl`` where no file was held out."""
+    folder = args.output_dir
+    command = ["stepjepa", "evaluate", "--model_path", folder]
+    command += ["--test_file", args.eval_file or "TEST.jsonl", "--output_file", str(Path(folder) / "test.jsonl")]
+    if args.columns:
+        command += ["--columns", *args.columns]
+    # Flags that ``evaluate`` has too, where they were given.
+    same = {"eval_max_new_tokens": 256, "eval_task": "auto", "spider_path": None, "missing_databases": "error"}
+    for name, default in same.items():
+        if getattr(args, name) != default:
+            command += [f"--{name.removeprefix('eval_')}", str(getattr(args, name))]
+    switches = ("trust_remote_code", "load_in_4bit", "load_in_8bit")
+    return command + [f"--{name}" for name in switches if getattr(args, name)]
+
+
+def last_lines(folder: Path, record: Mapping[str, Any]) -> list[Row]:
+    """The rows to print after the last step, of a run folder and its ``run.json``."""
+    results = record["results"]
+    losses = [("LM loss", results["last_log"].get("lm_loss")), ("held out", results.get("eval_lm_loss"))]
+    told = ", ".join(f"{name} {value:.4f}" for name, value in losses if value is not None)
+    steps = f"{results['steps']:,} step{'' if results['steps'] == 1 else 's'}"
+    taken = f"{steps}, {results['tokens']:,.0f} tokens in {duration(results['train_seconds'])}"
+    held = [RUN_FILE, *([METRICS_FILE] if (folder / METRICS_FILE).is_file() else [])]
+    if count := len(checkpoints(folder)):
+        held.append(f"{count} checkpoint{'' if count == 1 else 's'}")
+    return [
+        ("done", f"{taken}{f'; {told}' if told else ''}"),
+        ("run folder", f"{folder} (the model, {', '.join(held)})"),
+    ]
+
+
+def finished_json(args: argparse.Namespace, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for programs: run folder, parts of ``run.json``, and ``next``, the command that evaluates the run."""
+    same = ("status", "model", "jepa", "encoding", "parameters", "counts", "eval_counts", "results")
+    told = {name: record.get(name) for name in same}
+    return {"run_folder": str(args.output_dir), **told, "next": next_command(args)}
