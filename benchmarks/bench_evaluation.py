@@ -48,11 +48,11 @@ def parser() -> argparse.ArgumentParser:
 
 def make_lines(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Records to train on, and others to answer."""
-    from stepjepa.tasks import nl_rx, nl_rx_grammar, stepmath
+    from stepjepa.tasks import nl_rx, stepmath
 
     if args.data == "stepmath":
         return stepmath.generate_split(TRAIN_RECORDS, args.examples, 0)
-    train, test = nl_rx_grammar.generate_split(TRAIN_RECORDS, args.examples, 0)
+    train, test = nl_rx.generate_split(TRAIN_RECORDS, args.examples, 0)
     return [nl_rx.make_record(*pair) for pair in train], [nl_rx.make_record(*pair) for pair in test]
 
 

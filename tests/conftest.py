@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 import kills
 import tiny
 from forked import Commands
-from stepjepa.chat.predictors import add_predictor_tokens
+from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.models.presets import train_tokenizer
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import tiny
-from stepjepa.checkpoints import checkpoint_fault, checkpoints
 from stepjepa.files import write_jsonl
-from stepjepa.run_folder import PART
+from stepjepa.run_folder import PART, checkpoint_fault, checkpoints
 
 # What depends on the clock, or on how often the command was started.
 _OF_THE_CLOCK = ("seconds", "runtime", "per_second")

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from stepjepa.tasks.nl_rx_grammar import GROUPS, PRODUCTIONS, STRINGS, Tree, describe, express
+from stepjepa.tasks.nl_rx import GROUPS, PRODUCTIONS, STRINGS, Tree, describe, express
 
 
 def find_trees(description, regex):

@@ -7,16 +7,7 @@ It follows the tree of an expression and a line hand in hand: where may a match 
 import string
 from functools import cache
 
-from stepjepa.tasks.regex_syntax import (
-    Boundary,
-    Characters,
-    Complement,
-    Concatenation,
-    Intersection,
-    Repetition,
-    Union,
-    parse,
-)
+from stepjepa.tasks.regex import parse
 
 WORD = set(string.ascii_letters + string.digits + "_")
 
@@ -30,43 +21,34 @@ def matches(expression, line):
     def after(node, places):
         return frozenset().union(*(ends(node, place) for place in places))
 
-    known = {}
-
+    @cache
     def ends(node, start):
         """The places where a match may end that begins at ``start``."""
-        # By identity: trees of different operators are equal as tuples.
-        key = id(node), start
-        if key not in known:
-            known[key] = find_ends(node, start)
-        return known[key]
-
-    def find_ends(node, start):
-        match node:
-            case Characters(ranges):
-                here = start < len(line) and any(first <= ord(line[start]) <= last for first, last in ranges)
-                found = frozenset({start + 1} if here else ())
-            case Boundary():
-                found = frozenset({start} if is_word(start - 1) != is_word(start) else ())
-            case Union(parts):
-                found = frozenset().union(*(ends(part, start) for part in parts))
-            case Intersection(parts):
-                found = frozenset.intersection(*(ends(part, start) for part in parts))
-            case Complement(inner):
-                found = frozenset(range(start, len(line) + 1)) - ends(inner, start)
-            case Concatenation(parts):
-                found = frozenset({start})
+        parts, (least, most), places = node.parts, node.bounds, frozenset({start})
+        match node.kind:
+            case "characters":
+                here = start < len(line) and any(first <= ord(line[start]) <= last for first, last in node.ranges)
+                places = frozenset({start + 1} if here else ())
+            case "boundary":
+                places = frozenset({start} if is_word(start - 1) != is_word(start) else ())
+            case "union":
+                places = frozenset().union(*(ends(part, start) for part in parts))
+            case "intersection":
+                places = frozenset.intersection(*(ends(part, start) for part in parts))
+            case "complement":
+                places = frozenset(range(start, len(line) + 1)) - ends(parts[0], start)
+            case "concatenation":
                 for part in parts:
-                    found = after(part, found)
-            case Repetition(inner, least, most):
-                places = frozenset({start})
+                    places = after(part, places)
+            case "repetition":
                 for _ in range(least):
-                    places = after(inner, places)
-                found = places
+                    places = after(parts[0], places)
+                turn = places
                 # So many turns at most bring new places.
                 for _ in range(len(line) + 1 if most is None else most - least):
-                    places = after(inner, places)
-                    found |= places
-        return found
+                    turn = after(parts[0], turn)
+                    places |= turn
+        return places
 
     return len(line) in ends(_parse(expression), 0)
 

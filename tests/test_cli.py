@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import tiny
-from stepjepa.checkpoints import checkpoints
 from stepjepa.cli import COMMANDS, main, normalise
 from stepjepa.files import write_jsonl
 from stepjepa.parser import make_parser
+from stepjepa.run_folder import checkpoints
 
 GOOD = {"messages": [{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "One.\n\nTwo."}]}
 

@@ -23,9 +23,8 @@ from hypothesis import strategies as st
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.cli import normalise
 from stepjepa.commands import train
-from stepjepa.data.records import BadRecords
+from stepjepa.data.records import BadRecords, find_steps
 from stepjepa.data.sources import read_records
-from stepjepa.data.steps import find_steps
 from stepjepa.errors import UserError
 from stepjepa.experiments.evaluated_run import read_evaluated_run
 from stepjepa.pages.runs import read_runs

@@ -2,9 +2,9 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +17,24 @@ from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import load_tokenizer
 
-
-@pytest.mark.parametrize("host", [None, "", "localhost", b"localhost", "127.0.0.1", "127.1.2.3", "::1", "::"])
-def test_this_machine_is_here(host: str | bytes | None) -> None:
-    assert offline._is_here(host)
-    offline._refuse("socket.connect", (None, (host, 80)))
-    offline._refuse("socket.getaddrinfo", (host, 80, 0, 0, 0))
+HERE = [None, "", "localhost", b"localhost", "127.1.2.3", "::1", "::"]
+ELSEWHERE = ["huggingface.co", b"example.com", "93.184.216.34", "2606:4700::1111", "10.0.0.7"]
 
 
-@pytest.mark.parametrize(
-    "host", ["huggingface.co", b"example.com", "93.184.216.34", "8.8.8.8", "2606:4700::1111", "10.0.0.7"]
-)
-def test_others_are_not(host: str | bytes) -> None:
-    assert not offline._is_here(host)
+@pytest.mark.parametrize("host", [*HERE, *ELSEWHERE])
+def test_connections_to_other_machines_are_refused(host: str | bytes | None) -> None:
     for event, values in (
-        ("socket.connect", (None, (host, 443))),
         ("socket.connect", (None, (host, 443, 0, 0))),
         ("socket.sendto", (None, (host, 53))),
         ("socket.getaddrinfo", (host, 443, 0, 0, 0)),
         ("socket.gethostbyname", (host,)),
     ):
-        with pytest.raises(OSError, match="--offline: no connection to"):
+        with nullcontext() if host in HERE else pytest.raises(OSError, match="--offline: no connection to"):
             offline._refuse(event, values)
-
-
-def test_other_events_and_sockets_of_files_pass() -> None:
     for event, values in (
-        ("open", ("8.8.8.8",)),
+        ("open", (host,)),
         ("socket.connect", (None, "/run/socket")),
-        ("socket.bind", (None, ("8.8.8.8", 1))),
+        ("socket.bind", (None, (host, 1))),
     ):
         offline._refuse(event, values)
 
@@ -111,23 +100,6 @@ def test_a_hub_id_is_an_error_of_one_line_and_no_connection_is_tried(tmp_path: P
     errors = done.stderr.strip().splitlines()
     assert [line.split(":")[0] for line in errors] == ["stepjepa inspect", "stepjepa prepare"]
     assert not (tmp_path / "out.jsonl").exists()
-
-
-def test_the_hook_is_that_of_python() -> None:
-    """The names of the events are those that sockets raise."""
-    code = (
-        "import sys; met = set(); sys.addaudithook(lambda event, values: met.add(event)); import socket\n"
-        "for what in (lambda: socket.getaddrinfo('127.0.0.1', 1), lambda: socket.gethostbyname('127.0.0.1'),\n"
-        "             lambda: socket.socket().connect(('127.0.0.1', 1)),\n"
-        "             lambda: socket.socket(type=socket.SOCK_DGRAM).sendto(b'', ('127.0.0.1', 9))):\n"
-        "    try: what()\n"
-        "    except OSError: pass\n"
-        "print(*sorted(met & {'socket.getaddrinfo', 'socket.gethostbyname', 'socket.connect', 'socket.sendto'}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"]
-    assert {*offline._LOOKUPS, *offline._CONNECTIONS} >= set(done.stdout.split())
-    assert socket.gethostname()
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

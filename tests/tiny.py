@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 from stepjepa.batch.collate import Batch, Collator, Item
 from stepjepa.batch.sequences import TokenizedRecord
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.chat.predictors import predictor_ids
+from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record, parse_record
 from stepjepa.files import write_jsonl

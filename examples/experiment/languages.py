@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from stepjepa.tasks.regex_equivalence import equivalent, find_difference
+from stepjepa.tasks.regex import equivalent, find_difference
 
 
 @dataclass

@@ -10,41 +10,32 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
+# Where each name is defined.
 _HOME = {
-    "JepaConfig": "config",
-    "JepaTrainer": "training.trainer",
-    "JepaLoss": "training.jepa_loss",
-    "jepa_loss": "objectives.objective",
-    "Objective": "objectives.objective",
-    "LoraSettings": "models.loading",
-    "add_lora": "models.loading",
-    "load_for_inference": "models.loading",
-    "load_model": "models.loading",
-    "set_up": "models.setup",
-    "Record": "data.records",
-    "read_records": "data.sources",
-    "prepare": "batch.dataset",
-    "Collator": "batch.collate",
-    "Batch": "batch.collate",
-    "Sequence": "batch.sequences",
-    "layout": "batch.layouts",
-    "Term": "objectives.term",
-    "term": "objectives.term",
-    "Context": "objectives.term",
-    "Encoded": "models.encode",
-    "LMLoss": "objectives.lm",
-    "PromptLoss": "objectives.lm",
-    "Alignment": "objectives.alignment",
-    "Cosine": "objectives.alignment",
-    "InfoNCE": "objectives.alignment",
-    "L2": "objectives.alignment",
-    "MSE": "objectives.alignment",
-    "SIGReg": "objectives.regularizers",
-    "Variance": "objectives.regularizers",
-    "Covariance": "objectives.regularizers",
-    "Tube": "objectives.tube",
-    "UserError": "errors",
-    "effective_rank": "objectives.monitors",
+    name: module
+    for module, names in {
+        "config": ["JepaConfig"],
+        "errors": ["UserError"],
+        "data.records": ["Record"],
+        "data.sources": ["read_records"],
+        "batch.collate": ["Batch", "Collator"],
+        "batch.dataset": ["prepare"],
+        "batch.layouts": ["layout"],
+        "batch.sequences": ["Sequence"],
+        "models.encode": ["Encoded"],
+        "models.loading": ["LoraSettings", "add_lora", "load_for_inference", "load_model"],
+        "models.setup": ["set_up"],
+        "objectives.alignment": ["Alignment", "Cosine", "InfoNCE", "L2", "MSE"],
+        "objectives.lm": ["LMLoss", "PromptLoss"],
+        "objectives.monitors": ["effective_rank"],
+        "objectives.objective": ["Objective", "jepa_loss"],
+        "objectives.regularizers": ["Covariance", "SIGReg", "Variance"],
+        "objectives.term": ["Context", "Term", "term"],
+        "objectives.tube": ["Tube"],
+        "training.jepa_loss": ["JepaLoss"],
+        "training.trainer": ["JepaTrainer"],
+    }.items()
+    for name in names
 }
 
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604  # the names are strings, from the table above

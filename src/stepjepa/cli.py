@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 
 from stepjepa import __version__
 from stepjepa.commands import COMMANDS
-from stepjepa.disk import naming_disk_errors
 from stepjepa.errors import UserError, one_line, visible
+from stepjepa.files import naming_disk_errors
 from stepjepa.offline import go_offline, no_telemetry, wanted
 from stepjepa.parser import innermost, make_parser, refuse_unknown
-from stepjepa.signals import Stopped, end_with_launcher, raising
-from stepjepa.terminal import open_standard_streams
+from stepjepa.signals import Stopped, raising
+from stepjepa.terminal import escape_unencodable_output
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 for success, 1 for a failed check or a closed pipe, 2 for wrong input or a system error, 128 + N for signal N.
     """
-    open_standard_streams()
+    escape_unencodable_output()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help", "help", "--version"):
         with raising():
@@ -72,7 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"; did you mean {near[0]}?" if near else f"; choose one of {', '.join(COMMANDS)}"
         print(f"stepjepa: error: unknown command '{name}'{hint}", file=sys.stderr)
         return 2
-    end_with_launcher()
     with raising():
         return _reporting(f"stepjepa {name}", lambda: _run(name, normalise(given[1:])))
 

@@ -1,17 +1,14 @@
-"""The exception for errors that the user can correct, and helpers to print untrusted text in messages."""
+"""The error that a user can correct, helpers to print untrusted text in messages, and errors of exhausted memory."""
 
-_LONGEST = 60
-"""Most characters of a value from a file in a message."""
+_LONGEST_VALUE = 60  # characters of a value from a file
+_LONGEST_MESSAGE = 2000  # characters: a library may put a whole file into its message
 
-_LONGEST_MESSAGE = 2000
-"""Most characters of a message: a library may put a whole file into its own."""
+# Allocators that raise a plain RuntimeError: torch's on the CPU, and those of other devices.
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "failed to allocate memory")
 
 
 class UserError(ValueError):
-    """Wrong input that the user can correct.
-
-    The command line prints the message on one line and exits with code 2. The message names the place
-    (file, line, field), the fault and the remedy.
+    """Wrong input that the user can correct; the command line prints it on one line and exits with code 2.
 
     Args:
         message: what is wrong and what to do about it.
@@ -28,14 +25,12 @@ class UserError(ValueError):
 def shown(value: object) -> str:
     """Format a value from a file for a message: in quotes, shortened, control characters escaped."""
     text = value if isinstance(value, str) else repr(value)
-    short = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    short = text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
     return f"'{visible(short)}'"
 
 
 def visible(text: str) -> str:
     """Escape the control characters and other unprintable characters of a text."""
-    if text.isprintable():
-        return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
@@ -44,6 +39,13 @@ def one_line(error: BaseException | str) -> str:
     text = " ".join(str(error).split())
     if len(text) > _LONGEST_MESSAGE:
         # Cut the middle: the place stands at the beginning, the remedy at the end.
-        half = _LONGEST_MESSAGE // 2
-        text = f"{text[:half]} ... {text[-half:]}"
+        text = f"{text[: _LONGEST_MESSAGE // 2]} ... {text[-_LONGEST_MESSAGE // 2 :]}"
     return visible(text)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out, on the CPU or on an accelerator."""
+    # By name, so that torch is not imported here: its OutOfMemoryError serves every accelerator.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _NO_MEMORY)

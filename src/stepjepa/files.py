@@ -1,21 +1,29 @@
-"""Read files with errors that name the line (JSON Lines, JSON, YAML), and write files atomically."""
+"""Read files with errors that name the line (JSON Lines, JSON, YAML), write files atomically, lock folders."""
 
 from __future__ import annotations
 
 import codecs
+import errno
 import hashlib
 import json
 import os
 import re
-import tempfile
-from collections import Counter
+import secrets
+import socket
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from stepjepa.disk import naming_disk_errors
-from stepjepa.errors import UserError, shown
+from filelock import FileLock, Timeout
+
+from stepjepa.errors import UserError, shown, visible
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""Disk full, quota exceeded, file too large, input/output error, read-only file system."""
+
+_TOO_LONG = "can't be read as JSON: a number or a nesting in it is too long; remove the line"
 
 
 def existing_file(path: str | os.PathLike[str], what: str = "file") -> Path:
@@ -30,9 +38,6 @@ def existing_file(path: str | os.PathLike[str], what: str = "file") -> Path:
     if not found.exists():
         raise UserError(f"no such {what}; check the path", path=found)
     return found
-
-
-_TOO_LONG = "can't be read as JSON: a number or a nesting in it is too long; remove the line"
 
 
 def _raise(error: UserError) -> None:
@@ -55,73 +60,52 @@ def read_jsonl(
         wrong: called with the error of a bad line, which is then skipped; by default the error is raised.
 
     Raises:
-        UserError: the file is missing or binary; by default also: a line is not UTF-8, not JSON, not an object,
-            repeats a key, or holds a lone surrogate.
+        UserError: the file is missing; by default also: a line is not UTF-8, not JSON, not an object, repeats a key, or
+            holds a lone surrogate.
     """
     found = existing_file(path, what)
-    decode = (_FINITE if finite else _ANY_NUMBER).decode
+    refuse = _refuse_constant if finite else None
     # Decode line by line: a text decoder reads ahead and could not name the line with the error.
     with found.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
-            if number == 1:
-                if binary := _binary_kind(line):
-                    raise UserError(f"is {binary}", path=found)
-                line = line.removeprefix(codecs.BOM_UTF8)  # noqa: PLW2901  # the rest of the same line
             try:
                 # Strip first: the "\r" of a "\r\n" line end would count as a column in error messages.
-                text = line.decode().strip()
-                value = decode(text) if text else None
-            except ValueError as error:
-                wrong(_not_json(error, found, number))
-                continue
-            except RecursionError:
-                wrong(UserError(_TOO_LONG, path=found, line=number))
-                continue
-            if not text:
-                continue
-            if not isinstance(value, dict):
-                told = f"a JSON {type(value).__name__} where an object is needed; every line must be one JSON object"
-                wrong(UserError(told, path=found, line=number))
-            # Cheap test first: in valid UTF-8, JSON can hold a lone surrogate only as an escape.
-            elif "\\u" in text and holds_half(value):
-                told = "holds half of a character (a lone surrogate); remove it"
-                wrong(UserError(told, path=found, line=number))
+                text = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode().strip()
+                if not text:
+                    continue
+                value = json.loads(text, parse_constant=refuse, object_pairs_hook=_object)
+                if not isinstance(value, dict):
+                    kind = type(value).__name__
+                    raise ValueError(f"a JSON {kind} where an object is needed; every line must be one JSON object")
+                # In valid UTF-8, JSON can hold a lone surrogate only as an escape.
+                if "\\u" in text and holds_half(value):
+                    raise ValueError("holds half of a character (a lone surrogate); remove it")
+            except (ValueError, RecursionError) as error:
+                wrong(UserError(_fault(error), path=found, line=number))
             else:
                 yield number, value
-
-
-class _NotJsonError(ValueError):
-    """Input that Python's JSON parser accepts but this reader refuses: repeated keys, ``NaN`` and ``Infinity``."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        raise _NotJsonError(f"the key {shown(counts.most_common(1)[0][0])} stands twice in an object; leave one")
+        raise ValueError("a key stands twice in an object; leave one")
     return value
 
 
 def _refuse_constant(name: str) -> Any:
-    raise _NotJsonError(f"{name} is no JSON value; write a number or null, or leave the field out")
+    raise ValueError(f"{name} is no JSON value; write a number or null, or leave the field out")
 
 
-_ANY_NUMBER = json.JSONDecoder(object_pairs_hook=_object)
-_FINITE = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_constant)
-
-
-def _not_json(error: ValueError, path: Path, line: int) -> UserError:
-    """The error for a line that can't be decoded or parsed."""
+def _fault(error: Exception) -> str:
+    """What is wrong with a line that can't be decoded or parsed."""
     if isinstance(error, UnicodeDecodeError):
-        told = f"not UTF-8 text; convert the file to UTF-8 (byte {error.start + 1} of the line is invalid)"
-    elif isinstance(error, _NotJsonError):
-        told = str(error)
-    elif isinstance(error, json.JSONDecodeError):
+        return f"not UTF-8 text (byte {error.start + 1} of the line); unpack or convert the file"
+    if isinstance(error, json.JSONDecodeError):
         problem = f"{error.msg.removesuffix(' at')} at column {error.colno}"
-        told = f"not valid JSON ({problem}); every line must be one JSON object"
-    else:
-        told = _TOO_LONG
-    return UserError(told, path=path, line=line)
+        return f"not valid JSON ({problem}); every line must be one JSON object"
+    # Python's own ValueError is about the digits of an integer.
+    return _TOO_LONG if isinstance(error, RecursionError) or "digits" in str(error) else str(error)
 
 
 def holds_half(value: dict[str, Any]) -> bool:
@@ -135,38 +119,18 @@ def holds_half(value: dict[str, Any]) -> bool:
     return False
 
 
-# First bytes of files that are not UTF-8 text: the kind of file and the remedy.
-_BINARY = {
-    b"\x1f\x8b": "compressed (gzip); unpack it first",
-    b"PK\x03\x04": "compressed (zip); unpack it first",
-    b"BZh": "compressed (bzip2); unpack it first",
-    b"\xfd7zXZ\x00": "compressed (xz); unpack it first",
-    b"\x28\xb5\x2f\xfd": "compressed (zstandard); unpack it first",
-    b"PAR1": "a Parquet file; convert it to JSON lines",
-    codecs.BOM_UTF16_LE: "UTF-16 and not UTF-8 text; convert it",
-    codecs.BOM_UTF16_BE: "UTF-16 and not UTF-8 text; convert it",
-}
-
-
-def _binary_kind(line: bytes) -> str | None:
-    """The kind of a file that is not UTF-8 text, recognised by its first bytes; None if they match no known kind."""
-    return next((kind for magic, kind in _BINARY.items() if line.startswith(magic)), None)
-
-
 def read_text(path: Path) -> str:
     """Read a UTF-8 file, without its byte order mark.
 
     Raises:
-        UserError: the file is binary, or is not UTF-8 (with the line of the first wrong byte).
+        UserError: the file is not UTF-8 (with the line of the first wrong byte).
     """
     found = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    if kind := _binary_kind(found):
-        raise UserError(f"is {kind}", path=path)
     try:
         return found.decode()
     except UnicodeDecodeError as error:
         line = found.count(b"\n", 0, error.start) + 1
-        raise UserError("not UTF-8 text; convert the file to UTF-8", path=path, line=line) from None
+        raise UserError("not UTF-8 text; unpack or convert the file", path=path, line=line) from None
 
 
 def read_json_object(path: str | os.PathLike[str], what: str, remedy: str) -> dict[str, Any]:
@@ -182,20 +146,14 @@ def read_json_object(path: str | os.PathLike[str], what: str, remedy: str) -> di
     """
     found = existing_file(path, what)
     try:
-        value = json.loads(read_text(found))
-    except UserError as error:
-        raise UserError(f"{error}; {remedy}") from None
+        value = json.loads(found.read_bytes().removeprefix(codecs.BOM_UTF8).decode())
     except (ValueError, RecursionError) as error:
         line = error.lineno if isinstance(error, json.JSONDecodeError) else None
-        told = error.msg if isinstance(error, json.JSONDecodeError) else "a number or a nesting in it is too long"
+        told = error.msg if isinstance(error, json.JSONDecodeError) else "not UTF-8, or nested too deeply"
         raise UserError(f"is damaged: not valid JSON ({told}); {remedy}", path=found, line=line) from None
     if not isinstance(value, dict):
         raise UserError(f"is damaged: a JSON {type(value).__name__} instead of an object; {remedy}", path=found)
     return value
-
-
-# Raised by PyYAML's constructors for values that do not fit their type, besides yaml.YAMLError.
-_YAML_ERRORS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
 
 
 def read_yaml(path: Path) -> Any:
@@ -211,13 +169,13 @@ def read_yaml(path: Path) -> Any:
 
         # Check before aliases are resolved and mappings merged (<<): both would hide a repeated key.
         def compose_mapping_node(self, anchor: Any) -> Any:
-            node, seen = super().compose_mapping_node(anchor), dict[str, int]()
+            node, seen = super().compose_mapping_node(anchor), set[str]()
             for key, _ in node.value:
-                if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                    told = f"the key {shown(key.value)} stands twice, first in line {seen[key.value]}; leave one"
-                    raise UserError(told, path=path, line=key.start_mark.line + 1)
                 if isinstance(key, yaml.ScalarNode):
-                    seen[key.value] = key.start_mark.line + 1
+                    if key.value in seen:
+                        told = f"the key {shown(key.value)} stands twice; leave one"
+                        raise UserError(told, path=path, line=key.start_mark.line + 1)
+                    seen.add(key.value)
             return node
 
     Loader.yaml_implicit_resolvers = {
@@ -231,14 +189,32 @@ def read_yaml(path: Path) -> Any:
         return yaml.load(text, Loader=Loader)  # a SafeLoader
     except UserError:
         raise
-    except (yaml.YAMLError, *_YAML_ERRORS) as error:
+    except Exception as error:  # PyYAML's constructors raise errors of every kind for values that do not fit
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "a value does not fit its type"
-        raise UserError(
-            f"not valid YAML ({problem}); check indentation and quotes",
-            path=path,
-            line=mark.line + 1 if mark else None,
-        ) from None
+        told = f"not valid YAML ({problem}); check indentation and quotes"
+        raise UserError(told, path=path, line=mark.line + 1 if mark else None) from None
+
+
+@contextmanager
+def naming_disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Re-raise disk errors as ``OSError`` with the path being written, which the error itself lacks.
+
+    Raises:
+        OSError: the disk is full, can't be written to, or fails.
+    """
+    try:
+        yield
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) and error.filename is None else None
+        # safetensors gives the system's error number in its message, PyTorch gives none.
+        if told := re.search(r"\(os error (\d+)\)", str(error)):
+            number = int(told[1])
+        elif isinstance(error, RuntimeError) and re.search("PytorchStreamWriter|inline_container|iostream", str(error)):
+            number = errno.EIO
+        if number not in DISK_ERRORS:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from None
 
 
 @contextmanager
@@ -250,46 +226,32 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
         mode: ``"w"`` for UTF-8 text or ``"wb"`` for bytes.
 
     Raises:
-        OSError: the file can't be written; the error names ``path``.
+        OSError: the file can't be written.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
-        # Name the final file, not the temporary one.
-        raise OSError(error.errno, error.strerror, str(target)) from None
-    try:
-        with naming_disk_errors(target), open(handle, mode, encoding=None if "b" in mode else "utf-8") as stream:
+        with naming_disk_errors(target), temporary.open(mode, encoding=None if "b" in mode else "utf-8") as stream:
             yield stream
-        # mkstemp creates a private file (0600); give it the permissions of an ordinary new file.
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(target)
+        temporary.replace(target)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write one JSON document atomically."""
     with atomic_write(path) as stream:
-        json.dump(value, stream, indent=2, ensure_ascii=False)
-        stream.write("\n")
+        stream.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_jsonl(path: str | os.PathLike[str], values: Iterable[dict[str, Any]]) -> int:
-    """Write a JSON Lines file atomically.
-
-    Returns:
-        The number of lines.
-    """
+    """Write a JSON Lines file atomically, and return the number of lines."""
     count = 0
     with atomic_write(path) as stream:
-        for value in values:
+        for count, value in enumerate(values, start=1):  # noqa: B007
             stream.write(json.dumps(value, ensure_ascii=False) + "\n")
-            count += 1
     return count
 
 
@@ -311,3 +273,34 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file's bytes, in hexadecimal; shows, for example, whether two runs read the same data."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def locked(folder: Path, what: str, patience: float = 0.5) -> Iterator[None]:
+    """Hold the lock of a folder, a hidden file beside it, while the block runs; the kernel frees it after a kill.
+
+    Args:
+        folder: the folder; it need not exist, and its parent is created if missing.
+        what: name of this program, for the error that another program gets.
+        patience: seconds to wait for a lock that another process holds.
+
+    Raises:
+        UserError: another process holds the lock; the error names the process, its host and the time of locking.
+    """
+    path = folder.absolute().with_name(f".{folder.absolute().name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=patience)
+        path.write_text(f"{what}, process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}")
+    except Timeout:
+        holder = visible(path.read_text().strip()) if path.exists() else "another process"
+        raise UserError(f"is in use by {holder}; wait for it or stop it", path=folder) from None
+    except OSError:  # a file system without locks, or a parent folder that is read-only
+        pass
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            path.unlink(missing_ok=True)
+            lock.release()

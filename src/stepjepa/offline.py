@@ -20,19 +20,14 @@ STAYS_OFFLINE = "STEPJEPA_OFFLINE"
 """Environment variable that means ``--offline`` if it is 1, so that child processes of a command are offline too."""
 
 OFFLINE = {
-    STAYS_OFFLINE: "1",
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
+    **dict.fromkeys((STAYS_OFFLINE, "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"), "1"),
     # W&B's synonym of "offline", for which transformers would print a line to standard output (which may hold JSON).
     "WANDB_MODE": "dryrun",
 }
 
-_LOOKUPS = ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr")
-_CONNECTIONS = ("socket.connect", "socket.sendto", "socket.sendmsg")
-
-_SECONDS = 3
-"""Time limit for a connection to the hub."""
+# Audit events of the socket module, with the position of the host or address in their arguments.
+_CONNECTIONS = dict.fromkeys(("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"), 0)
+_CONNECTIONS |= dict.fromkeys(("socket.connect", "socket.sendto", "socket.sendmsg"), 1)
 
 _refusing = False
 
@@ -62,9 +57,9 @@ def go_offline() -> None:
 
 
 def use_cache_if_unreachable() -> None:
-    """Switch huggingface_hub to its local cache if the hub does not answer within a few seconds.
+    """Switch huggingface_hub to its local cache if the hub does not answer in 3 seconds; its own retries take a minute.
 
-    Its own retries take about a minute. Not checked behind a proxy, where a direct connection says nothing.
+    Not checked behind a proxy, where a direct connection says nothing.
     """
     from huggingface_hub import constants
 
@@ -72,28 +67,21 @@ def use_cache_if_unreachable() -> None:
     if constants.HF_HUB_OFFLINE or urllib.request.getproxies().get(address.scheme):
         return
     try:
-        port = address.port or (443 if address.scheme == "https" else 80)
-        socket.create_connection((address.hostname or "", port), timeout=_SECONDS).close()
+        socket.create_connection((address.hostname or "", address.port or 443), timeout=3).close()
     except OSError as error:
-        print(
-            f"note: {constants.ENDPOINT} can't be reached ({error}); its cache on this machine is used", file=sys.stderr
-        )
+        told = f"note: {constants.ENDPOINT} can't be reached ({error}); its cache on this machine is used"
+        print(told, file=sys.stderr)
         constants.HF_HUB_OFFLINE = True
 
 
 def _refuse(event: str, values: tuple[Any, ...]) -> None:
-    # A cheap test first: the hook is called for every audit event of the interpreter.
-    if not event.startswith("socket."):
+    if event not in _CONNECTIONS:
         return
-    if event in _LOOKUPS:
-        host = values[0]
-    elif event in _CONNECTIONS:
-        address = values[1]
-        if not isinstance(address, tuple):
+    host = values[_CONNECTIONS[event]]
+    if _CONNECTIONS[event]:
+        if not isinstance(host, tuple):
             return  # a Unix socket, or a socket that is connected already
-        host = address[0]
-    else:
-        return
+        host = host[0]
     if not _is_here(host):
         raise OSError(errno.ENETUNREACH, f"--offline: no connection to {host!r}")
 

@@ -23,31 +23,19 @@ def load(flag: str, address: str, kind: str = "Class") -> Any:
     Raises:
         UserError: the module or the name does not exist, or the module fails when it is imported.
     """
-    module, _, name = address.partition(":")
     # Unlike 'python -m', an installed command does not search the working folder. Added last, it hides no module.
-    here = str(Path.cwd())
-    if here not in sys.path:
+    if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
+    module, _, name = address.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # the user's module may raise anything when it is imported
-        plain = isinstance(error, ImportError | SyntaxError | AttributeError | ValueError | TypeError)
-        cause = str(error) if plain else f"{type(error).__name__}: {error}"
+        cause = f"{type(error).__name__}: {error}"
         raise UserError(f"{flag}: can't load '{address}' ({cause}); expected an importable module:{kind}") from None
 
 
 def load_class(flag: str, address: str, base: type[Base]) -> type[Base]:
-    """Load a class and check its base class.
-
-    Args:
-        flag: the flag that names it, for errors.
-        address: ``module:Class``.
-        base: the class that it must be derived from.
-
-    Raises:
-        UserError: the class does not exist, its module fails when it is imported, it is not derived from ``base``, or
-            it is abstract.
-    """
+    """Load a class of the user with :func:`load`, and check that it is a complete class derived from ``base``."""
     found = load(flag, address)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UserError(f"{flag}: '{address}' is no class derived from {base.__module__}.{base.__name__}")

@@ -1,4 +1,4 @@
-"""The run folder: existing files are never overwritten unasked, and ``run.json`` records what was run.
+"""The run folder and its checkpoints: never overwritten unasked, verified by checksums, described by ``run.json``.
 
 run.json         configuration, versions, fingerprints of the data, counts, results
 metrics.jsonl    one line per log line
@@ -17,20 +17,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepjepa.checkpoints import checkpoint_fault, checkpoints, checksum_fault, write_checksums
-from stepjepa.disk import naming_disk_errors
 from stepjepa.errors import UserError
-from stepjepa.files import atomic_write, read_json_object, write_json
+from stepjepa.files import atomic_write, fingerprint, naming_disk_errors, read_json_object, write_json
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 PROMPTS_FILE = "trained_prompts.json"
-"""File of the sorted hashes of the training prompts; see ``data.trained_prompts``."""
+"""File of the sorted hashes of the training prompts; see ``data.prompts``."""
+
+CHECKSUMS_FILE = "checksums.json"
+"""File in a checkpoint or run folder: SHA-256 of each file that was saved with it."""
 
 PART = ".saving"
 """Folder inside a run folder for files that are still being written."""
 
 PACKAGES = ("stepjepa", "torch", "transformers", "accelerate", "peft", "tokenizers", "numpy")
+
+RESUMED_WITH = (
+    *("learning_rate", "weight_decay", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps"),
+    *("num_train_epochs", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "bf16", "fp16"),
+)
+"""Training arguments that may change when a run is resumed; the new values take effect."""
 
 
 class FinishedError(UserError):
@@ -60,43 +67,42 @@ def open_run_folder(
         UserError: the path is a file, a new run would write into a folder that is not empty, or the checkpoint is
             missing or damaged.
     """
-    folder = Path(path)
+    folder, wanted = Path(path), None if resume is None else resume.lower()
     if folder.exists() and not folder.is_dir():
         raise UserError("is a file; --output_dir needs a folder", path=folder)
-    wanted = None if resume is None else resume.lower()
-    if wanted == "auto" and not (folder / RUN_FILE).is_file():
-        resume = wanted = None
-    if resume is None:
-        if is_main_process() and folder.exists() and _holds_something(folder):
-            way = "empty it"
-            if last_checkpoint(folder) is not None:
-                way = "pass --resume_from_checkpoint last to go on with it"
+    is_run = (folder / RUN_FILE).is_file()
+    checkpoint: Path | None = None
+    if wanted in ("last", "true") or (wanted == "auto" and is_run):
+        checkpoint = last_checkpoint(folder, say, read_all=True)
+        if checkpoint is None and wanted != "auto":
+            raise UserError("holds no complete checkpoint to resume from; name another --output_dir", path=folder)
+    else:
+        if resume is not None and wanted != "auto":
+            checkpoint = Path(resume)
+            if fault := checkpoint_fault(checkpoint, read_all=True):
+                told = (
+                    f"is not a complete checkpoint ({fault}); name another one, or 'last' for the newest complete one"
+                )
+                raise UserError(told, path=checkpoint)
+            is_run = is_run or checkpoint.resolve().parent == folder.resolve()
+        if is_main_process() and folder.exists() and not (checkpoint and is_run) and any(_contents(folder)):
+            way = "pass --resume_from_checkpoint last" if checkpoints(folder) else "empty it"
             raise UserError(f"is not empty; name another --output_dir, or {way}", path=folder)
-        return folder, None
-    if wanted in ("last", "true", "auto"):
-        last = last_checkpoint(folder, say, read_all=True)
-        if last is None and wanted != "auto":
-            raise UserError(
-                "holds no complete checkpoint to resume from; name another --output_dir, or empty this one and leave "
-                "--resume_from_checkpoint out",
-                path=folder,
-            )
-        if is_main_process():
-            _clear_away(folder)
-        return folder, None if last is None else str(last)
-    checkpoint = Path(resume)
-    ours = (folder / RUN_FILE).is_file() or checkpoint.resolve().parent == folder.resolve()
-    if is_main_process() and not ours and folder.exists() and _holds_something(folder):
-        raise UserError("is not empty and holds no run to go on with; name another --output_dir", path=folder)
-    fault = _fault(checkpoint) or checksum_fault(checkpoint)
-    if fault is not None:
-        raise UserError(
-            f"is not a complete checkpoint ({fault}); name another one, or 'last' for the newest complete one",
-            path=checkpoint,
-        )
-    if is_main_process():
-        _clear_away(folder)
-    return folder, resume
+    if is_main_process() and resume is not None and folder.exists():
+        for remains in set(folder.iterdir()) - set(_contents(folder)):
+            shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
+    return folder, None if checkpoint is None else str(checkpoint)
+
+
+def _contents(folder: Path) -> list[Path]:
+    """What a folder holds, without the remains of interrupted writes."""
+    return [path for path in folder.iterdir() if path.name != PART and not path.name.startswith(f".{RUN_FILE}.")]
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The folders ``checkpoint-N`` of a run, complete or not, newest first."""
+    numbered = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
+    return sorted(numbered, key=lambda path: -int(path.name.removeprefix("checkpoint-")))
 
 
 def last_checkpoint(
@@ -110,36 +116,113 @@ def last_checkpoint(
         read_all: also read every file and compare it with its saved checksum.
     """
     for path in checkpoints(folder):
-        fault = _fault(path) or (checksum_fault(path) if read_all else None)
+        fault = checkpoint_fault(path, read_all=read_all)
         if fault is None:
             return path
         say(f"skipped checkpoint {path} ({fault})")
     return None
 
 
-def _fault(checkpoint: Path) -> str | None:
-    """``checkpoints.checkpoint_fault`` with the files that the checkpoint's ``run.json`` says it needs."""
+def checkpoint_fault(folder: Path, *, read_all: bool = False) -> str | None:
+    """Why a checkpoint can't be resumed; None if no fault is found.
+
+    Args:
+        folder: the checkpoint.
+        read_all: read every file and compare it with its checksum, rather than look for missing files only.
+    """
+    if not (folder / "trainer_state.json").is_file():
+        return "trainer_state.json is missing"
+    return checksum_fault(folder, read_all=read_all, complete=True)
+
+
+def checksum_fault(folder: Path, *, read_all: bool = True, complete: bool = False) -> str | None:
+    """Why the files of a folder are not those that were saved; None if they are, or if no checksums were saved.
+
+    Args:
+        folder: a checkpoint or run folder.
+        read_all: read every file.
+        complete: a missing file is a fault.
+    """
     try:
-        run: dict[str, Any] = json.loads((checkpoint.parent / RUN_FILE).read_text(encoding="utf-8"))
-        objective, training = run.get("jepa", {}), run.get("training", {})
-        needed = ["predictor_head.safetensors"] if objective.get("predictor_head", "none") != "none" else []
-        needed += ["ema.safetensors"] if objective.get("target_grad") == "ema" else []
-        weights_only = bool(training.get("save_only_model"))
-    except (OSError, ValueError, AttributeError):
-        needed, weights_only = [], False
-    return checkpoint_fault(checkpoint, needed, weights_only=weights_only)
+        saved = json.loads((folder / CHECKSUMS_FILE).read_text(encoding="utf-8"))
+        for name, digest in saved.items():
+            if not (folder / name).is_file():
+                if complete:
+                    return f"{name} is missing"
+            elif read_all and fingerprint(folder / name) != digest:
+                return f"{name} is not what was saved (its SHA-256 differs)"
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError) as error:
+        return f"can't be read ({error})"
+    return None
 
 
-def _holds_something(folder: Path) -> bool:
-    """Whether the folder holds anything besides the remains of interrupted writes."""
-    return any(path.name != PART and not path.name.startswith(f".{RUN_FILE}.") for path in folder.iterdir())
+def write_checksums(folder: Path) -> None:
+    """Write the checksums of all files in a folder, before the folder or its files get their final names."""
+    # Without the model card, which every evaluation rewrites.
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != "README.md")
+    write_json(folder / CHECKSUMS_FILE, {file.relative_to(folder).as_posix(): fingerprint(file) for file in files})
 
 
-def _clear_away(folder: Path) -> None:
-    """Remove the remains of interrupted writes."""
-    shutil.rmtree(folder / PART, ignore_errors=True)
-    for path in folder.glob(f".{RUN_FILE}.*"):
-        path.unlink(missing_ok=True)
+def move_into_place(part: Path, final: Path) -> None:
+    """Rename a complete checkpoint to its final name, replacing a folder of that name, and remove its parent folder."""
+    if final.exists():
+        final.replace(part.with_name(f"{part.name}.replaced"))
+    part.replace(final)
+    shutil.rmtree(part.parent)
+
+
+def save_whole(folder: Path, save: Callable[[str], None]) -> None:
+    """Save into a run folder through a temporary folder, so that no file is ever incomplete under its final name.
+
+    Args:
+        folder: the run folder.
+        save: called with the temporary folder to write into; on every process, as FSDP needs.
+
+    Raises:
+        OSError: the disk is full or can't be written to; the temporary folder is removed.
+    """
+    part = folder / PART
+    if is_main_process():
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+    try:
+        with naming_disk_errors(folder):
+            save(str(part))
+            if is_main_process():
+                write_checksums(part)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    if is_main_process():
+        for file in sorted(part.iterdir()):
+            target = folder / file.name
+            if target.is_dir():
+                # From an earlier save (some tokenizers have a folder of templates); a rename needs an empty target.
+                shutil.rmtree(target)
+            file.replace(target)
+        part.rmdir()
+
+
+def save_new(folder: Path, save: Callable[[str], None]) -> None:
+    """Save into a new or empty folder atomically: all files appear at once, or none; see :func:`save_whole`."""
+    target = folder.resolve()
+    if target.is_mount():
+        # A rename can't replace this folder.
+        save_whole(target, save)
+        return
+    part = target.with_name(f".{target.name}{PART}")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir(parents=True)
+        with naming_disk_errors(folder):
+            save(str(part))
+        shutil.rmtree(target / PART, ignore_errors=True)
+        part.replace(target)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
 
 
 def versions() -> dict[str, str]:
@@ -222,15 +305,7 @@ def run_of(model_path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 def trained_objective(model_path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """The ``JepaConfig`` that a model was trained with, as a dict; None if no ``run.json`` records it."""
-    run = run_of(model_path)
-    return None if run is None or "jepa" not in run else dict(run["jepa"])
-
-
-RESUMED_WITH = (
-    *("learning_rate", "weight_decay", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps"),
-    *("num_train_epochs", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "bf16", "fp16"),
-)
-"""Training arguments that may change when a run is resumed; the new values take effect."""
+    return (run_of(model_path) or {}).get("jepa")
 
 
 def earlier_launches(
@@ -260,7 +335,9 @@ def earlier_launches(
     if not (folder / RUN_FILE).is_file():
         return []
     before = read_run(folder)
-    for part, value in json.loads(json.dumps(now, default=str)).items():
+    was = before.get("training") or {}
+    now, training = json.loads(json.dumps([now, training], default=str))
+    for part, value in now.items():
         if before.get(part) == value:
             continue
         both = isinstance(value, dict) and isinstance(before.get(part), dict)
@@ -274,73 +351,10 @@ def earlier_launches(
             )
         say(f"resumed with other settings: {words}")
     for name in RESUMED_WITH:
-        old = (before.get("training") or {}).get(name, training[name])
-        if old != json.loads(json.dumps(training[name], default=str)):
-            say(f"resumed with another --{name}: {old} before, {training[name]} from now on")
-    length, was = ("num_train_epochs", "max_steps"), before.get("training") or {}
-    if before.get("status") == "finished" and all(was.get(name) == training[name] for name in length):
+        if was.get(name, training[name]) != training[name]:
+            say(f"resumed with another --{name}: {was[name]} before, {training[name]} from now on")
+    same_length = all(was.get(name) == training[name] for name in ("num_train_epochs", "max_steps"))
+    if before.get("status") == "finished" and same_length:
         raise FinishedError("the run is finished; there is nothing to resume", path=folder)
     launches: list[dict[str, Any]] = before.get("launches", [])
     return launches
-
-
-def save_whole(folder: Path, save: Callable[[str], None]) -> None:
-    """Save into a run folder through a temporary folder, so that no file is ever incomplete under its final name.
-
-    Args:
-        folder: the run folder.
-        save: called with the temporary folder to write into; on every process, as FSDP needs.
-
-    Raises:
-        OSError: the disk is full or can't be written to; the temporary folder is removed.
-    """
-    part = folder / PART
-    if is_main_process():
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True, exist_ok=True)
-    try:
-        with naming_disk_errors(folder):
-            save(str(part))
-            if is_main_process():
-                write_checksums(part)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    if is_main_process():
-        for file in sorted(part.iterdir()):
-            target = folder / file.name
-            if target.is_dir():
-                # From an earlier save (some tokenizers have a folder of templates); a rename needs an empty target.
-                shutil.rmtree(target)
-            file.replace(target)
-        part.rmdir()
-
-
-def save_new(folder: Path, save: Callable[[str], None]) -> None:
-    """Save into a new or empty folder atomically: all files appear at once, or none.
-
-    For a mount point, or below a parent folder that is read-only, each file is moved by itself (:func:`save_whole`).
-
-    Args:
-        folder: the target folder.
-        save: called with the temporary folder to write into.
-
-    Raises:
-        OSError: the disk is full or can't be written to; the temporary folder is removed.
-    """
-    target = folder.resolve()
-    if target.is_mount() or (target.exists() and not os.access(target.parent, os.W_OK)):
-        # A rename can't replace this folder.
-        save_whole(target, save)
-        return
-    part = target.with_name(f".{target.name}{PART}")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir(parents=True)
-        with naming_disk_errors(folder):
-            save(str(part))
-        shutil.rmtree(target / PART, ignore_errors=True)
-        part.replace(target)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise

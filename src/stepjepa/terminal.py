@@ -1,15 +1,15 @@
-"""Terminal output: usable standard streams, escaped control characters, rows for people, JSON for programs."""
+"""Output for people and programs: rows and durations, JSON documents; colours and labels of figures."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
-import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+import textwrap
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.errors import visible
@@ -20,26 +20,19 @@ if TYPE_CHECKING:
 WIDEST = 100
 """Most columns of the rows for people, however wide the terminal is."""
 
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8577")
+"""Colours of series that colour-blind readers can tell apart (Okabe and Ito, without black and yellow, and a grey)."""
+
 
 def visible_lines(text: str) -> str:
     """Escape the control characters of a text except for its line ends; see ``errors.visible``."""
     return "\n".join(map(visible, text.split("\n")))
 
 
-def open_standard_streams() -> None:
-    """Make standard input, output and error usable if they are closed or have an encoding such as ASCII."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            # os.open takes the lowest free descriptor; otherwise the next file opened would become standard output.
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # until the process ends
-        elif isinstance(stream, io.TextIOWrapper):
-            # Print an escape such as \u2013 instead of raising an error if the encoding is ASCII or Latin-1.
+def escape_unencodable_output() -> None:
+    """Print an escape such as ``\\u2013`` instead of raising an error if a standard stream is ASCII or Latin-1."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
@@ -53,27 +46,15 @@ def make_console(width: int, *, colours: bool = True) -> Console:
 
 
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:
-    """Print named rows: aligned and wrapped if standard output is a terminal, else as ``name: text``.
-
-    Args:
-        rows: (name, text) pairs.
-    """
-    shown = [(visible(name), visible(text)) for name, text in rows]
-    if not sys.stdout.isatty():
-        print("\n".join(f"{name}: {text}" for name, text in shown), flush=True)
-        return
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    console = make_console(min(shutil.get_terminal_size().columns, WIDEST))
-    plain = console.no_color or console.color_system is None
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(min_width=9, no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in shown:
-        table.add_row(Text(name, "" if plain else "bold cyan"), Text(text))
-    console.print(Padding(table, (0, 0, 0, 2)))
+    """Print (name, text) rows: aligned and wrapped if standard output is a terminal, else as ``name: text``."""
+    width = min(shutil.get_terminal_size().columns, WIDEST)
+    indent = max(len(name) for name, _ in rows) + 4
+    for name, text in rows:
+        if sys.stdout.isatty():
+            first = f"  {visible(name)}".ljust(indent)
+            print(textwrap.fill(visible(text), width, initial_indent=first, subsequent_indent=" " * indent), flush=True)
+        else:
+            print(f"{visible(name)}: {visible(text)}", flush=True)
 
 
 def print_json(value: Any) -> None:
@@ -90,18 +71,9 @@ def finite(value: Any) -> Any:
     return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-@contextmanager
-def lines_to_stderr(wanted: bool) -> Iterator[None]:
-    """Redirect what the block prints to standard error, so that standard output holds one JSON document only.
-
-    Args:
-        wanted: redirect; otherwise nothing is changed.
-    """
-    if not wanted:
-        yield
-        return
-    with redirect_stdout(sys.stderr):
-        yield
+def lines_to_stderr(wanted: bool) -> AbstractContextManager[Any]:
+    """If wanted, redirect what the block prints to standard error: standard output then holds one JSON document."""
+    return redirect_stdout(sys.stderr) if wanted else nullcontext()
 
 
 def duration(seconds: float) -> str:
@@ -109,13 +81,21 @@ def duration(seconds: float) -> str:
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{whole} s"
-    large, small, words = next(units[1:] for units in _UNITS if whole < units[0])
-    return f"{whole // large} {words[0]} {whole % large // small:02d} {words[1]}"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
 
 
-# (upper limit in seconds, the larger and the smaller unit in seconds, their names)
-_UNITS: tuple[tuple[float, int, int, tuple[str, str]], ...] = (
-    (3600, 60, 1, ("min", "s")),
-    (86400, 3600, 60, ("h", "min")),
-    (math.inf, 86400, 3600, ("d", "h")),
-)
+def drawable(text: str, family: str) -> str:
+    """Replace characters that a font has no glyph for by a box: Matplotlib would warn of them.
+
+    Args:
+        text: the text to draw.
+        family: name of the font family.
+    """
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    font = get_font(findfont(FontProperties(family=family)))
+    return "".join(character if font.get_char_index(ord(character)) else "▯" for character in text)

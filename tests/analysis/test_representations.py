@@ -9,7 +9,7 @@ import torch
 
 import tiny
 from stepjepa.analysis.representations import Reading, ViewEmbeddings, embed_views
-from stepjepa.chat.predictors import predictor_ids
+from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError

@@ -1,4 +1,4 @@
-"""Records to tokens: labels, prompts, views, limits and errors."""
+"""Records to tokens: views, labels, prompts, limits and errors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import pytest
 
 import tiny
 from stepjepa.batch.sequences import TokenizedRecord
-from stepjepa.batch.tokenize import RecordTokenizer, characters, token_spans
-from stepjepa.batch.views import step_views
-from stepjepa.chat.predictors import predictor_ids
+from stepjepa.batch.tokenize import MessageView, RecordTokenizer, SpanView, find_pairs, step_views, token_span
 from stepjepa.chat.template import ChatTemplate
+from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.data.sources import read_records
@@ -36,6 +35,42 @@ def decode(tokenizer: Any, ids: Any) -> str:
 def after(record: TokenizedRecord, positions: Any) -> list[int]:
     """The tokens behind some positions."""
     return record.ids[np.asarray(positions) + 1].tolist()
+
+
+# -- which parts are views ---------------------------------------------------------------------------------------------
+
+STEPS = tiny.make_record("S", "q", "one\n\ntwo\n\nthree")
+
+
+def test_steps_predict_the_next() -> None:
+    first, second, third = step_views(STEPS, "blank")
+    assert (first, second, third) == (SpanView(2, 0, 5), SpanView(2, 5, 10), SpanView(2, 10, 15))
+    assert step_views(CHAT, "blank") == [SpanView(4, 0, 7), SpanView(4, 7, 13)]
+    assert find_pairs(STEPS, JepaConfig(mode="step-jepa")) == [(first, second)]
+    assert find_pairs(STEPS, JepaConfig(mode="step-jepa", pairs="all")) == [(first, second), (second, third)]
+    assert find_pairs(STEPS, JepaConfig(mode="step-jepa", pairs="all", pair_distance=2)) == [(first, third)]
+    assert find_pairs(STEPS, JepaConfig(mode="step-jepa", step_separator="##")) == []
+    assert find_pairs(STEPS, JepaConfig(mode="regular")) == []
+
+
+@pytest.mark.parametrize("layout", ["separate", "branched"])
+def test_questions_predict_answers_or_explicit_views_each_other(layout: str) -> None:
+    config = JepaConfig(mode="llm-jepa", layout=layout, pairs="all")
+    alone, placed = (
+        [MessageView("user", "why?"), MessageView("user", "and now?")],
+        [SpanView(1, 0, 4), SpanView(3, 0, 8)],
+    )
+    questions = alone if layout == "separate" else placed
+    answers = [MessageView("assistant", CHAT.messages[index]["content"]) for index in (2, 4)]
+    pairs = list(zip(questions, answers, strict=True))
+    assert find_pairs(CHAT, config) == pairs
+    assert find_pairs(CHAT, JepaConfig(mode="llm-jepa", layout=layout)) == pairs[:1]
+    record = tiny.make_record("S", "q", "a", text="T", code="C")
+    assert find_pairs(record, config) == [(MessageView("user", "T"), MessageView("assistant", "C"))]
+    assert find_pairs(tiny.make_record("S", "q", "a", text="T", code=" \n"), config) == []
+
+
+# -- labels, prompts, views as tokens ----------------------------------------------------------------------------------
 
 
 @each_real
@@ -103,9 +138,9 @@ def test_steps_are_views_in_the_main_text(trained_tokenizer: Any) -> None:
     assert decode(trained_tokenizer, second.content) == "fourth"
     maker = RecordTokenizer(trained_tokenizer, JepaConfig(mode="step-jepa"))
     whole = maker.template.render(CHAT.messages)
-    spans = token_spans(step_views(CHAT, "blank"), CHAT, whole, maker.tokens(whole))
-    assert spans == [(first.start, first.end), (second.start, second.end)]
-    assert [whole.text[a:b] for a, b in characters(step_views(CHAT, "blank"), CHAT, whole)] == ["third\n\n", "fourth"]
+    for step, view, text in zip(step_views(CHAT, "blank"), (first, second), ("third\n\n", "fourth"), strict=True):
+        assert token_span(step, CHAT, whole, maker.tokens(whole)) == (view.start, view.end)
+        assert whole.text[slice(*step.characters(CHAT, whole))] == text
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -141,8 +176,7 @@ def test_over_length(trained_tokenizer: Any) -> None:
     ]:
         config = JepaConfig(mode="step-jepa", max_length=length - 2, over_length=over_length)  # type: ignore[arg-type]
         maker = RecordTokenizer(trained_tokenizer, config)
-        found = maker.tokenize_each([short, CHAT])
-        assert [record is None for record in found] == [False, over_length == "skip"]
+        assert len(maker.tokenize([short, CHAT])) == wanted["records"]
         assert {name: count for name, count in maker.counts.items() if count} == wanted
 
 

@@ -51,13 +51,11 @@ def check(template: ChatTemplate, chat: list[dict[str, str]]) -> None:
             assert rendered.text[end:turn_end] == template.end_of_turn
 
 
-@pytest.mark.parametrize("turns", [2, 5])
 @pytest.mark.parametrize("name", REAL)
-def test_spans_of_real_templates(name: str, turns: int, real_tokenizer: Callable[[str], Any]) -> None:
+def test_spans_of_real_templates(name: str, real_tokenizer: Callable[[str], Any]) -> None:
     template = ChatTemplate(real_tokenizer(name))
-    chat = messages(*CHAT[: turns if turns % 2 else turns + 1])
-    check(template, chat)
-    check(template, chat[1:])
+    for chat in (CHAT[:3], CHAT, CHAT[1:]):
+        check(template, messages(*chat))
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -93,9 +91,6 @@ def test_system_text_goes_before_the_first_user_text(gemma_like: ChatTemplate) -
 def test_lone_assistant_becomes_a_user_turn(gemma_like: ChatTemplate) -> None:
     assert gemma_like.render_alone("assistant", "Hi") == gemma_like.render_alone("user", "Hi")
     assert gemma_like.render_alone("assistant", "Hi").text == "<start_of_turn>user\nHi<end_of_turn>\n"
-
-
-# -- blank lines in headers, begin of text, a date ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("template", [chat_templates.LLAMA_LIKE, "{{ date_string }}" + chat_templates.HALF_TRIMMING])
@@ -145,20 +140,42 @@ def test_think_tags_are_refused_where_the_template_moves_them(real_tokenizer: Ca
         template.render(messages(("user", "q"), ("assistant", "before <think>\nhm\n</think>\n\nafter")))
 
 
-def test_without_a_template(tiny_tokenizer: Any) -> None:
-    tiny_tokenizer.chat_template = None
-    with pytest.raises(UserError, match=r"no chat template; .*--chat_template FILE"):
+LOOP = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+REFUSED: dict[str | None, str] = {
+    None: "no chat template; ",
+    "{{ messages[0]['content'] }}": "does not render a user and an assistant message",
+    # It can't be read.
+    "\n\n{% for %}": "can't be read: line 3: ",
+    "{{ x | no_such_filter }}": "No filter named 'no_such_filter'",
+    # It raises.
+    "a\n{{ 1/0 }}": "line 2: division by zero",
+    "{{ raise_exception('no') }}": "line 1: no",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "maximum recursion depth",
+    # Jinja's sandbox.
+    "{{ range(10**9) | list }}": "Range too big",
+    "{% include 'other' %}": "line 1: ",
+    "{{ ''.__class__.__mro__ }}": "access to attribute '__class__'",
+    "{{ messages.append('a') }}": "access to attribute 'append'",
+}
+
+
+@pytest.mark.parametrize("source", REFUSED)
+def test_what_is_wrong_with_a_template_is_one_line(source: str | None, tiny_tokenizer: Any) -> None:
+    tiny_tokenizer.chat_template = source
+    with pytest.raises(UserError) as found:
         ChatTemplate(tiny_tokenizer)
-
-
-def test_a_template_without_assistants_is_refused(tiny_tokenizer: Any) -> None:
-    with pytest.raises(UserError, match="does not render a user and an assistant message"):
-        with_template(tiny_tokenizer, "{{ messages[0]['content'] }}")
+    assert REFUSED[source] in str(found.value)
 
 
 def test_no_end_of_turn_is_refused(tiny_tokenizer: Any) -> None:
     with pytest.raises(UserError, match="set eos_token"):
         with_template(tiny_tokenizer, chat_templates.OPEN_ENDED, eos_token=None)
+
+
+def test_a_template_may_refuse_some_records(tiny_tokenizer: Any) -> None:
+    template = with_template(tiny_tokenizer, "{% if messages[0].content == 'cat' %}{{ 1/0 }}{% endif %}" + LOOP)
+    with pytest.raises(UserError, match=r"refuses these messages \(line 1: division by zero\)"):
+        template.render(messages(("user", "cat"), ("assistant", "dog")))
 
 
 # -- what is told of a template ----------------------------------------------------------------------------------------

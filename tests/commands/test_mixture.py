@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stepjepa.cli import main
-from stepjepa.data.mixture import mix
 from stepjepa.data.records import Record, parse_record
+from stepjepa.data.sources import mix
 from stepjepa.errors import UserError
 from stepjepa.run_folder import read_run
 

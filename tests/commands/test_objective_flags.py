@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stepjepa.batch.views import find_pairs
 
 import tiny
 from stepjepa.arguments import jepa_config
 from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.sequences import Sequence
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.batch.views import find_pairs
-from stepjepa.chat.predictors import add_predictor_tokens
+from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.cli import main
 from stepjepa.commands import train
 from stepjepa.config import JepaConfig
@@ -138,7 +138,6 @@ REFUSED: list[tuple[str, str]] = [
     ("--layout sideways", "invalid choice: 'sideways' (choose from "),
     ("--term_args {}", "--term_args: expected a JSON object for each --term"),
     ("--term own_term:Nothing", "--term"),
-    ("--selective_checkpointing --gradient_checkpointing", "exclude each other"),
 ]
 
 

@@ -8,15 +8,14 @@ import pytest
 from stepjepa.cli import main
 from stepjepa.commands import prepare_generated
 from stepjepa.data.sources import read_records
-from stepjepa.tasks import nl_rx_grammar
+from stepjepa.tasks import nl_rx
 from stepjepa.tasks.nl_rx import NlRxTask
 from stepjepa.tasks.registry import choose_task
 
 
 @pytest.fixture(autouse=True)
 def _fewer_draws(monkeypatch):
-    monkeypatch.setattr(nl_rx_grammar, "_SMALL_DRAWS", 3000)
-    monkeypatch.setattr(nl_rx_grammar, "_LARGE_DRAWS", 3000)
+    monkeypatch.setattr(nl_rx, "_DRAWS", dict.fromkeys(nl_rx._DRAWS, 3000))
 
 
 def prepare(*arguments):
@@ -101,7 +100,7 @@ def test_the_published_files_become_the_published_records(shared_data, tmp_path)
     ],
 )
 def test_what_is_refused(tmp_path, monkeypatch, capsys, arguments, message):
-    monkeypatch.setattr(nl_rx_grammar, "_PATIENCE", 2)
+    monkeypatch.setattr(nl_rx, "_PATIENCE", 2)
     out = tmp_path / "out"
     assert main(["prepare", *arguments.replace("OUT", str(out)).split()]) == 2
     assert message in capsys.readouterr().err

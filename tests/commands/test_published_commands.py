@@ -14,8 +14,7 @@ from transformers import TrainingArguments
 import tiny
 from published_commands import TRAINING, TUBE_REFUSED, Line
 from published_evaluations import EVALUATION
-from stepjepa.chat.plain_template import add_plain_tokens
-from stepjepa.chat.predictors import add_predictor_tokens
+from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.cli import main, normalise
 from stepjepa.commands import analyze, evaluate, train
 from stepjepa.files import write_jsonl

@@ -8,7 +8,7 @@ import torch
 from transformers import TrainingArguments
 
 import tiny
-from stepjepa.chat.predictors import all_predictor_ids
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.cli import main
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError

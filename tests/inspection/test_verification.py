@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tiny
-from stepjepa.chat.predictors import all_predictor_ids
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.cli import main
 from stepjepa.config import JepaConfig
 from stepjepa.inspection import verification

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback, TrainingArgument
 import tiny
 from forked import Commands
 from own_term import NextLatent, objective_with
-from stepjepa.chat.predictors import all_predictor_ids
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import LoraSettings, add_lora

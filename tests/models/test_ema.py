@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tiny
-from stepjepa.chat.predictors import all_predictor_ids
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.ema import EmaEncoder

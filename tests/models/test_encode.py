@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import tiny
 from slow_trees import logits_of, separately
 from stepjepa.batch.collate import Batch, Item
-from stepjepa.chat.predictors import all_predictor_ids
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.models.architecture import find_decoder
 from stepjepa.models.attention import enable_trees

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import tiny
-from stepjepa.chat.predictors import all_predictor_ids
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.models.heads import (
     PredictorHead,
     attach_heads,

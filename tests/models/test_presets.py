@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import chat_templates
 import tiny
-from stepjepa.chat.plain_template import END_OF_TURN, PERCEPTION, PlainTemplate
-from stepjepa.chat.template import ChatTemplate
+from stepjepa.chat.template import ChatTemplate, PlainTemplate
+from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION
 from stepjepa.cli import main
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl

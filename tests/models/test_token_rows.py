@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tiny
 from stepjepa import JepaConfig, JepaTrainer
-from stepjepa.chat.plain_template import END_OF_TURN
-from stepjepa.chat.predictors import add_predictor_tokens, all_predictor_ids, saved_with_predictors
+from stepjepa.chat.tokens import END_OF_TURN, add_predictor_tokens, all_predictor_ids, saved_with_predictors
 from stepjepa.errors import UserError
 from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, load_model
 from stepjepa.models.token_rows import (

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
-from stepjepa.chat.predictors import all_predictor_ids
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.errors import UserError
 from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, load_model
 

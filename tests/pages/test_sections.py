@@ -7,7 +7,6 @@ import pytest
 
 from made_up_logs import STEP_JEPA, log
 from made_up_runs import change, evaluate, make_run
-from stepjepa.drawing import PALETTE
 from stepjepa.errors import UserError
 from stepjepa.pages.curves import POINTS, looks, loss_section, representation_section
 from stepjepa.pages.overview import differing, facts, overview_section
@@ -21,6 +20,7 @@ from stepjepa.pages.results import (
     score_table,
 )
 from stepjepa.pages.runs import read_runs
+from stepjepa.terminal import PALETTE
 
 
 def charts(html: str) -> dict[str, dict]:

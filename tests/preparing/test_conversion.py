@@ -1,14 +1,22 @@
-"""Rows become records or are counted by reason; every kind of published rows is understood."""
+"""Rows and responses become records or are counted by reason; every kind of published rows is understood."""
 
 import json
+import re
 from itertools import count
 
 import pytest
 
-from stepjepa.data.records import bad_records, parse_record
+from stepjepa.data.records import bad_records, find_steps, parse_record
 from stepjepa.errors import UserError
 from stepjepa.files import read_jsonl
-from stepjepa.preparing.conversion import CONVERSIONS, convert_rows
+from stepjepa.preparing.conversion import (
+    CONVERSIONS,
+    SYSTEM_PROMPT,
+    StepOptions,
+    convert_rows,
+    load_splitter,
+    prepare_records,
+)
 from stepjepa.tasks.hellaswag import read_choices
 from stepjepa.tasks.raw_values import Unusable, chat_record
 
@@ -121,3 +129,152 @@ def test_socratic_rows_give_the_published_records(shared_data):
     given = read_jsonl(shared_data / "gsm8k" / "test_socratic.jsonl")
     published = [value for _, value in read_jsonl(shared_data / "llm_jepa" / "gsm8k_test.jsonl")]
     assert convert_rows(given, lambda row: CONVERSIONS["gsm8k"].convert(row, socratic=False))[0] == published
+
+
+RESPONSE = "<think>Hm.\n\nWell.</think>\n\nShe has 3 + 4 = 7.\n\nShe eats 2, so \\boxed{5}."
+
+
+def raw(**changes):
+    value = {"question": "How many?", "answer": "3+4=7\n#### 5", "ground_truth": "5", "deepseek_response": RESPONSE}
+    value.update(changes)
+    return {name: field for name, field in value.items() if field is not None}
+
+
+def prepare(*values, **options):
+    return prepare_records(rows(*values), StepOptions(**options), "raw.jsonl")
+
+
+def test_a_record():
+    (record,), counts = prepare(raw())
+    assert record == {
+        "question": "How many?",
+        "answer": "3+4=7\n#### 5",
+        "ground_truth": "5",
+        "total_steps": 2,
+        "messages": [
+            {"role": "system", "content": SYSTEM_PROMPT},
+            {"role": "user", "content": "How many?"},
+            {"role": "assistant", "content": "She has 3 + 4 = 7.\n\nShe eats 2, so \\boxed{5}."},
+        ],
+    }
+    assert (counts.read, counts.dropped.total()) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "steps", "removed"),
+    [
+        ("remove", ["She has 3 + 4 = 7.", "She eats 2, so \\boxed{5}."], 1),
+        ("keep", ["<think>Hm.\nWell.</think>\nShe has 3 + 4 = 7.", "She eats 2, so \\boxed{5}."], 0),
+        ("steps", ["Hm.", "Well.", "She has 3 + 4 = 7.", "She eats 2, so \\boxed{5}."], 0),
+    ],
+)
+def test_thinking_is_removed_and_counted_or_kept(thinking, steps, removed):
+    (record,), counts = prepare(raw(), thinking=thinking)
+    assert record["messages"][-1]["content"].split("\n\n") == steps
+    assert counts.changed.total() == removed
+    # Without thinking there is nothing to count, whatever is asked for.
+    (record,), counts = prepare(raw(deepseek_response="1 + 1 = 2.\n\n2 + 1 = 3."), thinking=thinking)
+    assert (record["total_steps"], counts.changed.total()) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "ground_truth", "expected"),
+    [
+        ("3+4=7\n#### 1,005", None, "1,005"),
+        ("#### 7", "5", "5"),
+        ("#### 7", " ", "7"),
+        (None, "3 + 2\n#### 5", "5"),
+    ],
+)
+def test_ground_truth(answer, ground_truth, expected):
+    (record,), _ = prepare(raw(answer=answer, ground_truth=ground_truth))
+    assert record["ground_truth"] == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"question": None}, "no field 'question'"),
+        ({"deepseek_response": None}, "no field 'deepseek_response'"),
+        ({"deepseek_response": "<think>never ends"}, "'deepseek_response' holds only thinking"),
+        ({"deepseek_response": "It is \\boxed{5}."}, "fewer than two steps"),
+    ],
+)
+def test_what_is_skipped_and_why(changes, reason):
+    records, counts = prepare(raw(), raw(**changes), raw())
+    assert len(records) == 2
+    assert counts.dropped == {reason: 1}
+    assert counts.read == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"deepseek_response": "It was 7.\n\nNow it is\n#### $5.00"}, None),
+        ({"ground_truth": None}, None),
+        ({"deepseek_response": "It may be \\boxed{5}.\n\nNo, it is \\boxed{6}."}, "wrong final answer"),
+        ({"deepseek_response": "It was 7.\n\nNow it is 5."}, "no \\boxed{...} or '#### ...' answer"),
+        ({"ground_truth": None, "answer": None}, "no ground truth to compare with"),
+    ],
+)
+def test_require_correct(changes, reason):
+    _, counts = prepare(raw(**changes), require_correct=True)
+    assert counts.dropped == ({} if reason is None else {reason: 1})
+    assert len(prepare(raw(**changes))[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"question": 5}, "raw.jsonl:2: 'question' is int, expected a string"),
+        ({"answer": True}, "raw.jsonl:2: 'answer' is bool, expected a string or a finite number"),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_an_error(changes, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        prepare(raw(), raw(**changes))
+
+
+def test_a_splitter_of_ones_own():
+    seen = []
+
+    def split(response):
+        seen.append(response)
+        return ["She has\n\n7.", " ", "She keeps 5.\n"]
+
+    (record,), _ = prepare(raw(), splitter=split)
+    assert seen == ["She has 3 + 4 = 7.\n\nShe eats 2, so \\boxed{5}."]
+    assert record["messages"][2]["content"] == "She has\n7.\n\nShe keeps 5."
+    assert record["total_steps"] == 2
+
+
+@pytest.mark.parametrize(("result", "got"), [("a", "str"), (None, "NoneType"), (["a", 1], "list")])
+def test_what_a_splitter_gives_is_checked(result, got):
+    with pytest.raises(UserError, match=rf"raw.jsonl:1: --custom: the splitter gave {got}, expected a list"):
+        prepare(raw(), splitter=lambda response: result)
+
+
+def test_load_splitter(tmp_path, monkeypatch):
+    (tmp_path / "lines_splitter.py").write_text("NUMBER = 3\n\n\ndef split(text):\n    return text.splitlines()\n")
+    (tmp_path / "broken_splitter.py").write_text("def split(:\n")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path)
+    assert load_splitter("lines_splitter:split")("a\nb") == ["a", "b"]
+    for name, message in (
+        ("lines_splitter", "module:function"),
+        ("no_such_splitter:split", "can't load 'no_such_splitter:split'"),
+        ("broken_splitter:split", "can't load 'broken_splitter:split'"),
+        ("lines_splitter:NUMBER", "'lines_splitter:NUMBER' is int; expected module:function"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_splitter(name)
+
+
+def test_real_traces_become_records(shared_data):
+    path = shared_data / "traces" / "star_repo_star.detailed_results.json"
+    traces = [value | {"ground_truth": value["correct_answer"]} for value in json.loads(path.read_text("utf-8"))]
+    records, counts = prepare(*traces, response_field="full_response")
+    assert (counts.read, len(records) > 0.95 * len(traces)) == (len(traces), True)
+    for record in records:
+        assert len(find_steps(parse_record(record).answer, "blank")) == record["total_steps"] >= 2

@@ -4,12 +4,11 @@ import time
 
 import pytest
 
+from stepjepa.data.records import find_steps
 from stepjepa.data.sources import read_records
-from stepjepa.data.steps import find_steps
 from stepjepa.errors import UserError
 from stepjepa.tasks.base import Response, TaskOptions
-from stepjepa.tasks.generic import BoxedTask
-from stepjepa.tasks.gsm8k import Gsm8kTask
+from stepjepa.tasks.generic import BoxedTask, Gsm8kTask
 from stepjepa.tasks.hellaswag import HellaswagTask
 from stepjepa.tasks.nl_rx import NlRxTask, make_record
 from stepjepa.tasks.nq_open import NqOpenTask

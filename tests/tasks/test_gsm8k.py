@@ -7,7 +7,7 @@ import pytest
 
 from stepjepa.data.sources import read_records
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, TaskOptions
-from stepjepa.tasks.gsm8k import Gsm8kTask
+from stepjepa.tasks.generic import Gsm8kTask
 from task_records import record
 
 SOLUTION = (

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from nl_rx_trees import find_trees
-from stepjepa.tasks import nl_rx_grammar
-from stepjepa.tasks.nl_rx_grammar import STRINGS, Tree, describe, express, generate_split, is_sound
-from stepjepa.tasks.regex_syntax import parse
+from stepjepa.tasks import nl_rx
+from stepjepa.tasks.nl_rx import STRINGS, Tree, describe, express, generate_split, is_sound
+from stepjepa.tasks.regex import parse
 
 PUBLISHED_SIZE = 9863
 # Together no more than the draws for the published set bring: what comes after them is larger.
@@ -85,8 +85,7 @@ def test_all_pairs_are_sentences_about_lines_and_expressions_and_none_comes_twic
 
 def test_a_smaller_size_gives_the_first_of_the_pairs(monkeypatch):
     # Fewer draws: this is about order, not about what comes up.
-    monkeypatch.setattr(nl_rx_grammar, "_SMALL_DRAWS", 3000)
-    monkeypatch.setattr(nl_rx_grammar, "_LARGE_DRAWS", 3000)
+    monkeypatch.setattr(nl_rx, "_DRAWS", dict.fromkeys(nl_rx._DRAWS, 3000))
     train, test = generate_split(300, 40, seed=4)
     assert generate_split(100, 40, seed=4) == (train[:100], test)
     assert generate_split(100, 0, seed=4)[1] == []

@@ -4,11 +4,10 @@ import pytest
 
 from stepjepa.data.sources import read_records
 from stepjepa.tasks.base import Likelihood, Response
-from stepjepa.tasks.generic import GenericTask
-from stepjepa.tasks.gsm8k import Gsm8kTask
+from stepjepa.tasks.generic import GenericTask, Gsm8kTask
 from stepjepa.tasks.hellaswag import LETTERS, HellaswagTask
 from stepjepa.tasks.nq_open import NqOpenTask
-from stepjepa.tasks.reference import ReferenceTask
+from stepjepa.tasks.registry import ReferenceTask
 from stepjepa.tasks.sentiment import SentimentTask
 from task_records import record
 

@@ -8,8 +8,7 @@ import task_records
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
 from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions
-from stepjepa.tasks.reference import ReferenceTask
-from stepjepa.tasks.registry import choose_task
+from stepjepa.tasks.registry import ReferenceTask, choose_task
 from stepjepa.tasks.spider import SpiderTask
 
 SCHEMA = """

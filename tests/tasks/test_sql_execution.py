@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.answers.workers import Workers
 from stepjepa.tasks.sql_execution import QueryResult, judge, run_query, same_result
+from stepjepa.tasks.workers import Workers
 
 MEMORY = 512
 

@@ -66,8 +66,8 @@ def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -
         tiny_tokenizer, tmp_path, JepaConfig(mode="step-jepa", predictors=3, stp=0.02), eval_strategy="epoch"
     )
     checkpoint = str(tmp_path / "checkpoint-6")
-    rows = dict(first_screen(arguments(tmp_path / "run"), made, {"prompts": "different ones"}, checkpoint=checkpoint))
-    assert rows["prompts"] == "different ones"
+    rows = dict(first_screen(arguments(tmp_path / "run"), made, {"columns": "a, b"}, checkpoint=checkpoint))
+    assert rows["columns"] == "a, b"
     assert rows["model"].startswith("m (LlamaForCausalLM), ") and "all trained; float32 on cpu" in rows["model"]
     told = "step-jepa, layout branched, predictors 3, pairs first, stp 0.02, jepa_loss_type cosine, lbd 0.1"
     assert sorted(rows["objective"].split(", ")) == sorted(told.split(", "))
@@ -78,7 +78,7 @@ def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -
     assert "epochs of 4; learning rate" in rows["steps"]
     assert rows["output"] == f"{tmp_path / 'run'}, resumed from checkpoint-6"
     regular = dict(first_screen(arguments(tmp_path), trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="regular")), {}))
-    assert not {"encoding", "held out", "prompts"} & set(regular)
+    assert not {"encoding", "held out", "columns"} & set(regular)
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -140,13 +140,13 @@ def test_checkpointing_and_dtype_show_in_activations_and_flops(
 ) -> None:
     folder = model_folder(tmp_path / "base", trained_tokenizer, tiny_shape(num_hidden_layers=3))
     flags = ["--train_file", data, "--model_name", folder, "--output_dir", tmp_path / "run", "--use_cpu"]
-    ways = {"none": [], "selective": ["--selective_checkpointing"], "full": [FULL], "half": ["--dtype", "bfloat16"]}
+    ways = {"none": [], "full": [FULL], "half": ["--dtype", "bfloat16"]}
     found = {way: told(capsys, *flags, *more) for way, more in ways.items()}
     sizes = {way: each["memory"]["parts"]["activations"] for way, each in found.items()}
-    assert sizes["full"] < sizes["selective"] < sizes["none"]
+    assert sizes["full"] < sizes["none"]
     assert sizes["half"] < 0.7 * sizes["none"]
     flops = {way: each["flops"]["step"] for way, each in found.items()}
-    assert flops["none"] == flops["selective"] < flops["full"]
+    assert flops["none"] < flops["full"]
 
 
 # The product over experts has shapes in bfloat16 alone, and needs widths of whole 16 bytes.
@@ -240,7 +240,6 @@ WRONG = [
     (["--layout", "inplace", "--step_jepa", "--max_length", "7"], "--max_length"),
     (["--jepa_layer", "9"], "jepa_layer: expected"),
     (["--label_smoothing_factor", "0.1"], "label_smoothing_factor: expected 0"),
-    (["--selective_checkpointing", FULL], "exclude each other"),
     (["--deepspeed", "nowhere.json"], "--deepspeed: can't be read"),
     (["--deepspeed", "[1]"], "--deepspeed: can't be read"),
 ]

@@ -1,4 +1,4 @@
-"""One of several processes dies, or was given something else: the others end, and the run goes on as if it had not."""
+"""Several processes: one dies and the run is resumed exactly; all must be given the same; all draw alike."""
 
 import json
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 import kills
 import tiny
-from ranks import Fault, Ranks
-from stepjepa.checkpoints import checkpoints
+from ranks import Ranks
 from stepjepa.files import write_jsonl
+from stepjepa.run_folder import checkpoints
 
 STEPS = 6
 
@@ -24,60 +24,26 @@ def ranks() -> Iterator[Ranks]:
     running.close()
 
 
-def train(material: Path, run: Path, steps: int = STEPS) -> list[object]:
-    return ["train", *kills.train_flags(material, steps), "--output_dir", run, "--resume_from_checkpoint", "auto"]
-
-
-# What comes to a launch, with what survives of the run: killed in a step; one that leaves as if all were well; an
-# error in the data of one; killed while a checkpoint is written.
-FAULTS = [
-    (Fault("kill", 1, "loss", 6), ["checkpoint-2"]),
-    (Fault("exit", 0, "loss", 3), ["checkpoint-2"]),
-    (Fault("error", 1, "data", 6), ["checkpoint-4", "checkpoint-2"]),
-    (Fault("kill", 1, "save", 1), ["checkpoint-4", "checkpoint-2"]),
-]
-ENDED = {"kill": -9, "error": 2, "exit": 0}
-
-
 @pytest.mark.slow
-def test_whatever_one_dies_of_the_others_end_and_the_run_goes_on(ranks: Ranks, material: Path, tmp_path: Path) -> None:
+def test_one_process_dies_and_the_run_is_resumed_exactly(ranks: Ranks, material: Path, tmp_path: Path) -> None:
     whole, run, log = tmp_path / "whole", tmp_path / "run", tmp_path / "log"
-    ended, said = ranks.together(train(material, whole), log)
-    assert ended == [0, 0], said
-    for fault, left in FAULTS:
-        # Nobody ends the survivor: that it is at an end is its own doing.
-        ended, said = ranks.together(train(material, run), log, fault=fault)
-        survivor = 1 - fault.rank
-        assert ended[fault.rank] == ENDED[fault.kind], said
-        assert ended[survivor] == 2, said
-        assert f"{left[0]} is complete: resume with --resume_from_checkpoint last" in said[survivor]
-        assert "Traceback" not in said[survivor]
-        assert [path.name for path in checkpoints(run)] == left
-        assert not kills.half_files(run)
-    ended, said = ranks.together(train(material, run), log)
-    assert ended == [0, 0], said
-    assert not kills.left_behind(run)
-    for file in ("model.safetensors", f"checkpoint-{STEPS}/model.safetensors"):
-        assert (run / file).read_bytes() == (whole / file).read_bytes()
-
-
-def test_without_their_launcher_they_save_and_end(ranks: Ranks, material: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    # More steps than there is time for.
-    _, said = ranks.together(train(material, run, 10**6), tmp_path / "log", fault=Fault("launcher", 0, "loss", 5))
-    # The one that noticed it first says so; the other may still be asked when it is leaving already.
-    assert any("stopped; " in each for each in said), said
-    assert not any("Traceback" in each for each in said), said
-    assert checkpoints(run)
+    train = ["train", *kills.train_flags(material, STEPS), "--resume_from_checkpoint", "auto", "--output_dir"]
+    assert ranks.together([*train, whole], log)[0] == [0, 0]
+    ended, said = ranks.together([*train, run], log, fault=(1, "kill", 6))
+    assert ended == [2, -9], said
+    assert "checkpoint-2 is complete: resume with --resume_from_checkpoint last" in said[0]
+    assert "Traceback" not in said[0]
+    assert [path.name for path in checkpoints(run)] == ["checkpoint-2"]
     assert not kills.half_files(run)
-    assert not (run / "model.safetensors").exists()
+    assert ranks.together([*train, run], log)[0] == [0, 0]
+    assert not kills.left_behind(run)
+    assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
 def test_a_process_that_was_given_another_file_is_refused_by_all(ranks: Ranks, material: Path, tmp_path: Path) -> None:
     run, flags = tmp_path / "run", kills.train_flags(material, STEPS)
-    records = [{"messages": list(record.messages)} for record in tiny.records()]
     (tmp_path / "other").mkdir()
-    write_jsonl(tmp_path / "other" / "train.jsonl", records)
+    write_jsonl(tmp_path / "other" / "train.jsonl", [{"messages": list(each.messages)} for each in tiny.records()])
     given = [["--train_file", folder / "train.jsonl"] for folder in (material, tmp_path / "other")]
     position = flags.index("--train_file")
     common = ["train", *flags[:position], *flags[position + 2 :], "--output_dir", run]
@@ -104,7 +70,7 @@ def test_three_processes_of_which_two_have_no_record_at_last(
     runs = tmp_path / "one", tmp_path / "three"
     for count, run in zip((1, 3), runs, strict=True):
         given = [*common, "--batch_size", 3 // count, "--output_dir", run]
-        ended, said = ranks.together(given, tmp_path / "log", ranks=count, fault=Fault("draws", 1, "loss", 2))
+        ended, said = ranks.together(given, tmp_path / "log", of_each=[[]] * count, fault=(1, "draws", 2))
         assert ended == [0] * count, said
     one, three = (load_file(run / "model.safetensors") for run in runs)
     assert all((one[name] - three[name]).abs().max() <= 1e-5 for name in one)

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 import kills
 from forked import Commands
-from stepjepa.checkpoints import checkpoint_fault
 from stepjepa.cli import main
-from stepjepa.disk import naming_disk_errors
+from stepjepa.files import naming_disk_errors
+from stepjepa.run_folder import checkpoint_fault
 from stepjepa.signals import Stopped
 from stepjepa.training.callbacks import StopCallback
 

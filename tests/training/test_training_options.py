@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 import tiny
-from stepjepa.chat.predictors import all_predictor_ids
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.models.loading import LoraSettings, add_lora

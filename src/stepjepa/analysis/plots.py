@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepjepa import drawing
+from stepjepa import terminal
 from stepjepa.analysis.files import FORMATS, REST, Analysis, ModelAnalysis
 from stepjepa.analysis.points import BOTH_VIEWS
-from stepjepa.drawing import drawable
 from stepjepa.files import atomic_write
+from stepjepa.terminal import drawable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FONT = "DejaVu Sans"
-PALETTE = (*drawing.PALETTE[:-1], "#000000")
+PALETTE = (*terminal.PALETTE[:-1], "#000000")
 REST_COLOUR = "#BBBBBB"
 LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "^")  # source, target

@@ -21,7 +21,7 @@ from stepjepa.analysis.points import (
     view_names,
 )
 from stepjepa.analysis.settings import AnalysisSettings, read_labels
-from stepjepa.chat.system_prompts import training_system_prompt, with_system_prompt
+from stepjepa.data.prompts import training_system_prompt, with_system_prompt
 from stepjepa.data.records import Record
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError

@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepjepa.chat.limits import refuse_runaway
-from stepjepa.data.tools import uses_tools
+from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION
+from stepjepa.data.records import uses_tools
 from stepjepa.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,19 +25,10 @@ Span = tuple[int, int]
 # Some templates write today's date into the system turn; a run must not depend on the day it starts.
 PINNED_DATE = datetime.date(2024, 7, 26)
 
-# Chats that exercise everything that a template writes.
-_CHATS = (("system", "user", "assistant"), ("user", "assistant"), ("assistant",))
-
 _ASKED, _ANSWERED = {"role": "user", "content": "why"}, {"role": "assistant", "content": "so"}
 
 # Ways in which templates trim contents; a template may trim one role and not another.
-_TRIMS: tuple[Callable[[str], str], ...] = (
-    str,
-    str.strip,
-    str.lstrip,
-    lambda content: content.lstrip("\n"),
-    str.rstrip,
-)
+_TRIMS: tuple[Callable[[str], str], ...] = (str, str.strip, str.lstrip, lambda text: text.lstrip("\n"), str.rstrip)
 
 # Private-use characters: no template writes them and no ordinary text holds them.
 _OPEN, _CLOSE = "\ue000", "\ue001"
@@ -51,28 +42,6 @@ class Rendered(NamedTuple):
     spans: tuple[Span, ...]
     # For each message the end (exclusive) of the special token that closes its turn, or of its content if none does.
     turn_ends: tuple[int, ...]
-
-
-_WITHIN_LIMITS: set[str] = set()
-"""Templates that passed ``refuse_runaway``."""
-
-
-def _reason(error: Exception) -> str:
-    """The message of an error raised by a template, with the template's line number if known."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
-    line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else None)
-    told = str(error).strip() or type(error).__name__
-    return told if line is None else f"line {line}: {told}"
-
-
-def refuse_slow(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a slow tokenizer, which can't give the positions of its tokens in a text.
-
-    Raises:
-        UserError: the tokenizer has no fast version.
-    """
-    if not getattr(tokenizer, "is_fast", False):
-        raise UserError("the tokenizer has no fast version, and token positions need one; convert it first")
 
 
 class ChatTemplate:
@@ -92,7 +61,9 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        refuse_slow(tokenizer)
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        _refuse_slow(tokenizer)
         if not tokenizer.chat_template:
             raise UserError(
                 "the tokenizer has no chat template; use an instruction-tuned model, pass --chat_template FILE, or "
@@ -109,28 +80,27 @@ class ChatTemplate:
             "date_string": PINNED_DATE.strftime("%d %b %Y"),
             "strftime_now": PINNED_DATE.strftime,
         }
+        try:
+            self._compiled = _compile_jinja_template(self._source)
+        except Exception as error:  # from Jinja's parser, or from constants evaluated while compiling
+            raise UserError(f"the chat template can't be read: {_reason(error)}") from None
         self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
-        if self._source not in _WITHIN_LIMITS:
-            refuse_runaway(self._try)
-            _WITHIN_LIMITS.add(self._source)
-        self._compile()
         self.has_system_role = self._skeleton(("system", "user", "assistant")) is not None
         self.lone_assistant = self._skeleton(("assistant",)) is not None
         skeleton = self._skeleton(("user", "assistant"))
         if skeleton is None:
-            reason = self._why_refused([_ASKED, _ANSWERED]) or "a content is not in its text"
-            raise UserError(f"the chat template does not render a user and an assistant message ({reason}); check it")
+            self._apply([_ASKED, _ANSWERED])  # tells why, if it is refused
+            raise UserError("the chat template does not render a user and an assistant message; check it")
         specials = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-        specials |= set(tokenizer.all_special_tokens)
         # The longest token wins where one begins another. Without special tokens, (?!) matches nothing.
-        longest_first = sorted(specials, key=len, reverse=True)
+        longest_first = sorted({*specials, *tokenizer.all_special_tokens}, key=len, reverse=True)
         found = re.search("|".join(map(re.escape, longest_first)) or "(?!)", skeleton[-1])
         self.appends_end_of_turn = found is None
         end_of_turn = found[0] if found else tokenizer.eos_token
         if end_of_turn is None:
             raise UserError("neither the chat template nor the tokenizer has a token that ends a turn; set eos_token")
-        self.end_of_turn: str = end_of_turn
-        self.end_of_turn_ids: tuple[int, ...] = (int(tokenizer.convert_tokens_to_ids(self.end_of_turn)),)
+        self.end_of_turn = str(end_of_turn)
+        self.end_of_turn_ids = [int(tokenizer.convert_tokens_to_ids(self.end_of_turn))]
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Rendered:
         """Render a whole chat.
@@ -148,18 +118,15 @@ class ChatTemplate:
             return self._render_with_tools(messages, tools)
         contents = [message["content"] for message in messages]
         roles = tuple([message["role"] for message in messages])
-        try:
-            text = self._apply(messages)
-        except Exception as error:  # a template is a program and can raise any error
-            raise UserError(
-                f"the chat template refuses these messages ({_reason(error)}); change them, or name another "
-                "--chat_template"
-            ) from None
-        spans = self._spans_by_skeleton(text, roles, contents) or self._spans_by_search(text, roles, contents)
+        text = self._apply(messages)
+        spans = self._spans_by_skeleton(text, roles, contents) or _spans_by_search(text, roles, contents)
         if self.appends_end_of_turn and roles[-1] == "assistant":
             text = text[: spans[-1][1]] + self.end_of_turn
         limits = [start for start, _ in spans[1:]] + [len(text)]
-        ends = [self._turn_end(text, end, limit) for (_, end), limit in zip(spans, limits, strict=True)]
+        ends = []
+        for (_, end), limit in zip(spans, limits, strict=True):
+            closing = text.find(self.end_of_turn, end, limit)
+            ends.append(end if closing < 0 else closing + len(self.end_of_turn))
         return Rendered(text, tuple(spans), tuple(ends))
 
     def render_alone(self, role: str, content: str) -> Rendered:
@@ -167,8 +134,7 @@ class ChatTemplate:
 
         An assistant message is rendered as a user turn if the template refuses it alone.
         """
-        if role == "assistant" and not self.lone_assistant:
-            role = "user"
+        role = "user" if role == "assistant" and not self.lone_assistant else role
         return self.render([{"role": role, "content": content}])
 
     def render_prompt(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Rendered:
@@ -183,53 +149,50 @@ class ChatTemplate:
         text = whole.text[: whole.spans[-1][0]].rstrip(" ")
         return Rendered(text, whole.spans[:-1], whole.turn_ends[:-1])
 
+    def describe(self) -> dict[str, str]:
+        """Properties derived from the template, for reports."""
+        tokenizer, bos = self._tokenizer, self._tokenizer.bos_token
+        adds = _begins_texts(tokenizer)
+        begin = "none (the tokenizer would add one)" if adds else "none"
+        if bos is not None and self.render([_ASKED, _ANSWERED]).text.startswith(bos):
+            begin = f"{bos!r}, once (the tokenizer would add another)" if adds else repr(bos)
+        back = []
+        for role in ("user", "assistant"):
+            # Index of a content's last token, counted from the end of its message rendered alone.
+            alone = self.render_alone(role, "why")
+            offsets = tokenizer(alone.text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+            back.append(f"{role} {-1 - sum(start >= alone.spans[0][1] for start, _ in offsets)}")
+        dated = "strftime_now" in self._source or "date_string" in self._source
+        return {
+            "system role": "yes" if self.has_system_role else "no: put before the first user message",
+            "lone assistant turn": "yes" if self.lone_assistant else "no: rendered as a user turn",
+            "end of turn": repr(self.end_of_turn) + (" (appended)" if self.appends_end_of_turn else ""),
+            "begin of text": begin,
+            "date": f"pinned to {PINNED_DATE}" if dated else "none",
+            "last content token": ", ".join(back),
+        }
+
     def _apply(self, messages: Sequence[Message], **more: Any) -> str:
-        return str(self._compiled.render(self._variables | more, messages=messages))
-
-    def _compile(self) -> None:
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-
         try:
-            self._compiled = _compile_jinja_template(self._source)
-        except MemoryError:  # see refuse_runaway
-            raise
-        except Exception as error:  # from Jinja's parser, or from constants evaluated while compiling
-            raise UserError(f"the chat template can't be read: {_reason(error)}") from None
-
-    def _try(self) -> None:
-        """Compile the template, which evaluates its constants, and render the short chats."""
-        self._compile()
-        for roles in _CHATS:
-            self._make_skeleton(roles)
-
-    def _why_refused(self, messages: Sequence[Message]) -> str | None:
-        try:
-            self._apply(messages)
-        except Exception as error:  # as in render
-            return _reason(error)
-        return None
+            return str(self._compiled.render(self._variables | more, messages=messages))
+        except Exception as error:  # a template is a program and can raise any error
+            raise UserError(
+                f"the chat template refuses these messages ({_reason(error)}); change them, or name another "
+                "--chat_template"
+            ) from None
 
     def _skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
         """The template's own text before, between and after the contents; None if it refuses such a chat."""
         if roles not in self._skeletons:
-            self._skeletons[roles] = self._make_skeleton(roles)
+            marks = [f"{_OPEN}{index}{_CLOSE}" for index in range(len(roles))]
+            chat = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
+            pattern = "".join(f"(.*?){mark}" for mark in marks) + "(.*)"
+            try:
+                found = re.fullmatch(pattern, self._apply(chat), re.DOTALL)
+            except UserError:
+                found = None
+            self._skeletons[roles] = None if found is None else list(found.groups())
         return self._skeletons[roles]
-
-    def _make_skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
-        marks = [f"{_OPEN}{index}{_CLOSE}" for index in range(len(roles))]
-        try:
-            rest = self._apply([{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)])
-        except MemoryError:  # see refuse_runaway
-            raise
-        except Exception:  # any other error means that the template does not accept this chat
-            return None
-        parts = []
-        for mark in marks:
-            before, found, rest = rest.partition(mark)
-            if not found:
-                return None
-            parts.append(before)
-        return [*parts, rest]
 
     def _spans_by_skeleton(self, text: str, roles: tuple[str, ...], contents: Sequence[str]) -> list[Span] | None:
         """Match the text with the skeleton and the contents, trimmed or not; None where they differ."""
@@ -245,65 +208,39 @@ class ChatTemplate:
             position += len(found) + len(behind)
         return spans if position == len(text) else None
 
-    def _spans_by_search(self, text: str, roles: tuple[str, ...], contents: Sequence[str]) -> list[Span]:
-        """Search for each content, the last from the right: for templates whose own text depends on the contents."""
-        spans, position = [], 0
-        for index, (role, content) in enumerate(zip(roles, contents, strict=True)):
-            part = content.strip()
-            start = text.rfind(part) if index == len(roles) - 1 else text.find(part, position)
-            if start < position:
-                raise UserError(
-                    f"the chat template rewrites the content of message {index} ({role}), so it can't be found; "
-                    "remove what the template treats specially (such as think tags) from the content"
-                )
-            position = start + len(part)
-            spans.append((start, position))
-        return spans
-
     def _render_with_tools(self, messages: Sequence[Message], tools: Sequence[Any]) -> Rendered:
         """Render a chat with tools; an assistant's span, calls included, goes from its prompt to its end of turn."""
         if self.appends_end_of_turn:
             raise UserError(
                 "the chat template has no end of turn to find a tool call's end; pass another with --chat_template"
             )
-        more = {"tools": list(tools) or None}
-        try:
-            text = self._apply(messages, **more)
-            prompts = [
-                self._apply(messages[:index], add_generation_prompt=True, **more) if each["role"] == "assistant" else ""
-                for index, each in enumerate(messages)
-            ]
-        except Exception as error:  # as in render
-            raise UserError(
-                f"the chat template refuses this chat with tools ({_reason(error)}); pass another with --chat_template"
-            ) from None
+        schemas = list(tools) or None
+        text = self._apply(messages, tools=schemas)
         spans: list[Span] = []
-        position = 0
-        for index, (message, prompt) in enumerate(zip(messages, prompts, strict=True)):
-            content = message["content"].strip()
-            start, end = text.find(content, position), -1
-            if message["role"] == "assistant":
+        ends, position = [], 0
+        for index, message in enumerate(messages):
+            role, content = message["role"], message["content"].strip()
+            if role == "assistant":
+                prompt = self._apply(messages[:index], tools=schemas, add_generation_prompt=True)
                 start = len(prompt) if text.startswith(prompt) and len(prompt) >= position else -1
                 end = text.find(self.end_of_turn, start)
                 said = [content, *(call["function"]["name"] for call in message.get("tool_calls", ()))]
-                if end < 0 or not all(each in text[start:end] for each in said):
-                    start = -1
-            elif start >= 0:
-                end = start + len(content)
-            elif message["role"] == "tool":
-                # Some templates write a tool's answer as JSON, where it is not found; no view is made of it.
-                start = end = 0
-            if start < 0:
+                found = start >= 0 and end >= 0 and all(each in text[start:end] for each in said)
+                ends.append(end + len(self.end_of_turn))
+            else:
+                start = text.find(content, position)
+                found, end = start >= 0, start + len(content)
+                if role == "tool" and not found:
+                    # Some templates write a tool's answer as JSON, where it is not found; no view is made of it.
+                    found, start, end = True, 0, 0
+                ends.append(end)
+            if not found:
                 raise UserError(
-                    f"the chat template leaves out or rewrites message {index} ({message['role']}) of a chat with "
-                    "tools; name another --chat_template"
+                    f"the chat template leaves out or rewrites message {index} ({role}) of a chat with tools; name "
+                    "another --chat_template"
                 )
             spans.append((start, end))
             position = max(position, end)
-        ends = [
-            end + len(self.end_of_turn) if message["role"] == "assistant" else end
-            for message, (_, end) in zip(messages, spans, strict=True)
-        ]
         return Rendered(text, tuple(spans), tuple(ends))
 
     def _render_folded(self, messages: Sequence[Message], tools: Sequence[Any]) -> Rendered:
@@ -312,38 +249,109 @@ class ChatTemplate:
         if not system:
             inner = self.render(messages[1:], tools)
             return Rendered(inner.text, ((0, 0), *inner.spans), (0, *inner.turn_ends))
-        folded = {"role": "user", "content": f"{system}\n\n{user}"}
-        inner = self.render([folded, *messages[2:]], tools)
+        inner = self.render([{"role": "user", "content": f"{system}\n\n{user}"}, *messages[2:]], tools)
         start, end = inner.spans[0]
         spans = ((start, start + len(system)), (end - len(user), end), *inner.spans[1:])
         return Rendered(inner.text, spans, (spans[0][1], *inner.turn_ends))
 
-    def _turn_end(self, text: str, content_end: int, limit: int) -> int:
-        position = text.find(self.end_of_turn, content_end, limit)
-        return content_end if position < 0 else position + len(self.end_of_turn)
+
+class PlainTemplate:
+    """The plain format, for records without a chat format: the user's text, ``<|perception|>``, the answer.
+
+    Models that are pretrained from random weights in the published experiments use no chat template. Only the last
+    question and its answer are rendered. Where the loss is on all tokens, as in pretraining on paraphrases, the answer
+    is left out too: it is the other view of the same content, and has a record of its own. The interface is that of
+    :class:`ChatTemplate`.
+
+    Args:
+        tokenizer: a fast tokenizer with the token ``<|perception|>`` (``add_plain_tokens``); it is not changed.
+        answers: include the answer in a row; otherwise a row is the user's text and the end-of-turn token.
+
+    Raises:
+        UserError: the tokenizer lacks a token that this format needs, or has no fast version.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, answers: bool = True) -> None:
+        _refuse_slow(tokenizer)
+        known = tokenizer.get_vocab()
+        if PERCEPTION not in known:
+            raise UserError(
+                f"--plain is for models trained without a chat format, but this tokenizer has no token '{PERCEPTION}'; "
+                "leave --plain out"
+            )
+        end = END_OF_TURN if END_OF_TURN in known else tokenizer.eos_token
+        if end is None:
+            raise UserError("the tokenizer has no token that could end an answer; give it an eos_token")
+        self.answers = answers
+        self.end_of_turn = str(end)
+        self.end_of_turn_ids = [int(known[self.end_of_turn])]
+        self.begin = str(tokenizer.bos_token) if _begins_texts(tokenizer) else ""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Rendered:
+        """Render the last question and its answer; a message that is left out has the span ``(0, 0)``."""
+        prompt, answer = self.render_prompt(messages[:-1], tools), messages[-1]["content"]
+        if not self.answers:
+            text = prompt.text.removesuffix(PERCEPTION) + self.end_of_turn
+            return Rendered(text, (*prompt.spans, (0, 0)), (*prompt.turn_ends[:-1], len(text), 0))
+        start, text = len(prompt.text), prompt.text + answer + self.end_of_turn
+        return Rendered(text, (*prompt.spans, (start, start + len(answer))), (*prompt.turn_ends, len(text)))
+
+    def render_alone(self, role: str, content: str) -> Rendered:
+        """Render one message by itself, as a view that sees nothing else: its bare content, whatever the role."""
+        text = self.begin + content
+        return Rendered(text, ((len(self.begin), len(text)),), (len(text),))
+
+    def render_prompt(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Rendered:
+        """Render what precedes the answer: the last question and ``<|perception|>``. Tools are refused."""
+        if tools or uses_tools(messages):
+            raise UserError("--plain does not support tool calls; train without --plain")
+        alone, earlier = self.render_alone("user", messages[-1]["content"]), len(messages) - 1
+        spans = (*[(0, 0)] * earlier, *alone.spans)
+        return Rendered(alone.text + PERCEPTION, spans, (*[0] * earlier, *alone.turn_ends))
 
     def describe(self) -> dict[str, str]:
-        """Properties derived from the template, for reports."""
-        dated = "strftime_now" in self._source or "date_string" in self._source
-        back = {role: self._last_content_token(role) for role in ("user", "assistant")}
+        """Properties of the format, for reports: the keys that a chat template has, and ``form``."""
+        parts = ("user", PERCEPTION, "answer") if self.answers else ("user",)
         return {
-            "system role": "yes" if self.has_system_role else "no: put before the first user message",
-            "lone assistant turn": "yes" if self.lone_assistant else "no: rendered as a user turn",
-            "end of turn": repr(self.end_of_turn) + (" (appended)" if self.appends_end_of_turn else ""),
-            "begin of text": self._describe_begin(),
-            "date": f"pinned to {PINNED_DATE}" if dated else "none",
-            "last content token": ", ".join(f"{role} {number}" for role, number in back.items()),
+            "form": " ".join(("plain:", *parts, self.end_of_turn)),
+            "system role": "no: left out",
+            "lone assistant turn": "yes: its bare content",
+            "end of turn": repr(self.end_of_turn),
+            "begin of text": repr(self.begin) if self.begin else "none",
+            "date": "none",
+            "last content token": "user -1, assistant -1",
         }
 
-    def _describe_begin(self) -> str:
-        bos = self._tokenizer.bos_token
-        adds = bos is not None and self._tokenizer("a")["input_ids"][:1] == [self._tokenizer.bos_token_id]
-        if bos is None or not self.render([_ASKED, _ANSWERED]).text.startswith(bos):
-            return "none (the tokenizer would add one)" if adds else "none"
-        return f"{bos!r}, once (the tokenizer would add another)" if adds else repr(bos)
 
-    def _last_content_token(self, role: str) -> int:
-        """Index of a content's last token, counted from the end of its message rendered alone."""
-        rendered = self.render_alone(role, _ASKED["content"])
-        found = self._tokenizer(rendered.text, add_special_tokens=False, return_offsets_mapping=True)
-        return -1 - sum(start >= rendered.spans[0][1] for start, _ in found["offset_mapping"])
+def _refuse_slow(tokenizer: PreTrainedTokenizerBase) -> None:
+    if not getattr(tokenizer, "is_fast", False):
+        raise UserError("the tokenizer has no fast version, and token positions need one; convert it first")
+
+
+def _begins_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a tokenizer itself puts its begin-of-text token before every text."""
+    return tokenizer.bos_token_id is not None and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
+
+
+def _reason(error: Exception) -> str:
+    """The message of an error raised by a template, with the template's line number if known."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
+    line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else None)
+    told = str(error).strip() or type(error).__name__
+    return told if line is None else f"line {line}: {told}"
+
+
+def _spans_by_search(text: str, roles: tuple[str, ...], contents: Sequence[str]) -> list[Span]:
+    """Search for each content, the last from the right: for templates whose own text depends on the contents."""
+    spans, position = [], 0
+    for index, (role, content) in enumerate(zip(roles, contents, strict=True)):
+        part = content.strip()
+        start = text.rfind(part) if index == len(roles) - 1 else text.find(part, position)
+        if start < position:
+            raise UserError(
+                f"the chat template rewrites the content of message {index} ({role}), so it can't be found; remove "
+                "what the template treats specially (such as think tags) from the content"
+            )
+        position = start + len(part)
+        spans.append((start, position))
+    return spans

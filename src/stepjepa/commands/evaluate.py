@@ -34,7 +34,7 @@ model ended its turn by itself. docs/tasks.md describes the tasks."""
 
 COMMON = (
     *("model_path", "test_file", "output_file", "overwrite", "json", "task", "spider_path", "max_examples"),
-    *("similarity", "use_test_prompts", "max_new_tokens", "temperature", "num_samples", "batch_size", "engine"),
+    *("similarity", "use_test_prompts", "max_new_tokens", "temperature", "num_samples", "batch_size"),
     *("dtype", "load_in_4bit", "workers"),
 )
 """Options that ``--help`` shows."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepjepa.checkpoints import checksum_fault
 from stepjepa.config import Dtype
 from stepjepa.errors import UserError, visible
 from stepjepa.files import read_json_object
 from stepjepa.options import add_options, option, refuse_without_effect
+from stepjepa.run_folder import checksum_fault
 
 SUMMARY = "merge an adapter into its base, or copy a trained model, as a plain model folder"
 
@@ -100,7 +100,7 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
     """Load the model, merging an adapter into its base, and save it as a plain model folder."""
     if fault := checksum_fault(Path(args.model_path)):
         raise UserError(f"{fault}; export an earlier checkpoint, or train again", path=args.model_path)
-    from stepjepa.chat.predictors import all_predictor_ids
+    from stepjepa.chat.tokens import all_predictor_ids
     from stepjepa.models.loading import load_for_inference, load_tokenizer
     from stepjepa.models.token_rows import strip_rows, strip_tokenizer
     from stepjepa.run_folder import open_run_folder, run_of, save_new, write_run
@@ -149,7 +149,7 @@ def _base_rows(model_path: str, run: dict[str, Any] | None) -> int | None:
     on this machine, or if it has predictor tokens already."""
     from transformers import AutoConfig, AutoTokenizer
 
-    from stepjepa.chat.predictors import all_predictor_ids
+    from stepjepa.chat.tokens import all_predictor_ids
 
     adapter = Path(model_path) / "adapter_config.json"
     name = None if run is None or (run.get("loaded") or {}).get("pretrain") else run.get("model")

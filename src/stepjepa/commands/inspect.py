@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.arguments import add_training_data, jepa_config
-from stepjepa.chat.plain_template import add_plain_tokens
-from stepjepa.chat.predictors import add_predictor_tokens
+from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.data.records import Record, bad_records, tell_bad_records
 from stepjepa.data.sources import read_records
 from stepjepa.files import refuse_existing

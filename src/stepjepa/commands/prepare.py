@@ -12,14 +12,30 @@ from typing import Any, NamedTuple
 from stepjepa.arguments import DataFlags
 from stepjepa.commands import prepare_generated
 from stepjepa.commands.prepare_generated import add_overwrite, print_counts
-from stepjepa.data.formats import ASSISTANT, CHATS, MOST_NAMES, USER, to_messages
-from stepjepa.data.records import BadRecords, bad_records, tell_bad_records
+from stepjepa.data.records import (
+    ASSISTANT,
+    CHATS,
+    MOST_NAMES,
+    USER,
+    BadRecords,
+    bad_records,
+    tell_bad_records,
+    to_messages,
+)
 from stepjepa.data.sources import FORMATS, Rows, read_rows
 from stepjepa.errors import UserError, shown, visible
 from stepjepa.files import existing_file, refuse_existing, write_jsonl
 from stepjepa.options import add_options, add_switch, from_args
-from stepjepa.preparing.conversion import CONVERSIONS, Conversion, Counts, convert_rows
-from stepjepa.preparing.step_preparation import FEW_STEPS, StepOptions, load_splitter, prepare_records
+from stepjepa.preparing.conversion import (
+    CONVERSIONS,
+    FEW_STEPS,
+    Conversion,
+    Counts,
+    StepOptions,
+    convert_rows,
+    load_splitter,
+    prepare_records,
+)
 
 SUMMARY = "make training files: from published data sets, raw responses, or generated"
 

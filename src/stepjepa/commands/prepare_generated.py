@@ -13,8 +13,7 @@ from typing import Any
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, existing_file, read_text, refuse_existing
 from stepjepa.options import FROM_ONE, add_options, add_switch, from_args, option
-from stepjepa.tasks import nl_rx_grammar, stepmath
-from stepjepa.tasks.nl_rx import make_record
+from stepjepa.tasks import nl_rx, stepmath
 from stepjepa.tasks.raw_values import Unusable
 
 Parts = tuple[list[dict[str, Any]], list[dict[str, Any]]]
@@ -120,9 +119,9 @@ def run_nl_rx(args: argparse.Namespace) -> int:
         records = _read_published(args.source_file, args.target_file)
         print_counts(_write_files(targets, [records]))
         return 0
-    parts: tuple[list[nl_rx_grammar.Pair], ...]
-    parts = _generate(nl_rx_grammar.generate_split, args.size, args.test_size or 0, args.seed)[: len(targets)]
-    print_counts(_write_files(targets, [[make_record(*pair) for pair in pairs] for pairs in parts]))
+    parts: tuple[list[tuple[str, str]], ...]
+    parts = _generate(nl_rx.generate_split, args.size, args.test_size or 0, args.seed)[: len(targets)]
+    print_counts(_write_files(targets, [[nl_rx.make_record(*pair) for pair in pairs] for pairs in parts]))
     return 0
 
 
@@ -136,7 +135,7 @@ def _read_published(source_file: str, target_file: str) -> list[dict[str, Any]]:
     records = []
     for line, pair in enumerate(zip(sentences, regexes, strict=True), start=1):
         try:
-            records.append(make_record(*pair))
+            records.append(nl_rx.make_record(*pair))
         except Unusable as reason:
             told = f"{reason}; correct or remove the line in both files"
             raise UserError(told, path=source_file, line=line) from None

@@ -113,7 +113,6 @@ class RunFlags:
     num_epochs: float = option(3.0, "passes over the data", names=("num_train_epochs",), metavar="N")
     eval_steps: int | None = option(None, "evaluate every N steps (once an epoch)", names=("eval_accuracy_steps",))
     finetune_seed: int = option(42, "random seed", names=("seed",), allowed=SEED)
-    selective_checkpointing: bool = option(False, "recompute activations, except matrix products and attention")
     track_flop: bool = option(False, "measure the FLOPs of the first 10 steps; print them beside the derived ones")
     same_flop: bool = option(False, "stop once the FLOPs of --regular for --num_epochs are spent")
     dry_run: bool = option(False, "print tokens, memory and FLOPs of a step, then stop")

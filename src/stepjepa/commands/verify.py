@@ -56,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> dict[str, Any]:
     config = jepa_config(args)
-    from stepjepa.chat.system_prompts import describe_system_prompts
     from stepjepa.data.records import bad_records, parse_record, tell_bad_records
     from stepjepa.data.sources import read_records
     from stepjepa.inspection.verification import Subject, verify
@@ -77,9 +76,6 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
     count = min(len(records), args.max_records)
     looked_at = [records[place * len(records) // count] for place in range(count)]
     print(f"{len(looked_at):,} of {len(records):,} records looked at, spread over all (--max_records)")
-    prompts = describe_system_prompts(records)
-    if prompts is not None:
-        print(f"note: system prompts: {prompts}")
     model, tokenizer = load_model(
         name,
         texts=(message["content"] for record in records for message in record.messages),

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from stepjepa.data.formats import Columns, to_messages
-from stepjepa.data.tools import check_tool_message, check_tools, without_tools
 from stepjepa.errors import UserError, one_line, shown
 
 ROLES = ("system", "user", "assistant", "tool")
-_MOST_WORDS = 8
 
-VIEW_ROLES = {"text": "user", "code": "assistant"}
+USER = ("prompt", "question", "instruction", "input", "text")
+ASSISTANT = ("completion", "answer", "response", "output", "code")
+"""Columns as data sets and other tools call them; the first one that a row has is taken."""
+
+CHATS = ("messages", "conversations")
+"""Columns of whole chats: with ``role`` and ``content``, or ShareGPT's ``from`` and ``value``."""
+
+_SHAREGPT = {"human": "user", "gpt": "assistant"}
+_VIEW_ROLES = {"text": "user", "code": "assistant"}
+MOST_NAMES = 12
+"""Columns that a message lists."""
+
+Columns = Sequence[str] | None
+"""Names of two columns, of the user's and of the assistant's message; None looks for the usual ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +35,8 @@ class Record:
     """One example as read from a file.
 
     Attributes:
-        messages: the chat, each a dict with the keys ``role`` and ``content``, and ``tool_calls`` or what else a tool's
-            message has.
-        views: explicit pairs of source and target view, where the file gives them; None where it does not.
+        messages: the chat: dicts with ``role`` and ``content``, and ``tool_calls`` or what else a tool's message has.
+        views: explicit pairs of source and target view, where the file gives them; else None.
         path: the file it came from, or a label where it came from memory.
         line: its line there, counted from 1.
         extra: the other fields of the line, untouched (``ground_truth``, ``answer`` ...).
@@ -47,6 +58,23 @@ class Record:
         return str(self.messages[-1]["content"])
 
 
+Data = str | os.PathLike[str] | Iterable[Record | dict[str, Any]]
+"""A file of records, a folder or hub name that ``datasets`` loads, a ``datasets.Dataset``, dicts or ``Record``."""
+
+Views = Callable[[Record], Iterable[tuple[str, str]]]
+"""A record to its pairs of source and target view."""
+
+
+def as_records(values: Iterable[Record | dict[str, Any]]) -> Iterator[Record]:
+    """Records from memory: dicts in the form of a file's lines, or records as they are."""
+    if isinstance(values, Mapping):
+        raise UserError(
+            f"expected records, got an object with the keys {', '.join(map(str, values))}; pass one of them"
+        )
+    for position, value in enumerate(values, start=1):
+        yield value if isinstance(value, Record) else parse_record(value, line=position)
+
+
 def parse_record(
     value: Mapping[str, Any], path: str | os.PathLike[str] = "<memory>", line: int = 0, columns: Columns = None
 ) -> Record:
@@ -54,10 +82,9 @@ def parse_record(
 
     Args:
         value: with ``messages``: optionally one system message first, then user and assistant in turn, an assistant
-            message last; or the chat in another form, see ``formats.to_messages``. Optionally explicit views:
-            ``views``, a list of pairs of texts; or ``text`` and ``code``, each a text or, as in the published files, a
-            list of one message (``text`` of the user, ``code`` of the assistant). Optionally ``tools``, a list of
-            schemas or its JSON; see ``data/tools.py`` for messages with ``tool_calls``.
+            message last; or the chat in another form, see :func:`to_messages`. Optionally explicit views: ``views``, a
+            list of pairs of texts; or ``text`` and ``code``, each a text or, as in the published files, a list of one
+            message. Optionally ``tools``, a list of schemas or its JSON.
         path: for error messages.
         line: for error messages, counted from 1.
         columns: of the user's and the assistant's message, where they have names of their own.
@@ -71,28 +98,136 @@ def parse_record(
         else:
             messages, used = to_messages(value, columns)
         checked = _check_messages(messages)
-        tools = check_tools(value.get("tools"))
+        tools = _decoded(value.get("tools"))
+        if tools is not None and not _all_of(tools, dict):
+            raise UserError("'tools' must be a list of objects, the schemas of the functions, or its JSON")
         views = _check_views(value, used)
     except UserError as error:
         raise UserError(str(error), path=path, line=line) from None
-    extra = {key: value[key] for key in value if key not in {*used, "views", "tools", *VIEW_ROLES}}
-    return Record(checked, views, str(path), line, extra, tuple(name for name in value if name in used), tools)
+    extra = {key: value[key] for key in value if key not in {*used, "views", "tools", *_VIEW_ROLES}}
+    return Record(
+        checked, views, str(path), line, extra, tuple(name for name in value if name in used), tuple(tools or ())
+    )
+
+
+def describe_columns(record: Record) -> str | None:
+    """The columns of its file that a record is made of, and the record; None where its file has ``messages``."""
+    if record.columns == ("messages",):
+        return None
+    turns = [f"{message['role']} {shown(message['content'])}" for message in record.messages]
+    more = " ..." if len(turns) > 3 else ""
+    return f"{', '.join(record.columns)}; line {record.line} is {', '.join(turns[:3])}{more}"
+
+
+# -- rows in other forms -----------------------------------------------------------------------------------------------
+
+
+def to_messages(
+    row: Mapping[str, Any], columns: Columns = None, *, system: str | None = None, system_prompt: str | None = None
+) -> tuple[list[dict[str, Any]], set[str]]:
+    """The chat of a row.
+
+    Args:
+        row: by the names of its columns.
+        columns: see :data:`Columns`; None takes a whole chat (:data:`CHATS`), or the first of :data:`USER` and of
+            :data:`ASSISTANT` that the row has; in Alpaca's form ``instruction`` goes on with ``input``.
+        system: column of the system prompt; None for none.
+        system_prompt: the same for all rows.
+
+    Returns:
+        The messages, and the columns that they were taken from.
+
+    Raises:
+        UserError: a column is missing, or holds no text.
+    """
+    if columns is not None and len(columns) != 2:
+        raise UserError(f"--columns: expected two names, USER ASSISTANT, got {' '.join(columns)}")
+    whole = next((name for name in CHATS if name in row), None) if columns is None else None
+    if whole is not None:
+        messages, used = _turns(row, whole, None), {whole}
+    else:
+        names = (USER, ASSISTANT) if columns is None else [(name,) for name in columns]
+        asked, answered = (_column(row, each) for each in names)
+        messages, used = _turns(row, asked, "user"), {asked, answered}
+        if columns is None and asked == "instruction" and "input" in row:
+            used.add("input")
+            if row["input"] not in (None, ""):
+                messages[0]["content"] += f"\n\n{_text(row, 'input')}"
+        messages += _turns(row, answered, "assistant")
+    if system is not None:
+        system_prompt = _text(row, _column(row, (system,)))
+        used.add(system)
+    if system_prompt is not None:
+        rest = [message for message in messages if message["role"] != "system"]
+        messages = [{"role": "system", "content": system_prompt}, *rest]
+    return messages, used
+
+
+def _column(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The first of some columns that a row has."""
+    for name in names:
+        if name in row:
+            return name
+    missing = f"no column '{names[0]}'"
+    if len(names) > 1:
+        missing = f"no 'messages', and none of the columns {', '.join(names)}"
+    there = ", ".join(list(map(str, row))[:MOST_NAMES]) or "nothing"
+    raise UserError(f"{missing} (there is {there}); name the two with --columns USER ASSISTANT")
+
+
+def _turns(row: Mapping[str, Any], name: str, role: str | None) -> list[dict[str, Any]]:
+    """A column as messages: a text of one role or, as TRL also takes them, a list of turns."""
+    turns = row[name]
+    if role is not None and not (isinstance(turns, list) and any(isinstance(each, Mapping) for each in turns)):
+        return [{"role": role, "content": _text(row, name)}]
+    found = []
+    for turn in turns if isinstance(turns, list) else [None]:
+        known = turn if isinstance(turn, Mapping) else {}
+        speaker, content = known.get("role", known.get("from")), known.get("content", known.get("value"))
+        if not isinstance(speaker, str) or not isinstance(content, str):
+            raise UserError(f"column '{name}' holds no list of turns with 'role' and 'content', or 'from' and 'value'")
+        found.append({"role": _SHAREGPT.get(speaker, speaker), "content": content})
+    return found
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    value = row[name]
+    # A table of numbers is read as numbers, where a file of texts would have held their digits.
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        kind = "nothing" if value is None else type(value).__name__
+        raise UserError(f"column '{name}' holds {kind}; expected a text")
+    if not value.strip():
+        raise UserError(f"column '{name}' is empty; fill it in, or leave such rows out with --bad_records skip")
+    return value
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
 
 
 def _check_messages(messages: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(messages, list | tuple) or not messages:
         raise UserError("'messages' must be a list with at least one user and one assistant message")
-    checked = tuple(_check_message(message, f"messages[{position}]") for position, message in enumerate(messages))
-    # A call and what the tool answers are part of the assistant's turn.
-    calls = without_tools(checked)
-    turns = [message["role"] for message in calls if message["role"] != "system"]
-    if any(message["role"] == "system" for message in checked[1:]):
-        raise UserError("a system message that is not the first; move it to the front")
+    checked = tuple(_check_message(message, f"messages[{index}]") for index, message in enumerate(messages))
+    turns: list[str] = []
+    calling = False  # a call and what tools answer are part of the assistant's turn, which goes on
+    for index, message in enumerate(checked):
+        role = message["role"]
+        if role == "tool" and not calling:
+            raise UserError(f"messages[{index}] is a tool's, and no call stands before it; add the assistant's call")
+        if role == "system" and index:
+            raise UserError("a system message that is not the first; move it to the front")
+        if role != "system" and not (calling and role in ("assistant", "tool")):
+            turns.append(role)
+        calling = "tool_calls" in message or (calling and role == "tool")
+    if checked[-1]["role"] == "tool":
+        raise UserError("the last message is a tool's; expected the assistant's")
     for role in ("user", "assistant"):
         if role not in turns:
             raise UserError(f"'messages' has no {role} message; every record needs one")
     if turns != ["user", "assistant"] * (len(turns) // 2):
-        told = ", ".join(turns if len(turns) <= _MOST_WORDS else [*turns[:_MOST_WORDS], "..."])
+        told = ", ".join(turns[:8]) + (", ..." if len(turns) > 8 else "")
         raise UserError(f"the turns are {told}; expected user and assistant in turn, assistant last")
     return checked
 
@@ -100,79 +235,103 @@ def _check_messages(messages: Any) -> tuple[dict[str, Any], ...]:
 def _check_message(message: Any, name: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise UserError(f"{name} is {type(message).__name__}, expected an object with 'role' and 'content'")
-    if message.get("tool_calls") or message.get("role") == "tool":
-        return check_tool_message(message, name)
+    calls = message.get("tool_calls")
+    if calls and message.get("content") is None:
+        message = {**message, "content": ""}
     for key in ("role", "content"):
         if key not in message:
             raise UserError(f"{name} has no '{key}'; add it")
         if not isinstance(message[key], str):
             raise UserError(f"{name}.{key} is {type(message[key]).__name__}, expected a string")
-    if message["role"] not in ROLES:
-        raise UserError(f"{name}.role is {shown(message['role'])}, expected one of {', '.join(ROLES)}")
-    # A system prompt may be empty on purpose (it switches a template's default off); nothing else may.
-    if message["role"] != "system" and not message["content"].strip():
-        raise UserError(f"{name}.content ({message['role']}) is empty; fill it or remove the record")
-    return {"role": message["role"], "content": message["content"]}
+    role, content = message["role"], message["content"]
+    if role not in ROLES:
+        raise UserError(f"{name}.role is {shown(role)}, expected one of {', '.join(ROLES)}")
+    if calls and role != "assistant":
+        raise UserError(f"{name} has 'tool_calls', which only an assistant message can have")
+    if calls:
+        if not isinstance(calls, list | tuple):
+            raise UserError(f"{name}.tool_calls is {type(calls).__name__}, expected a list")
+        return {"role": role, "content": content, "tool_calls": [_check_call(each, name) for each in calls]}
+    if role == "tool":
+        return {key: value for key, value in message.items() if value is not None}
+    # A system prompt may be empty on purpose (it switches a template's default off).
+    if role != "system" and not content.strip():
+        raise UserError(f"{name}.content ({role}) is empty; fill it or remove the record")
+    return {"role": role, "content": content}
+
+
+def _check_call(call: Any, name: str) -> dict[str, Any]:
+    """A call whose arguments are an object, which templates write as JSON."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    known = function if isinstance(function, dict) else {}
+    called, arguments = known.get("name"), _decoded(known.get("arguments"))
+    if not isinstance(arguments, dict) or not isinstance(called, str):
+        raise UserError(f"{name}.tool_calls: expected objects with a function's 'name' and 'arguments', an object")
+    # Of rows whose calls have different arguments, data sets fill what is missing with nothing.
+    given = {key: value for key, value in arguments.items() if value is not None}
+    return {**call, "type": "function", "function": {"name": called, "arguments": given}}
+
+
+def _decoded(value: Any) -> Any:
+    """What a text holds as JSON; anything else, and what is no JSON, as it is."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _all_of(value: Any, kind: type) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(each, kind) for each in value)
+
+
+def uses_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a chat has calls or answers of tools."""
+    return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
 
 
 def _check_views(value: Mapping[str, Any], used: set[str]) -> tuple[tuple[str, str], ...] | None:
     pairs = value.get("views")
     if pairs is not None:
-        if not isinstance(pairs, list | tuple) or not all(_is_pair(pair) for pair in pairs):
+        if not isinstance(pairs, list | tuple) or not all(_all_of(pair, str) and len(pair) == 2 for pair in pairs):
             raise UserError("'views' must be a list of pairs of texts: [[source, target], ...]")
         return tuple((source, target) for source, target in pairs)
     # A table's columns of these names are the chat itself.
-    text, code = (None if key in used else _check_view(value.get(key), key, role) for key, role in VIEW_ROLES.items())
-    if used != {"messages"} and (text is None or code is None):
-        return None
-    if (text is None) != (code is None):
+    text, code = (None if key in used else _view(value.get(key), key, role) for key, role in _VIEW_ROLES.items())
+    if text is not None and code is not None:
+        return ((text, code),)
+    if used == {"messages"} and (text is None) != (code is None):
         lone = "text" if code is None else "code"
         raise UserError(f"explicit view '{lone}' stands alone; give both 'text' and 'code' or neither")
-    return None if text is None or code is None else ((text, code),)
+    return None
 
 
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(each, str) for each in value)
-
-
-def _check_view(value: Any, key: str, role: str) -> str | None:
+def _view(value: Any, key: str, role: str) -> str | None:
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and value[0].get("role") == role:
+        value = value[0].get("content", 0)
     if value is None or isinstance(value, str):
         return value
-    if not isinstance(value, list):
-        raise UserError(f"'{key}' is {type(value).__name__}, expected a string or a list of one message")
-    if len(value) != 1 or not isinstance(value[0], dict) or value[0].get("role") != role:
-        raise UserError(f"'{key}' must hold exactly one {role} message, or be a string")
-    if not isinstance(value[0].get("content"), str):
-        raise UserError(f"'{key}'[0].content must be a string")
-    return str(value[0]["content"])
+    raise UserError(f"'{key}' must be a string, or a list of exactly one {role} message")
+
+
+# -- records that are skipped ------------------------------------------------------------------------------------------
 
 
 class BadRecords:
-    """The lines of a file that are passed over because something is wrong with them.
-
-    Attributes:
-        count: how many, each counted once however often the file is read.
-        lines: numbers of the first few of them.
-        first: what is wrong with the first few of them, each with file and line.
-    """
+    """The lines of a file that are skipped because something is wrong with them (``--bad_records skip``)."""
 
     most = 3
+    """How many of them are described."""
 
     def __init__(self) -> None:
         self.count = 0
         self.lines: list[int] = []
         self.first: list[str] = []
-        self._last = 0
 
     def note(self, error: UserError, line: int | None = None) -> None:
-        """Pass over a line or a row; those of a file come in their order. Errors may lack its number."""
-        line = line or error.line or 0
-        if line <= self._last:
-            return
-        self._last = line
+        """Skip a line or a row; ``line`` is its number where the error lacks it."""
         self.count += 1
         if len(self.first) < self.most:
-            self.lines.append(line)
+            self.lines.append(line or error.line or 0)
             self.first.append(one_line(error))
 
     def describe(self) -> str:
@@ -198,19 +357,39 @@ def tell_bad_records(bad: BadRecords | None) -> None:
         print(f"note: {bad.describe()}", file=sys.stderr)
 
 
-Data = str | os.PathLike[str] | Iterable[Record | dict[str, Any]]
-"""A file of records, a folder or hub name that ``datasets`` loads, a ``datasets.Dataset``, dicts or ``Record``."""
+# -- steps of a text ---------------------------------------------------------------------------------------------------
+
+_SEPARATORS = {
+    # A blank line may hold spaces. A separator begins with the first of them: to try each would take quadratic time.
+    "blank": r"(?<![ \t])(?:[ \t]*\r?\n){2,}",
+    "line": r"(?<![ \t])(?:[ \t]*\r?\n)+",
+}
 
 
-def as_records(values: Iterable[Record | dict[str, Any]]) -> Iterator[Record]:
-    """Records from memory: dicts in the form of a file's lines, or records as they are."""
-    if isinstance(values, Mapping):
-        raise UserError(
-            f"expected records, got an object with the keys {', '.join(map(str, values))}; pass one of them"
-        )
-    for position, value in enumerate(values, start=1):
-        yield value if isinstance(value, Record) else parse_record(value, line=position)
+class Step(NamedTuple):
+    """Characters ``start`` to ``end`` of a text, the separator that closes the step included."""
+
+    start: int
+    end: int
 
 
-Views = Callable[[Record], Iterable[tuple[str, str]]]
-"""A record to its pairs of source and target view."""
+def find_steps(text: str, separator: str = "blank") -> list[Step]:
+    """Split a text into reasoning steps that cover it without gaps; white space alone is no step.
+
+    The separator belongs to the step that it closes; one at the very start belongs to the first step.
+
+    Args:
+        text: the assistant's content, nothing of the chat template around it.
+        separator: ``blank`` (blank lines), ``line`` (line ends) or a literal string; repeats count once.
+    """
+    pattern = re.compile(_SEPARATORS.get(separator) or f"(?:{re.escape(separator)})+")
+    ends = [*(match.span() for match in pattern.finditer(text)), (len(text), len(text))]
+    steps: list[Step] = []
+    seen = 0  # where what has not been looked at begins
+    for end, after in ends:
+        if text[seen:end].strip():
+            steps.append(Step(steps[-1].end if steps else 0, after))
+        elif steps:
+            steps[-1] = Step(steps[-1].start, after)
+        seen = after
+    return steps

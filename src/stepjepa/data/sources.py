@@ -1,21 +1,25 @@
-"""Raw data sets, read row by row: local files of five formats, and data sets of the hub."""
+"""Where records come from: files of five formats, folders and data sets of the hub, several of them mixed."""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
+import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepjepa.data.formats import Columns
-from stepjepa.data.records import BadRecords, Record, parse_record
-from stepjepa.errors import UserError, shown
+from stepjepa.data.records import BadRecords, Columns, Record, parse_record
+from stepjepa.errors import UserError
 from stepjepa.files import existing_file, holds_half, read_jsonl, read_text
 
 Rows = Iterator[tuple[int, dict[str, Any]]]
+"""Line or row number, counted from 1, and the row by the names of its columns."""
+
+Wrong = Callable[[UserError, int], None]
+"""Takes what is wrong with a row, and its number."""
 
 # Reasoning traces can be longer than the 128 KiB that the csv module allows a field.
 _LONGEST_FIELD = 2**27
@@ -28,7 +32,7 @@ def read_rows(
     subset: str | None = None,
     bad: BadRecords | None = None,
 ) -> Rows:
-    """The rows of a raw data set, each with its line or row number, counted from 1.
+    """The rows of a raw data set.
 
     Args:
         source: a file, its format told by its name (:data:`FORMATS`); a folder that ``datasets`` can load; or the name
@@ -48,18 +52,16 @@ def read_rows(
         if value is not None:
             raise UserError(f"--{name} does nothing with a file; leave it out", path=path)
     found = existing_file(path, "raw file")
-    suffix = found.suffix.lower()
-    if suffix not in FORMATS:
-        packed = suffix in (".gz", ".zip", ".bz2", ".xz", ".zst", ".tar")
-        remedy = "unpack it first" if packed else "rename or convert it"
+    if found.suffix.lower() not in FORMATS:
+        remedy = "unpack, rename or convert it"
         raise UserError(f"a name that ends in {', '.join(FORMATS)} is expected; {remedy}", path=found)
-    return FORMATS[suffix](found, _raise if bad is None else bad.note)
+    return FORMATS[found.suffix.lower()](found, _taking(bad))
 
 
 def iterate_records(
     path: str | os.PathLike[str], bad: BadRecords | None = None, columns: Columns = None
 ) -> Iterator[Record]:
-    """The records of a file, one after the other: JSON lines, or a table of :data:`FORMATS`.
+    """The records of a file, one after the other: a table of :data:`FORMATS`, otherwise JSON lines.
 
     Args:
         path: of the file.
@@ -69,45 +71,12 @@ def iterate_records(
     Raises:
         UserError: the file is missing, no text, or one of its lines is wrong.
     """
-    return _parse_each(_rows(path, bad), path, bad, columns)
-
-
-def _parse_each(rows: Rows, path: str | os.PathLike[str], bad: BadRecords | None, columns: Columns) -> Iterator[Record]:
-    for line, value in rows:
-        try:
-            record = parse_record(value, path, line, columns)
-        except UserError as error:
-            if bad is None:
-                raise
-            bad.note(error)
-        else:
-            yield record
-
-
-def describe_columns(record: Record) -> str | None:
-    """The columns of its file that a record is made of, and the record; None where its file has ``messages``."""
-    if record.columns == ("messages",):
-        return None
-    turns = [f"{message['role']} {shown(message['content'])}" for message in record.messages]
-    return (
-        f"{', '.join(record.columns)}; line {record.line} is {', '.join(turns[:3])}{' ...' if len(turns) > 3 else ''}"
-    )
-
-
-def _rows(path: str | os.PathLike[str], bad: BadRecords | None) -> Rows:
-    kind = Path(path).suffix.lower()
-    if Path(path).is_file() and (kind in _TABLES or (kind == ".json" and _is_list(Path(path)))):
-        return read_rows(path, bad=bad)
-    return read_jsonl(path, "data file", finite=True, **({} if bad is None else {"wrong": bad.note}))
-
-
-_TABLES = (".csv", ".tsv", ".parquet")
-
-
-def _is_list(path: Path) -> bool:
-    """Whether a file is a list as a whole, as ``json.dump`` and chat tools write them."""
-    with path.open("rb") as stream:
-        return stream.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+    found, wrong = existing_file(path, "data file"), _taking(bad)
+    reader = FORMATS.get(found.suffix.lower(), _read_json_lines)
+    is_lines = reader is _read_json_lines or (reader is _read_json and not _is_list(found))
+    # A record must be JSON that other programs can read, too.
+    rows = _read_json_lines(found, wrong, finite=True) if is_lines else reader(found, wrong)
+    return _parse_each(rows, path, wrong, columns)
 
 
 def read_records(
@@ -140,9 +109,59 @@ def read_any(source: str | os.PathLike[str], *, bad: BadRecords | None = None, c
     path, name = Path(source).expanduser(), os.fspath(source)
     if path.is_file() or not (path.is_dir() or not _looks_like_a_path(name)):
         return read_records(path, bad=bad, columns=columns)
-    dataset, subset, split = (*name.split(":"), "", "")[:3] if not path.is_dir() else (name, "", "")
+    dataset, subset, split = (name, "", "") if path.is_dir() else (*name.split(":"), "", "")[:3]
     rows = read_rows(dataset, subset=subset or None, split=split or None)
-    return list(_parse_each(rows, name, bad, columns))
+    return list(_parse_each(rows, name, _taking(bad), columns))
+
+
+def mix(parts: Sequence[Sequence[Record]], weights: Sequence[float] | None, seed: int) -> list[list[Record]]:
+    """What is taken of each of several data sets, in its order there.
+
+    Args:
+        parts: the records of each.
+        weights: the share of each, in any unit; None takes all records of all.
+        seed: draws which records of a data set are taken.
+
+    Returns:
+        The largest mixture of these shares in which no record stands twice.
+
+    Raises:
+        UserError: a weight is missing or not positive, or gives a data set no record.
+    """
+    if weights is None:
+        return [list(part) for part in parts]
+    if len(weights) != len(parts) or not all(0 < weight < float("inf") for weight in weights):
+        given = " ".join(f"{weight:g}" for weight in weights)
+        raise UserError(
+            f"--dataset_weights: expected {len(parts)} positive numbers, one for each --dataset, got {given}"
+        )
+    scale = min(len(part) / weight for part, weight in zip(parts, weights, strict=True))
+    counts = [min(round(scale * weight), len(part)) for part, weight in zip(parts, weights, strict=True)]
+    if 0 in counts:
+        raise UserError(
+            f"--dataset_weights: of data set {counts.index(0) + 1} not one record is taken; raise its weight"
+        )
+    draw = random.Random(seed)
+    drawn = [sorted(draw.sample(range(len(part)), count)) for part, count in zip(parts, counts, strict=True)]
+    return [[part[index] for index in indices] for part, indices in zip(parts, drawn, strict=True)]
+
+
+def _parse_each(rows: Rows, path: str | os.PathLike[str], wrong: Wrong, columns: Columns) -> Iterator[Record]:
+    for line, value in rows:
+        try:
+            record = parse_record(value, path, line, columns)
+        except UserError as error:
+            wrong(error, line)
+        else:
+            yield record
+
+
+def _raise(error: UserError, line: int) -> None:
+    raise error from None
+
+
+def _taking(bad: BadRecords | None) -> Wrong:
+    return _raise if bad is None else bad.note
 
 
 def _looks_like_a_path(name: str) -> bool:
@@ -151,40 +170,41 @@ def _looks_like_a_path(name: str) -> bool:
     return is_file or name.startswith(("/", ".", "~")) or "\\" in name or name.count("/") > 1
 
 
-Wrong = Callable[[UserError, int], None]
-"""Takes what is wrong with a row, and its number."""
+# -- formats -----------------------------------------------------------------------------------------------------------
 
 
-def _raise(error: UserError, line: int) -> None:
-    raise error
+def _read_json_lines(path: Path, wrong: Wrong, *, finite: bool = False) -> Rows:
+    return read_jsonl(path, finite=finite, wrong=lambda error: wrong(error, error.line or 0))
 
 
-def _read_json_lines(path: Path, wrong: Wrong) -> Rows:
-    return read_jsonl(path, "raw file", wrong=lambda error: wrong(error, error.line or 0))
+def _is_list(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
 
 def _read_json(path: Path, wrong: Wrong) -> Rows:
-    """A list of objects, or JSON lines."""
+    """A list of objects, as ``json.dump`` and chat tools write them, or JSON lines by another name."""
+    if not _is_list(path):
+        yield from _read_json_lines(path, wrong)
+        return
     try:
-        value = json.loads(read_text(path))
+        rows = json.loads(read_text(path))
     except json.JSONDecodeError as error:
-        if error.msg == "Extra data":
-            # One object after another: JSON lines by another name.
-            yield from _read_json_lines(path, wrong)
-            return
         raise UserError(f"not valid JSON ({error.msg} at column {error.colno})", path=path, line=error.lineno) from None
     except (ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
         # A number of thousands of digits, brackets in thousands of brackets.
         raise UserError(f"can't be read as JSON ({_first_line(error)})", path=path) from None
-    if not isinstance(value, list):
-        raise UserError("expected a list of objects", path=path)
-    for number, row in enumerate(value, start=1):
-        if isinstance(row, dict) and not holds_half(row):
-            yield number, row
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            told = f"element {number} is a JSON {type(row).__name__}, expected an object"
+            wrong(UserError(told, path=path), number)
+        elif holds_half(row):
+            told = f"element {number} holds half of a character (a lone surrogate); remove it"
+            wrong(UserError(told, path=path), number)
         else:
-            half = "holds half of a character (a lone surrogate); remove it"
-            fault = half if isinstance(row, dict) else f"is a JSON {type(row).__name__}, expected an object"
-            wrong(UserError(f"element {number} {fault}", path=path), number)
+            yield number, row
 
 
 def _read_csv(path: Path, wrong: Wrong) -> Rows:
@@ -201,31 +221,29 @@ def _read_tsv(path: Path, wrong: Wrong) -> Rows:
     return _read_table(path, wrong, {"delimiter": "\t", "quoting": csv.QUOTE_NONE}, unquote=True)
 
 
-_QUOTED = re.compile(r'"(?:[^"]|"")*"')
-
-
 def _unquoted(field: str) -> str:
-    return field[1:-1].replace('""', '"') if _QUOTED.fullmatch(field) else field
+    return field[1:-1].replace('""', '"') if re.fullmatch(r'"(?:[^"]|"")*"', field) else field
 
 
 def _read_table(path: Path, wrong: Wrong, dialect: dict[str, Any], *, unquote: bool = False) -> Rows:
     names: list[str] | None = None
-    before = csv.field_size_limit(_LONGEST_FIELD)
-    line = 1
+    before, line = csv.field_size_limit(_LONGEST_FIELD), 1
     try:
         # utf-8-sig: spreadsheets put a byte order mark in front.
         with path.open(encoding="utf-8-sig", newline="") as stream:
             table = csv.reader(stream, **dialect)
             for fields in table:
-                if fields:
-                    row = [_unquoted(field) for field in fields] if unquote else fields
-                    if names is None:
-                        names = _header(row, path)
-                    elif len(row) == len(names):
-                        yield line, dict(zip(names, row, strict=True))
-                    else:
-                        told = f"{len(row)} fields where the header has {len(names)}; quote a field with a separator"
-                        wrong(UserError(told, path=path, line=line), line)
+                row = [_unquoted(field) for field in fields] if unquote else fields
+                if row and names is None:
+                    names = [name.strip() for name in row]
+                    # pandas leaves the name of its index empty; a header without names, or with one twice, is none.
+                    if not any(names) or len(set(names)) < len(names):
+                        raise UserError("the first line must name the columns, each once", path=path, line=1)
+                elif row and names is not None and len(row) == len(names):
+                    yield line, dict(zip(names, row, strict=True))
+                elif row and names is not None:
+                    told = f"{len(row)} fields where the header has {len(names)}; quote a field with a separator"
+                    wrong(UserError(told, path=path, line=line), line)
                 line = table.line_num + 1
     except csv.Error as error:
         raise UserError(f"not valid {path.suffix[1:].upper()} ({error})", path=path, line=line) from None
@@ -235,14 +253,6 @@ def _read_table(path: Path, wrong: Wrong, dialect: dict[str, Any], *, unquote: b
         raise
     finally:
         csv.field_size_limit(before)
-
-
-def _header(names: list[str], path: Path) -> list[str]:
-    names = [name.strip() for name in names]
-    # pandas leaves the name of its index empty; a header without names, or with one twice, is none.
-    if not any(names) or len(set(names)) < len(names):
-        raise UserError("the first line must name the columns, each once", path=path, line=1)
-    return names
 
 
 def _read_parquet(path: Path, wrong: Wrong) -> Rows:
@@ -259,7 +269,7 @@ def _read_parquet(path: Path, wrong: Wrong) -> Rows:
 
 
 # By the end of a file's name.
-FORMATS = {
+FORMATS: dict[str, Callable[[Path, Wrong], Rows]] = {
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,
     ".json": _read_json,
@@ -275,16 +285,15 @@ def _read_dataset(name: str, split: str | None, subset: str | None) -> Rows:
     try:
         # All splits are fetched in any case; asked for together, they can be named where a wrong one is wanted.
         splits = datasets.load_dataset(name, subset)
-    except ConnectionError as error:
-        remedy = "check the network, or download a file and pass it as --input_file"
-        raise UserError(f"can't reach the hub ({_first_line(error)}); {remedy}", path=name) from None
-    except FileNotFoundError as error:
-        raise UserError(f"{_first_line(error)}; check --dataset", path=name) from None
-    except Exception as error:  # whatever else a data set, its files or the hub's library may come up with
-        cause = f" ({_first_line(error.__cause__)})" if error.__cause__ else ""
-        message = _first_line(error) + cause
-        remedy = "; see --subset" if "config" in message.lower() else ""
-        raise UserError(f"can't be loaded: {message}{remedy}", path=name) from None
+    except Exception as error:  # whatever a data set, its files or the hub's library may come up with
+        told = _first_line(error) + (f" ({_first_line(error.__cause__)})" if error.__cause__ else "")
+        if isinstance(error, ConnectionError):
+            remedy = "; check the network, or download a file and pass it as --input_file"
+        elif isinstance(error, FileNotFoundError):
+            remedy = "; check --dataset"
+        else:
+            remedy = "; see --subset" if "config" in told.lower() else ""
+        raise UserError(f"can't be loaded: {told}{remedy}", path=name) from None
     if split is None and len(splits) == 1:
         split = next(iter(splits))
     if split not in splits:

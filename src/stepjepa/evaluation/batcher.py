@@ -13,7 +13,6 @@ from stepjepa.tasks.base import Likelihood, Task, record_error
 
 if TYPE_CHECKING:
     from stepjepa.evaluation.generation import Generator
-    from stepjepa.evaluation.vllm_engine import VllmEngine
 
 
 class Batcher:
@@ -39,7 +38,7 @@ class Batcher:
         self,
         task: Task,
         records: Mapping[int, Record],
-        engine: Generator | VllmEngine,
+        engine: Generator,
         tokenizer: Any,
         template: Template,
         *,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stepjepa.chat.predictors import all_predictor_ids
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.evaluation.judging import Answer
 from stepjepa.evaluation.prompts import Span
 from stepjepa.evaluation.settings import Sampling

@@ -13,8 +13,7 @@ from stepjepa.errors import UserError
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings
 from stepjepa.evaluation.summary import summarise
 from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task, TaskOptions
-from stepjepa.tasks.reference import ReferenceTask
-from stepjepa.tasks.registry import choose_task, keep
+from stepjepa.tasks.registry import ReferenceTask, choose_task, keep
 
 RAN_ON = "ran on"
 

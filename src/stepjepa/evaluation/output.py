@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from stepjepa.disk import naming_disk_errors
 from stepjepa.errors import UserError
-from stepjepa.files import read_json_object, read_jsonl, write_json, write_jsonl
+from stepjepa.files import naming_disk_errors, read_json_object, read_jsonl, write_json, write_jsonl
 
 Line = dict[str, Any]
 

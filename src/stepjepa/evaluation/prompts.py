@@ -7,12 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from stepjepa.batch.tokenize import Tokens
-from stepjepa.chat.plain_template import PlainTemplate
-from stepjepa.chat.special import Spans, SpecialTokens
-from stepjepa.chat.template import ChatTemplate
+from stepjepa.chat.template import ChatTemplate, PlainTemplate
+from stepjepa.chat.tokens import Spans, TextTokenizer, Tokens
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.run_folder import trained_objective
@@ -69,24 +65,17 @@ class ShownTexts:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        self._special = SpecialTokens(tokenizer)
+        self._texts = TextTokenizer(tokenizer)
 
-    def tokenize(self, text: str, contents: Spans) -> tuple[list[int], Sequence[tuple[int, int]]]:
-        """The token ids of a text with message contents at ``contents``, and the (start, end) offsets of each token."""
-        if self._special.spelt(text, contents):
-            ids, offsets = self._special.encode([text], [contents])
-            return list(ids[0]), offsets[0]
-        # Not verbose: a warning about long texts would repeat the check against the model's positions.
-        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        return found["input_ids"], found["offset_mapping"]
+    def tokenize(self, text: str, contents: Spans) -> Tokens:
+        """The tokens of a text with message contents at ``contents``."""
+        return self._texts([text], [contents])[0]
 
     def span(self, text: str, contents: Spans, start: int, end: int) -> Span:
         """The tokens of a text that begin before character ``end``, scored from the token that contains ``start``."""
-        ids, pairs = self.tokenize(text, contents)
-        offsets = np.asarray(pairs, np.int32).reshape(-1, 2)
-        tokens = Tokens(np.asarray(ids, np.int32), offsets[:, 0], offsets[:, 1])
+        tokens = self.tokenize(text, contents)
         # The first token of a row has no prediction.
-        return Span(ids[: tokens.first_from(end)], max(1, tokens.first_overlapping(start)))
+        return Span(tokens.ids[: tokens.first_from(end)].tolist(), max(1, tokens.first_overlapping(start)))
 
 
 def make_example(index: int, record: Record, texts: ShownTexts, template: Template) -> Example:
@@ -98,7 +87,7 @@ def make_example(index: int, record: Record, texts: ShownTexts, template: Templa
         whole = template.render(record.messages, record.tools)
     except UserError as error:
         raise record_error(record, str(error)) from None
-    prompt_ids, _ = texts.tokenize(prompt.text, prompt.spans)
+    prompt_ids = texts.tokenize(prompt.text, prompt.spans).ids.tolist()
     gold = texts.span(whole.text, whole.spans, whole.spans[-1][0], whole.turn_ends[-1])
     return Example(index, prompt.text, prompt_ids, gold)
 

@@ -3,58 +3,27 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from tqdm import tqdm
 
-from stepjepa.chat.system_prompts import training_system_prompt, with_system_prompt
+from stepjepa.data.prompts import share_trained_on, training_system_prompt, with_system_prompt
 from stepjepa.data.records import bad_records
 from stepjepa.data.sources import read_records
-from stepjepa.data.trained_prompts import share_trained_on
-from stepjepa.errors import UserError
+from stepjepa.errors import UserError, is_out_of_memory
 from stepjepa.evaluation.batcher import Batcher
 from stepjepa.evaluation.judging import select_records
 from stepjepa.evaluation.output import OutputFile, model_fingerprint
 from stepjepa.evaluation.prompts import make_template
 from stepjepa.evaluation.settings import EvaluationSettings
 from stepjepa.files import fingerprint, write_json
-from stepjepa.memory import is_out_of_memory
 from stepjepa.tasks.registry import users_source
 
-if TYPE_CHECKING:
-    from stepjepa.evaluation.generation import Generator
-    from stepjepa.evaluation.vllm_engine import VllmEngine
-
 Loader = Callable[[], tuple[Any, Any]]
-
-
-def make_engine(settings: EvaluationSettings, load: Loader) -> tuple[Generator | VllmEngine, Any]:
-    """The engine of ``settings.engine`` and its tokenizer.
-
-    Args:
-        settings: settings of the evaluation.
-        load: returns model and tokenizer for the engine ``hf``.
-
-    Raises:
-        UserError: vLLM is not installed, or the model can't be loaded.
-    """
-    if settings.engine == "vllm":
-        if importlib.util.find_spec("vllm") is None:
-            raise UserError("--engine vllm: vLLM is not installed; install it ('pip install vllm') or use --engine hf")
-        from stepjepa.evaluation.vllm_engine import VllmEngine
-
-        engine = VllmEngine(settings)
-        return engine, engine.tokenizer
-    from stepjepa.evaluation.generation import Generator
-
-    model, tokenizer = load()
-    template = make_template(tokenizer, plain=settings.plain)
-    return Generator(model, tokenizer, template.end_of_turn_ids, settings.sampling), tokenizer
 
 
 class Evaluation:
@@ -117,7 +86,9 @@ class Evaluation:
             "task_options": self.selection.options(settings.task_options),
             "headline": self.selection.headline,
             "prompt": {"system": self.system_prompt, "plain": settings.plain, **columns},
-            **{name: getattr(settings, name) for name in ("scoring", "engine", "dtype", "quantization", "similarity")},
+            **{name: getattr(settings, name) for name in ("scoring", "dtype", "quantization", "similarity")},
+            # Kept so that an evaluation of an earlier version is still recognised as the same.
+            "engine": "hf",
             **sampling,
             **(drawn if settings.sampling.temperature > 0 else dict.fromkeys(drawn)),
         }
@@ -131,7 +102,7 @@ class Evaluation:
         Returns:
             The summary as written beside the lines: the keys of ``summary.summarise``, and ``model_path``,
             ``test_file``, ``test_fingerprint``, ``left_out``, ``task``, ``lenient``, ``details``, ``similarity``,
-            ``trained_on`` (see ``data.trained_prompts``), ``settings``, ``generated_now``, ``seconds`` and
+            ``trained_on`` (see ``data.prompts``), ``settings``, ``generated_now``, ``seconds`` and
             ``tokens_per_second``. The last three are those of this run; the speed is None if it generated nothing.
 
         Raises:
@@ -192,8 +163,11 @@ class Evaluation:
     def _generate(self, load: Loader) -> float:
         """Write the missing lines, and return the seconds spent on generating and scoring them."""
         settings, output = self.settings, self.output
-        engine, tokenizer = make_engine(settings, load)
+        from stepjepa.evaluation.generation import Generator
+
+        model, tokenizer = load()
         template, size = make_template(tokenizer, plain=settings.plain), settings.batch_size
+        engine = Generator(model, tokenizer, template.end_of_turn_ids, settings.sampling)
         batcher = Batcher(
             self.task, self.records, engine, tokenizer, template, batch_size=size, headline=self.selection.headline
         )

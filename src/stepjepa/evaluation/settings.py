@@ -101,7 +101,6 @@ class EvaluationSettings:
     )
     batch_size: int = option(16, "prompts at a time", group="generation", allowed=FROM_ONE)
     sampling: Sampling = field(default_factory=Sampling)
-    engine: Literal["hf", "vllm"] = option("hf", "vllm must be installed", group="generation")
     dtype: Dtype = option("auto", "of the weights", group="generation")
     quantization: Literal["4bit", "8bit"] | None = None
     trust_remote_code: bool = option(False, "run code that comes with the model", group="generation")
@@ -127,9 +126,6 @@ class EvaluationSettings:
             raise UserError(f"--{fault}")
         if self.task != AUTO:
             load_task(self.task)
-        if self.engine == "vllm" and (self.similarity or self.quantization):
-            other = "similarity" if self.similarity else "load_in_" + str(self.quantization)
-            raise UserError(f"--{other} needs --engine hf; leave one of the two out")
         if self.plain and self.use_test_prompts:
             raise UserError("--use_test_prompts does nothing with --plain, which shows no system prompt; leave it out")
         check_output(self.output_file, self.test_file, "test file")

@@ -99,7 +99,7 @@ def describe_trained_on(shares: Mapping[str, float] | None) -> str | None:
     """State the share of the test prompts that was trained on; None if that is zero or unknown.
 
     Args:
-        shares: the result of ``data.trained_prompts.share_trained_on``.
+        shares: the result of ``data.prompts.share_trained_on``.
     """
     if not shares or not shares["normalised"]:
         return None

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.drawing import drawable
 from stepjepa.errors import UserError
 from stepjepa.experiments.comparison import Comparison
 from stepjepa.experiments.comparison_table import measure_names
 from stepjepa.files import atomic_write
+from stepjepa.terminal import drawable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

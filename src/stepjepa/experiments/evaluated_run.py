@@ -15,7 +15,7 @@ from typing import Any
 
 from stepjepa.arguments import NEEDS_VIEWS, PUBLISHED_WITH_REGULAR
 from stepjepa.config import JepaConfig
-from stepjepa.data.trained_prompts import FORMS
+from stepjepa.data.prompts import FORMS
 from stepjepa.errors import UserError, shown
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.evaluation.summary import describe_trained_on

@@ -27,7 +27,7 @@ from stepjepa.experiments.sweep_folder import (
     RUNNING,
     SweepFolder,
 )
-from stepjepa.locks import locked
+from stepjepa.files import locked
 from stepjepa.signals import Interruptions
 
 # A trial that one of these ended has not failed: it continues at the next start.

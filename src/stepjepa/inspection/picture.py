@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from stepjepa.drawing import drawable
 from stepjepa.files import atomic_write
 from stepjepa.inspection.record import Inspection, visible_matrix
 from stepjepa.inspection.view import COLOURS, READ, passing, visible_text
+from stepjepa.terminal import drawable
 
 FONT = "DejaVu Sans Mono"
 LABELLED = 80

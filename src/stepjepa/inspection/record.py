@@ -20,8 +20,7 @@ from stepjepa.batch.dataset import BLOCK, count_tokens
 from stepjepa.batch.mask import Trees, dense
 from stepjepa.batch.pack import pack
 from stepjepa.batch.sequences import Sequence, TokenizedRecord
-from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, token_spans
-from stepjepa.batch.views import step_views
+from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, step_views, token_span
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
@@ -218,10 +217,8 @@ def _describe(
     )
     views = step_views(record, made.config.step_separator)
     steps = tuple(
-        part(f"step {number}", record.answer[step.start : step.end], *span)
-        for number, (step, span) in enumerate(
-            zip(views, token_spans(views, record, whole, tokens), strict=True), start=1
-        )
+        part(f"step {number}", record.answer[step.start : step.end], *token_span(step, record, whole, tokens))
+        for number, step in enumerate(views, start=1)
     )
     # Behind the last turn a template may write what teaches nothing.
     full = tokens.first_from(whole.turn_ends[-1]) if made.config.labels == "assistant" else len(tokens.ids)

@@ -20,8 +20,7 @@ from stepjepa.batch.pack import pack
 from stepjepa.batch.sequences import Sequence as Tokens
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import Record
-from stepjepa.data.tools import uses_tools
+from stepjepa.data.records import Record, uses_tools
 from stepjepa.errors import UserError
 from stepjepa.models.architecture import find_decoder
 from stepjepa.models.encode import encode, flat_states

@@ -13,8 +13,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from stepjepa.drawing import PALETTE
 from stepjepa.inspection.record import BranchInfo, Inspection, PartInfo
+from stepjepa.terminal import PALETTE
 
 
 class Colours(NamedTuple):

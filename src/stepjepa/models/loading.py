@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from stepjepa.chat.plain_template import add_plain_tokens
 from stepjepa.chat.template import ChatTemplate
+from stepjepa.chat.tokens import add_plain_tokens
 from stepjepa.data.records import as_records
 from stepjepa.data.sources import read_any
 from stepjepa.errors import UserError
@@ -119,7 +119,7 @@ def load_model(
         pretrain: take only configuration and tokenizer from ``name``, and draw random weights; a preset always does.
         train_tokenizer: with random weights only: train a tokenizer of at most this many tokens, see
             ``presets.train_tokenizer``. The tokens of ``plain`` and predictor tokens come on top.
-        plain: add the tokens of the plain format (``chat.plain_template``), and stop generation at its end of turn.
+        plain: add the tokens of ``chat.template.PlainTemplate``, and stop generation at its end of turn.
         quantization: from ``quantization.quantization_options``, to load trained weights in 4 or 8 bits.
         allow_missing_weights: draw weights that ``name`` lacks at random, instead of refusing it.
         gguf_file: a GGUF file of ``name`` with weights and tokenizer; the weights are dequantised.

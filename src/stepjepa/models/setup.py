@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.batch.layouts import LAYOUTS
-from stepjepa.chat.plain_template import add_plain_tokens
-from stepjepa.chat.predictors import predictor_ids
+from stepjepa.chat.tokens import add_plain_tokens, predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.models.architecture import base_model
 from stepjepa.models.attention import enable_trees

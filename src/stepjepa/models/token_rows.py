@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stepjepa.chat.plain_template import add_plain_tokens
-from stepjepa.chat.predictors import add_predictor_tokens, all_predictor_ids
+from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens, all_predictor_ids
 from stepjepa.errors import UserError
 from stepjepa.models.presets import add_ends
 

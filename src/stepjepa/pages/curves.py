@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from stepjepa.drawing import PALETTE
 from stepjepa.pages.render import DASHES, Section, chart, chart_text, render
 from stepjepa.pages.results import Compared
 from stepjepa.pages.runs import Run, is_number
+from stepjepa.terminal import PALETTE
 
 POINTS = 1000
 """Most points of a line; longer ones are thinned."""

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from stepjepa.analysis.files import JSON_FILE, REST, Analysis, ModelAnalysis, load
 from stepjepa.analysis.plots import COLOURED_BY, PLANE_NAMES
 from stepjepa.analysis.points import BOTH_VIEWS, NEXT_STEP, sampled
-from stepjepa.drawing import PALETTE
 from stepjepa.errors import visible
 from stepjepa.files import read_jsonl
 from stepjepa.pages.answers import is_right
 from stepjepa.pages.render import Section, chart, chart_text, json_block, render
 from stepjepa.pages.runs import Run
+from stepjepa.terminal import PALETTE
 
 GREY = ("no verdict", "all others")
 """Classes without a colour of their own, drawn below the others."""

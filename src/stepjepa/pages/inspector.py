@@ -104,8 +104,7 @@ def _describe(run: Run, config: JepaConfig, path: Path, flags: argparse.Namespac
     Raises:
         UserError: file or tokenizer are missing or wrong.
     """
-    from stepjepa.chat.plain_template import add_plain_tokens
-    from stepjepa.chat.predictors import add_predictor_tokens
+    from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
     from stepjepa.inspection.record import inspect_records
     from stepjepa.models.loading import load_tokenizer
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from stepjepa.drawing import PALETTE
 from stepjepa.errors import UserError
 from stepjepa.experiments.comparison import Comparison
 from stepjepa.experiments.comparison_table import tables
 from stepjepa.experiments.verdict import verdict
 from stepjepa.pages.render import Section, chart, chart_text, interval, names_axis, number, plain, render
 from stepjepa.pages.runs import Evaluation, Run, compare_folders
+from stepjepa.terminal import PALETTE
 
 RIGHT = "right"
 """The kind of an answer without an error."""

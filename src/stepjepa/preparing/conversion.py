@@ -1,44 +1,54 @@
-"""Convert rows of published data sets into training records, counting the rows that are dropped, by reason."""
+"""Convert rows of raw data sets into training records, counting the rows that are dropped, by reason."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Literal, NamedTuple, cast
 
 from stepjepa.data.records import BadRecords, parse_record
 from stepjepa.errors import UserError
+from stepjepa.options import option
+from stepjepa.own_code import load
+from stepjepa.preparing.step_splitting import drop_thinking, split_response, thinking_steps, tidy_step
 from stepjepa.tasks import paraphrase
-from stepjepa.tasks.gsm8k import Gsm8kTask
+from stepjepa.tasks.answers import marked_answers, parse_number, same_answer
+from stepjepa.tasks.generic import Gsm8kTask
 from stepjepa.tasks.hellaswag import HellaswagTask
 from stepjepa.tasks.nq_open import NqOpenTask
-from stepjepa.tasks.raw_values import Unusable
+from stepjepa.tasks.raw_values import Unusable, chat_record, read_text_field
 from stepjepa.tasks.sentiment import SentimentTask
 from stepjepa.tasks.spider import SpiderTask
 
-Rows = Iterable[tuple[int, Mapping[str, Any]]]
-# Converts a row to a record, or to a list of records that form a group. Raises Unusable to drop the row.
-Convert = Callable[[Mapping[str, Any]], dict[str, Any] | list[dict[str, Any]]]
+Row = Mapping[str, Any]
+Rows = Iterable[tuple[int, Row]]
+"""Line numbers and rows."""
+
+Convert = Callable[..., dict[str, Any] | list[dict[str, Any]]]
+"""Converts a row to a record, or to a list of records that form a group. Raises Unusable to drop the row."""
+
+Splitter = Callable[[str], list[str]]
+
+FEW_STEPS = "fewer than two steps"
+SYSTEM_PROMPT = (
+    "Please solve the problem step by step (separate steps with double newlines), "
+    "and put your final answer within \\boxed{}."
+)
 
 
 @dataclass
 class Counts:
-    """Counts of rows and records.
-
-    Attributes:
-        read: rows read.
-        dropped: rows that gave no record, by reason.
-        changed: records that were changed, by the kind of change.
-        columns: the column names of the first row, for error messages.
-    """
+    """Counts of rows and records."""
 
     read: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    changed: Counter[str] = field(default_factory=Counter)
-    columns: tuple[str, ...] = ()
+    dropped: Counter[str] = field(default_factory=Counter)  # rows that gave no record, by reason
+    changed: Counter[str] = field(default_factory=Counter)  # records that were changed, by the kind of change
+    columns: tuple[str, ...] = ()  # of the first row, for error messages
 
 
 def convert_rows(
@@ -53,7 +63,7 @@ def convert_rows(
 
     Args:
         rows: line numbers and rows.
-        convert: converts a row to a record, or to a list of records, which get the line number as the field ``group``.
+        convert: converts a row; several records of one row get its line number as the field ``group``.
         limit: stop after this number of records.
         path: for error messages.
         bad: collects invalid rows, which are skipped; None raises an error for the first one.
@@ -87,21 +97,13 @@ def convert_rows(
     return list(islice(converted(), limit)), counts
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """A published data set that ``stepjepa prepare`` can turn into training records.
+class Conversion(NamedTuple):
+    """A published data set that ``stepjepa prepare`` can turn into training records."""
 
-    Attributes:
-        summary: one line of help.
-        rows: the fields of its rows, for the help.
-        convert: converts a row to a record or a list of records.
-        datasets: names of such data sets on the hub, for the help.
-    """
-
-    summary: str
-    rows: str
-    convert: Callable[..., dict[str, Any] | list[dict[str, Any]]]
-    datasets: tuple[str, ...]
+    summary: str  # one line of help
+    rows: str  # the fields of its rows, for the help
+    convert: Convert
+    datasets: tuple[str, ...]  # names of such data sets on the hub, for the help
 
 
 CONVERSIONS = {
@@ -112,10 +114,7 @@ CONVERSIONS = {
         ("openai/gsm8k --subset main", "openai/gsm8k --subset socratic"),
     ),
     "spider": Conversion(
-        "questions about databases and SQL",
-        "db_id, question and query",
-        SpiderTask.convert,
-        ("xlangai/spider",),
+        "questions about databases and SQL", "db_id, question and query", SpiderTask.convert, ("xlangai/spider",)
     ),
     "nq-open": Conversion(
         "questions and short answers",
@@ -124,10 +123,7 @@ CONVERSIONS = {
         ("google-research-datasets/nq_open",),
     ),
     "hellaswag": Conversion(
-        "four endings of a story, one of them right",
-        "ctx, endings and label",
-        HellaswagTask.convert,
-        ("Rowan/hellaswag",),
+        "four endings of a story, one right", "ctx, endings and label", HellaswagTask.convert, ("Rowan/hellaswag",)
     ),
     "rotten-tomatoes": Conversion(
         "film reviews, Good or Bad",
@@ -136,16 +132,13 @@ CONVERSIONS = {
         ("cornell-movie-review-data/rotten_tomatoes",),
     ),
     "yelp": Conversion(
-        "reviews with one star to five, Very Bad to Very Good",
+        "reviews, Very Bad to Very Good",
         "text and label, 0 to 4",
         partial(SentimentTask.convert, stars=True),
         ("Yelp/yelp_review_full",),
     ),
     "yelp-polarity": Conversion(
-        "reviews, Good or Bad",
-        "text and label, 0 or 1",
-        SentimentTask.convert,
-        ("fancyzhx/yelp_polarity",),
+        "reviews, Good or Bad", "text and label, 0 or 1", SentimentTask.convert, ("fancyzhx/yelp_polarity",)
     ),
     "paraphrase": Conversion(
         "sentences that say the same, each to predict the next",
@@ -154,3 +147,114 @@ CONVERSIONS = {
         ("google-research-datasets/paws --subset labeled_final", "humarin/chatgpt-paraphrases"),
     ),
 }
+
+
+def load_splitter(name: str) -> Splitter:
+    """Import the user's splitter ``module:function``, which takes a response and returns the list of its steps."""
+    splitter = load("--custom", name, "function, such as my_splitter:split")
+    if not callable(splitter):
+        raise UserError(f"--custom: '{name}' is {type(splitter).__name__}; expected module:function")
+    return cast(Splitter, splitter)
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Options of :func:`prepare_records`."""
+
+    question_field: str = option("question", "field of the question", metavar="NAME")
+    response_field: str = option("deepseek_response", "field of the response", metavar="NAME")
+    system_prompt: str = option(SYSTEM_PROMPT, metavar="TEXT")
+    require_correct: bool = option(False, "leave out records whose final answer is not the ground truth")
+    splitter: Splitter | None = None  # the user's own
+    # What becomes of text in <think>...</think>; steps: it is split at blank lines.
+    thinking: Literal["remove", "keep", "steps"] = "remove"
+
+
+def prepare_records(
+    rows: Rows,
+    options: StepOptions,
+    path: object = "<memory>",
+    limit: int | None = None,
+    bad: BadRecords | None = None,
+) -> tuple[list[dict[str, Any]], Counts]:
+    """Convert responses of a reasoning model to records whose steps are separated by blank lines.
+
+    For ``limit``, ``path`` and ``bad`` see :func:`convert_rows`.
+
+    Returns:
+        The records, each with ``question``, ``total_steps``, ``messages`` and, if known, ``answer`` and
+        ``ground_truth`` (by default the marked answer in ``answer``, or ``answer`` if it is a number); and the counts.
+    """
+    records, counts = convert_rows(rows, partial(_prepare, options=options), limit=limit, path=path, bad=bad)
+    if changed := sum(record.pop(_THINKING) for record in records):
+        counts.changed["thinking removed (--keep_thinking, --think_steps)"] = changed
+    return records, counts
+
+
+_THINKING = "thinking removed"
+
+
+def _prepare(row: Row, options: StepOptions) -> dict[str, Any]:
+    question, whole = (_text_field(row, name) for name in (options.question_field, options.response_field))
+    response = drop_thinking(whole)
+    if not response:
+        raise Unusable(f"'{options.response_field}' holds only thinking")
+    steps = _find_steps(response if options.thinking == "remove" else whole, options)
+    if len(steps) < 2:
+        raise Unusable(FEW_STEPS)
+    truth = _ground_truth(row)
+    if options.require_correct:
+        _require_correct(response, truth)
+    optional = {"answer": row.get("answer"), "ground_truth": truth}
+    return {
+        "question": question,
+        **{name: value for name, value in optional.items() if value is not None},
+        "total_steps": len(steps),
+        _THINKING: options.thinking == "remove" and bool(re.search("</?think>", whole)),
+        **chat_record(options.system_prompt, question, "\n\n".join(steps)),
+    }
+
+
+def _text_field(row: Row, name: str) -> str:
+    if row.get(name) is None or isinstance(row[name], str):
+        return read_text_field(row, name)
+    raise UserError(f"'{name}' is {type(row[name]).__name__}, expected a string")
+
+
+def _find_steps(response: str, options: StepOptions) -> list[str]:
+    if options.splitter is None:
+        return thinking_steps(response) if options.thinking == "steps" else split_response(response)
+    try:
+        steps: object = options.splitter(response)
+    except Exception as error:  # the user's function may raise anything
+        raise UserError(f"--custom: the splitter failed ({type(error).__name__}: {error}); correct it") from error
+    if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
+        raise UserError(f"--custom: the splitter gave {type(steps).__name__}, expected a list of strings")
+    return [tidied for tidied in map(tidy_step, steps) if tidied]
+
+
+def _ground_truth(row: Row) -> str | None:
+    """The answer in ``ground_truth``; else the marked answer in ``answer``, or ``answer`` itself if it is a number."""
+    texts = []
+    for name in ("ground_truth", "answer"):
+        given = "" if row.get(name) is None else row[name]
+        if isinstance(given, bool | list | dict) or (isinstance(given, float) and not math.isfinite(given)):
+            raise UserError(f"'{name}' is {type(given).__name__}, expected a string or a finite number")
+        texts.append(str(given).strip())
+    truth, answer = texts
+    if truth:
+        return (marked_answers(truth) or [truth])[-1]
+    if marked := marked_answers(answer):
+        return marked[-1]
+    return answer if parse_number(answer) is not None else None
+
+
+def _require_correct(response: str, truth: str | None) -> None:
+    """Drop a response whose last marked answer is not the truth; as in evaluation, only a marked answer counts."""
+    if truth is None:
+        raise Unusable("no ground truth to compare with")
+    marked = marked_answers(response)
+    if not marked:
+        raise Unusable("no \\boxed{...} or '#### ...' answer")
+    if not same_answer(marked[-1], truth):
+        raise Unusable("wrong final answer")

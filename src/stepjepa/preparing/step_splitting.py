@@ -1,23 +1,22 @@
-"""Find the reasoning steps in the free text of a model's response.
-
-The time is linear in the length of the text, even for many openings of blocks without an end.
-"""
+"""Find the reasoning steps in the free text of a model's response, in time that is linear in its length."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
 
 _BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
 _STEP_MARKER = re.compile(
     # A decorated marker may have text after it ("### Step 2 Add them"); a plain one needs punctuation or the end of the
     # line after the number, because "Step 1 gives 12" is a sentence.
-    r"^(?P<indent>[ \t]*)(?:(?:#{1,6}[ \t]*\**|\*\*)[ \t]*step[ \t]*(?P<decorated>\d{1,9})\b"
+    r"(?P<indent>[ \t]*)(?:(?:#{1,6}[ \t]*\**|\*\*)[ \t]*step[ \t]*(?P<decorated>\d{1,9})\b"
     r"|step[ \t]*(?P<plain>\d{1,9})[ \t]*(?:[:.)–—-]|$))",
-    re.M | re.I,
+    re.I,
 )
-_NUMBER_MARKER = re.compile(r"^(?P<indent>[ \t]*)(?:#{1,6}[ \t]+)?\**(?P<plain>\d{1,2})[.)]\**[ \t]+(?=\S)", re.M)
+_NUMBER_MARKER = re.compile(r"(?P<indent>[ \t]*)(?:#{1,6}[ \t]+)?\**(?P<plain>\d{1,2})[.)]\**[ \t]+(?=\S)")
 _ITEM_NUMBER = re.compile(r"^\s*\d{1,2}[.)]\s+")
 _RULE = re.compile(r"[ \t]*(?:-{3,}|\*{3,}|_{3,})[ \t]*")
 # The next two match pieces stripped of white space. A line with an equation has content, so it is no heading.
@@ -29,43 +28,36 @@ _CLOSING = re.compile(
     re.I,
 )
 
-# Blank lines do not split code fences, display mathematics and LaTeX environments. A display ends at the first closing
-# mark; it is no block if anything but blanks, commas and full stops follows on that line.
-_BLOCK_START = re.compile(
-    r"^[ \t]*(?P<mark>(?P<fence>```|~~~)|\$\$|(?P<bracket>\\\[)|\\begin\{(?P<name>[a-z]+\*?)\})", re.M
-)
+_OPENING = re.compile(r"\s*(```|~~~|\$\$|\\\[|\\begin\{[a-z]+\*?\})")
+_CLOSING_MARK = re.compile(r"^\s*(?:```|~~~)\s*$|\$\$|\\\]|\\end\{[a-z]+\*?\}")
 
 
-def find_blocks(text: str) -> list[tuple[int, int]]:
-    """The (start, end) offsets of code fences, displays and LaTeX environments, including the first line's indent.
+def _block_lines(lines: Sequence[str]) -> set[int]:
+    """The numbers of the lines in code fences, displays and LaTeX environments, which blank lines do not split.
 
-    Args:
-        text: with Unix line ends.
+    A block ends at the first closing mark; it is none if anything but blanks, commas and full stops follows there.
     """
-    blocks: list[tuple[int, int]] = []
-    position = 0
-    ends: dict[str, re.Match[str] | None] = {}
-    for start in _BLOCK_START.finditer(text):
-        if start.start() < position:
+    closed: dict[str, list[int]] = defaultdict(list)
+    for number, line in enumerate(lines):
+        for mark in {found.strip() for found in _CLOSING_MARK.findall(line)}:
+            closed[mark].append(number)
+    inside: set[int] = set()
+    end = -1
+    for number, line in enumerate(lines):
+        if number <= end or not (opening := _OPENING.match(line)):
             continue
-        mark = start["mark"]
-        # Reuse an end that was found for an earlier opening: searching for each opening would take quadratic time.
-        found = ends.get(mark)
-        if mark not in ends or (found is not None and found.start() < start.end()):
-            found = ends[mark] = _block_end(start).search(text, start.end())
-        if found is not None and found["tail"] is not None:
-            position = found.end("tail")
-            blocks.append((start.start(), position))
-    return blocks
-
-
-def _block_end(start: re.Match[str]) -> re.Pattern[str]:
-    """The pattern of the end of a block; its group ``tail`` does not match if other text follows on the line."""
-    if start["fence"]:
-        return re.compile(rf"^[ \t]*{start['fence']}(?P<tail>[ \t]*)$", re.M)
-    if start["name"]:
-        return re.compile(rf"\\end\{{{re.escape(start['name'])}\}}(?P<tail>[ \t.,]*)$", re.M)
-    return re.compile(rf"{re.escape(chr(92) + ']' if start['bracket'] else '$$')}(?P<tail>[ \t.,]*$)?", re.M)
+        mark = opening[1].replace("\\[", "\\]").replace("\\begin", "\\end")
+        stop, rest = number, line[opening.end() :]
+        if mark not in rest:
+            place = bisect_right(closed[mark], number)
+            if place == len(closed[mark]):
+                continue
+            stop = closed[mark][place]
+            rest = lines[stop]
+        if not rest.partition(mark)[2].strip(" \t.,"):
+            end = stop
+            inside.update(range(number, end + 1))
+    return inside
 
 
 def drop_thinking(text: str) -> str:
@@ -83,11 +75,7 @@ def drop_thinking(text: str) -> str:
 
 
 def thinking_steps(text: str) -> list[str]:
-    """Split the thinking of a response at blank lines, and append the steps of its answer.
-
-    Returns:
-        Steps without tags and blank lines; those of :func:`split_response` if there is no closing tag.
-    """
+    """Split the thinking of a response at blank lines, and append the steps of its answer (:func:`split_response`)."""
     before, closed, answer = _unix_lines(text).rpartition("</think>")
     if not closed:
         return split_response(answer)
@@ -109,11 +97,6 @@ def tidy_step(step: str) -> str:
     return _BLANK_LINES.sub("\n", _unix_lines(step)).strip()
 
 
-def _paragraphs(text: str) -> list[str]:
-    # Keep the indent of a paragraph: an indented paragraph belongs to the list item above it.
-    return [part.rstrip() for part in _BLANK_LINES.split(text) if part.strip()]
-
-
 def _is_heading(piece: str) -> bool:
     piece = piece.strip()
     return "\n" not in piece and bool(_HEADING.fullmatch(piece)) and not _BARE_ANSWER.fullmatch(piece)
@@ -130,10 +113,11 @@ def _leads_in(piece: str) -> bool:
 def _continues(piece: str) -> bool:
     """Whether a piece only completes the piece before it: a block, the next line of an equation, "#### 18"."""
     stripped = piece.strip()
+    lines = stripped.split("\n")
     return (
         stripped.startswith(("=", "where "))
         or bool(_BARE_ANSWER.fullmatch(stripped))
-        or find_blocks(stripped) == [(0, len(stripped))]
+        or len(_block_lines(lines)) == len(lines)
     )
 
 
@@ -141,95 +125,89 @@ def _join_trivial(pieces: Iterable[str], marked: bool) -> list[str]:
     """Join pieces without content of their own to a neighbour, and drop horizontal rules."""
     # Lists of parts, joined once at the end: appending to strings would take quadratic time.
     steps: list[list[str]] = []
-    waiting = ""
+    waiting: list[str] = []
     for piece in pieces:
         # In Markdown, a rule left under a line of text would turn that line into a heading.
         text = "\n".join(line for line in piece.split("\n") if not _RULE.fullmatch(line)).rstrip()
         if not text.strip():
             continue
-        if _continues(text) and not waiting:
-            if steps:
-                steps[-1].append(text)
-            else:
-                waiting = text + "\n"
+        if not waiting and _continues(text):
+            (steps[-1] if steps else waiting).append(text)
         # A marked step of several lines has content, even if its last line introduces the next one.
         elif _leads_in(text) and not (marked and "\n" in text):
-            waiting += text + "\n"
+            waiting.append(text)
         else:
-            steps.append([waiting + text])
-            waiting = ""
+            steps.append([*waiting, text])
+            waiting = []
     if waiting and steps:
-        steps[-1].append(waiting)
+        steps[-1] += waiting
     elif waiting:
-        steps.append([waiting])
+        steps.append(waiting)
     return ["\n".join(parts) for parts in steps]
 
 
-def _markers(text: str, pattern: re.Pattern[str]) -> list[tuple[int, int]]:
-    """(number, position) of markers numbered n, n + 1, ... or again from 1; empty if none is above n."""
-    blocks = find_blocks(text)
-    starts = [start for start, _ in blocks]
-    markers: list[tuple[int, int]] = []
+def _find_markers(lines: Sequence[str], inside: Collection[int], pattern: re.Pattern[str]) -> set[int]:
+    """Lines outside blocks with markers numbered n, n + 1, ... or again from 1; empty if none is above n."""
+    numbers: list[int] = []
+    found: set[int] = set()
     indent = ""
-    for match in pattern.finditer(text):
-        before = bisect_right(starts, match.start()) - 1
-        if before >= 0 and match.start() < blocks[before][1]:
+    for place, line in enumerate(lines):
+        if place in inside or not (match := pattern.match(line)):
             continue
         groups = match.groupdict()
         number = int(groups["plain"] or groups["decorated"])
         # A later number 1 means that the model begins again; another indent is a nested list.
-        if markers and (number not in (markers[-1][0] + 1, 1) or groups["indent"] != indent):
+        if not numbers or (number in (numbers[-1] + 1, 1) and groups["indent"] == indent):
+            indent = groups["indent"]
+            numbers.append(number)
+            found.add(place)
+    return found if numbers and max(numbers) > numbers[0] else set()
+
+
+def _paragraphs(
+    lines: Sequence[str], inside: Collection[int], markers: Collection[int] = ()
+) -> tuple[list[str], list[int]]:
+    """The text between blank lines outside blocks, divided at markers too, and which paragraphs begin with one."""
+    found: list[list[str]] = []
+    marked = []
+    begins = True
+    for place, line in enumerate(lines):
+        if not line.strip():
+            begins = begins or place not in inside
             continue
-        indent = groups["indent"]
-        markers.append((number, match.start()))
-    if len(markers) > 1 and markers[0][0] > 1 and markers[1][0] == 1:
-        # A single number before the list, which begins at 1.
-        del markers[0]
-    return markers if any(number > markers[0][0] for number, _ in markers) else []
+        if begins or place in markers:
+            if place in markers:
+                marked.append(len(found))
+            found.append([])
+        found[-1].append(line)
+        begins = False
+    return ["\n".join(part).rstrip() for part in found], marked
 
 
-def _end_of_list(paragraphs: list[str]) -> int:
-    """Number of paragraphs in the last item of a list: it ends before an unindented paragraph with content."""
-    for position in range(1, len(paragraphs)):
-        part = paragraphs[position]
-        if not (_leads_in(paragraphs[position - 1]) or part[0] in " \t-*" or _continues(part)):
-            return position
-    return len(paragraphs)
+def _marked_steps(paragraphs: list[str], marked: Sequence[int], in_list: bool) -> list[str]:
+    """Steps that begin at markers, and the paragraphs behind them; empty if the markers number no steps.
 
-
-def _end_of_step(paragraphs: list[str]) -> int:
-    """Number of paragraphs in the last step: it ends before the conclusion of the response."""
-    end = len(paragraphs)
-    while end > 1:
-        under_closing = end > 2 and _is_heading(paragraphs[end - 2]) and _CLOSING.match(paragraphs[end - 2])
-        if not (under_closing or _CLOSING.match(paragraphs[end - 1])):
-            break
+    Args:
+        paragraphs: see :func:`_paragraphs`; those before marker 1 introduce the first step.
+        marked: indices of those with a marker.
+        in_list: the markers are those of a list, "1.", which ends before an unindented paragraph with content.
+    """
+    last = paragraphs[marked[-1] :]
+    # The last step ends before the conclusion of the response.
+    end = len(last)
+    while end > 1 and _CLOSING.match(last[end - 1]):
         end -= 1
-    return end
-
-
-def _marked_pieces(text: str, pattern: re.Pattern[str]) -> list[str]:
-    """Pieces between markers, and the paragraphs before and after them; empty if no markers number the steps."""
-    markers = _markers(text, pattern)
-    if not markers:
-        return []
-    starts = [start for _, start in markers]
-    before = _paragraphs(text[: starts[0]])
-    sections = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
-    last = _paragraphs(sections[-1])
-    end = _end_of_step(last)
-    if pattern is _NUMBER_MARKER:
-        end = min(end, _end_of_list(last))
-        outside = before + [paragraph for paragraph in last[end:] if not _CLOSING.match(paragraph)]
-        if len(outside) > len(sections):
+    if in_list:
+        outside = (at for at in range(1, end) if not (_leads_in(last[at - 1]) or last[at][0] in " \t-*"))
+        end = next((at for at in outside if not _continues(last[at])), end)
+        if marked[0] + sum(not _CLOSING.match(text) for text in last[end:]) > len(marked):
             # With more paragraphs around it than items, the list gives facts or a summary, not the solution.
             return []
-    items = [*map(tidy_step, sections[:-1]), tidy_step("\n".join(last[:end]))]
-    if markers[0][0] == 1:
-        # Text before marker 1 introduces the first step; text before a higher marker is made of unmarked steps.
-        items[0] = "\n".join([*before, items[0]])
-        before = []
-    return [*before, *items, *last[end:]]
+    first = re.search(r"\d+", paragraphs[marked[0]])
+    # Before a higher number than 1 stand unmarked steps.
+    before = [0] if first and int(first[0]) == 1 else range(marked[0] + 1)
+    starts = [*before, *marked[1:], marked[-1] + end]
+    return ["\n".join(paragraphs[start:stop]) for start, stop in pairwise(starts)] + last[end:]
 
 
 def split_response(text: str) -> list[str]:
@@ -245,11 +223,11 @@ def split_response(text: str) -> list[str]:
     Returns:
         Steps without blank lines in them; an empty list for an empty text.
     """
-    text = _trim(_unix_lines(text))
-    parts, position = [], 0
-    for start, end in find_blocks(text):
-        parts += [text[position:start], _BLANK_LINES.sub("\n", text[start:end])]
-        position = end
-    text = "".join([*parts, text[position:]])
-    marked = _marked_pieces(text, _STEP_MARKER) or _marked_pieces(text, _NUMBER_MARKER)
-    return [tidy_step(step) for step in _join_trivial(marked or _paragraphs(text), bool(marked))]
+    lines = _trim(_unix_lines(text)).split("\n")
+    inside = _block_lines(lines)
+    steps: list[str] = []
+    for pattern in (_STEP_MARKER, _NUMBER_MARKER):
+        if not steps and (markers := _find_markers(lines, inside, pattern)):
+            steps = _marked_steps(*_paragraphs(lines, inside, markers), in_list=pattern is _NUMBER_MARKER)
+    pieces = steps or _paragraphs(lines, inside)[0]
+    return [tidy_step(step) for step in _join_trivial(pieces, marked=bool(steps))]

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
-from stepjepa.answers.workers import Outcome, Workers
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.options import FROM_ONE, Range, option, wrong_value
+from stepjepa.tasks.workers import Outcome, Workers
 
 # Why an answer is wrong.
 NO_ANSWER = "no answer found"
@@ -135,16 +135,11 @@ class Task(ABC):
         return made
 
     @classmethod
-    def is_of_data_set(cls, record: Record) -> bool:
-        """Whether a record has the data set's system prompt, or its file a name of the data set."""
+    def recognises(cls, record: Record) -> bool:
+        """Whether a record is of this task, for ``--task auto``: by its system prompt, or the name of its file."""
         file = Path(record.path).name.lower().replace("-", "_")
         prompt = {"role": "system", "content": cls.system_prompt}
         return file.startswith(cls.file_names) or bool(cls.system_prompt and record.messages[0] == prompt)
-
-    @classmethod
-    def recognises(cls, record: Record) -> bool:
-        """Whether a record is of this task, for ``--task auto``."""
-        return cls.is_of_data_set(record)
 
     def left_out(self, record: Record) -> str | None:
         """Why a record is not evaluated at all, the same words for like records; None for one that is."""
@@ -175,20 +170,12 @@ class Task(ABC):
         return {}
 
     def run_within_limits(
-        self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], seconds: float | None = None
+        self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], seconds: float
     ) -> list[Outcome]:
-        """Call a function, always the same, with each tuple of arguments in processes with limits.
-
-        ``seconds`` is the longest that a call may take, by default ``--time_limit``.
-        """
+        """Call a function, always the same, with each tuple of arguments in processes with limits."""
         if self._workers is None:
             limits = self.options
-            self._workers = Workers(
-                function,
-                seconds=seconds or limits.time_limit,
-                memory=limits.memory_limit,
-                processes=limits.workers,
-            )
+            self._workers = Workers(function, seconds=seconds, memory=limits.memory_limit, processes=limits.workers)
         return self._workers.map(calls)
 
     def close(self) -> None:

@@ -1,12 +1,25 @@
-r"""Tasks of no data set in particular: answers compared as text, and answers that a solution marks."""
+r"""Answers compared as text, answers that a solution marks, and GSM8K, whose marked answers are numbers."""
 
 from __future__ import annotations
 
-from stepjepa.answers.scoring import canonical, marked_answers, parse_number, same_answer, text_scores
-from stepjepa.data.records import Record
-from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error, task
+import re
+from collections.abc import Mapping
+from typing import Any
 
-GROUND_TRUTH = "ground_truth"
+from stepjepa.data.records import Record
+from stepjepa.tasks.answers import (
+    canonical,
+    last_number,
+    marked_answers,
+    parse_number,
+    same_answer,
+    stated_number,
+    text_scores,
+)
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error, task
+from stepjepa.tasks.raw_values import Unusable, chat_record, read_text_field
+
+_GROUND_TRUTH = "ground_truth"
 
 
 @task("generic")
@@ -58,8 +71,8 @@ class BoxedTask(Task):
         if given is None and not marked:
             raise record_error(
                 record,
-                rf"no answer to compare with: the assistant message has neither \boxed{{...}} nor a line '#### ...', "
-                f"and there is no field '{GROUND_TRUTH}'; add one of them or pass --task generic",
+                r"no answer to compare with: the assistant message has neither \boxed{...} nor a line '#### ...', "
+                f"and there is no field '{_GROUND_TRUTH}'; add one of them or pass --task generic",
             )
         return marked[-1] if marked else str(given)
 
@@ -88,11 +101,85 @@ class BoxedTask(Task):
 
 def _ground_truth(record: Record) -> str | None:
     """The field ``ground_truth`` as text; None where it is absent or null."""
-    value = record.extra.get(GROUND_TRUTH)
+    value = record.extra.get(_GROUND_TRUTH)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise record_error(record, f"'{GROUND_TRUTH}' is {type(value).__name__}, expected a string or a number")
-    if not str(value).strip():
-        raise record_error(record, f"'{GROUND_TRUTH}' is empty; fill it or remove the field")
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
+        raise record_error(record, f"'{_GROUND_TRUTH}' is {value!r:.50}, expected a number or text; remove or fill it")
     return str(value)
+
+
+@task("gsm8k")
+class Gsm8kTask(BoxedTask):
+    """GSM8K: the last marked answer as a number, ``#### 18``, or a box where that comes later or alone.
+
+    Scores: those of :class:`BoxedTask`, which count marked answers only; with ``--last_number`` also
+    ``last_number_correct``, where a response that marks no answer is judged by its last number.
+    """
+
+    takes = ("last_number",)
+    system_prompt = "Answer the math question, show steps."
+    file_names = ("gsm8k",)
+
+    @classmethod
+    def recognises(cls, record: Record) -> bool:
+        """By prompt or file name, or a solution whose last line is ``#### 18``.
+
+        A solution with the field ``ground_truth`` is a model's, and others in its file may end otherwise: ``boxed``.
+        """
+        solved = record.extra.get(_GROUND_TRUTH) is None and _ends_in_number(record.answer)
+        # Not BoxedTask's rule.
+        return solved or super(BoxedTask, cls).recognises(record)
+
+    def truth(self, record: Record) -> str:
+        truth = super().truth(record)
+        if stated_number(truth) is None:
+            told = f"the right answer is '{truth[:50]}', no number; pass --task boxed to compare it as text"
+            raise record_error(record, told)
+        return truth
+
+    def marked(self, text: str) -> list[str]:
+        """The answers that a response marks, in order; without a digit a line with ``####`` is a heading."""
+        return [answer for answer in marked_answers(text) if re.search("[0-9]", answer)]
+
+    def score(self, record: Record, response: Response) -> Scored:
+        scored = super().score(record, response)
+        if self.options.last_number:
+            answer = scored.extracted["answer"]
+            guess = last_number(response.text) if answer is None else answer
+            scored.scores["last_number_correct"] = guess is not None and same_answer(guess, self.truth(record))
+            scored.extracted["answer_or_last_number"] = guess
+        return scored
+
+    @classmethod
+    def convert(
+        cls, row: Mapping[str, Any], *, steps: bool = False, socratic: bool = True, calculator: bool = True
+    ) -> dict[str, Any]:
+        """A training record of a row of the original files, ``main`` or ``socratic``.
+
+        Args:
+            row: ``question`` and ``answer``.
+            steps: separate the lines of the solution by blank lines, so that each is a step; the line of the answer
+                stays with the last one.
+            socratic: keep the question in front of each line of the socratic variant (``question ** answer``).
+            calculator: keep the annotations ``<<48/2=24>>``.
+        """
+        question, answer = (read_text_field(row, name) for name in ("question", "answer"))
+        if not _ends_in_number(answer):
+            raise Unusable("'answer' does not end in a line '#### number'")
+        if not calculator:
+            answer = re.sub(r"<<[^<>=\n]*=[^<>\n]*>>", "", answer)
+        lines = answer.split("\n") if socratic else [line.split(" ** ", 1)[-1] for line in answer.split("\n")]
+        if not steps:
+            return chat_record(cls.system_prompt, question, "\n".join(lines))
+        *solution, last = filter(None, map(str.strip, lines))
+        if len(solution) < 2:
+            raise Unusable("fewer than two steps")
+        text = "\n\n".join(solution) + f"\n{last}"
+        return chat_record(cls.system_prompt, question, text, total_steps=len(solution))
+
+
+def _ends_in_number(solution: str) -> bool:
+    """Whether the last line of a solution is an answer in the form of the data set."""
+    match = re.fullmatch(r"####[ \t]+(\S.*)", solution.rstrip().rpartition("\n")[2].strip())
+    return match is not None and parse_number(match[1]) is not None

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepjepa.answers.plain_text import answer_start
 from stepjepa.data.records import Record
+from stepjepa.tasks.answers import answer_start
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Continuation, Response, Scored, Task, record_error, task
 from stepjepa.tasks.raw_values import Unusable, as_list, chat_record, read_label_field, read_text_field
 

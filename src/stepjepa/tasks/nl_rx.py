@@ -1,47 +1,42 @@
-"""NL-RX: a sentence about lines becomes a regular expression; the data sets synth and turk."""
+r"""NL-RX: a sentence about lines becomes a regular expression; the data sets synth and turk, and such data generated.
+
+A generated description is a tree of productions under the word "lines"; each has a wording and an expression, into
+which those of its parts are put (``nl_rx_grammar.yaml``). Trees are drawn as for the published NL-RX-Synth (Locascio et
+al., 2016), so many of them that the frequent ones come up again and again and only the rare ones are still new; each
+description counts once. Phrases, productions and depths are as frequent as in the published set.
+"""
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepjepa.answers.plain_text import strip_code_fence
-from stepjepa.answers.scoring import text_scores
+import yaml
+
 from stepjepa.data.records import Record
+from stepjepa.tasks.answers import strip_code_fence, text_scores
 from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, record_error, task
 from stepjepa.tasks.raw_values import Unusable, chat_record
-from stepjepa.tasks.regex_equivalence import equivalent, find_difference
-from stepjepa.tasks.regex_syntax import RegexSyntaxError, parse
+from stepjepa.tasks.regex import RegexSyntaxError, equivalent, find_difference, parse
 
-# The verdicts on an answer.
-SAME_TEXT = "same text"
-EQUIVALENT = "equivalent"
-DIFFERENT = "different"
-MALFORMED = "malformed"
-UNDECIDED = "undecided"
-EMPTY = "empty"
-_RIGHT = (SAME_TEXT, EQUIVALENT)
-_ERRORS = {DIFFERENT: WRONG, MALFORMED: WRONG, EMPTY: NO_ANSWER, UNDECIDED: TIMED_OUT}
-
+_RIGHT = ("same text", "equivalent")
+_ERRORS = {"different": WRONG, "malformed": WRONG, "empty": NO_ANSWER, "undecided": TIMED_OUT}
 # What a fifth of the published expressions come to, so that very different ones are equivalent.
 _TRIVIAL = {"no line": "~(.*)", "every line": ".*", "every line but the empty one": ".+"}
-
-_FILE_NAME = re.compile(r"(?:synth|turk|nl[_-]?rx)(?![a-z])", re.IGNORECASE)
 _LONGEST_EXAMPLE = 60
 
+Verdict = tuple[str, str | None]
+"""``same text``, ``equivalent``, ``different``, ``malformed``, ``undecided`` or ``empty``; and why.
 
-class Verdict(NamedTuple):
-    """One of the constants above, and why.
-
-    The reason is, if different, a line on which the two differ; if malformed, what is wrong; if undecided, which limit
-    was reached; if equivalent, what both describe where that is no line at all or every line.
-    """
-
-    verdict: str
-    reason: str | None = None
+The reason is, if different, a line on which the two differ; if malformed, what is wrong; if undecided, which limit was
+reached; if equivalent, what both describe where that is no line at all or every line.
+"""
 
 
 def judge(answer: str, truth: str) -> Verdict:
@@ -49,17 +44,16 @@ def judge(answer: str, truth: str) -> Verdict:
     try:
         parse(answer)
     except RegexSyntaxError as error:
-        return Verdict(MALFORMED, str(error))
+        return "malformed", str(error)
     line = find_difference(answer, truth)
     if line is None:
-        trivial = (name for name, regex in _TRIVIAL.items() if equivalent(truth, regex))
-        return Verdict(EQUIVALENT, next(trivial, None))
-    return Verdict(DIFFERENT, line if len(line) <= _LONGEST_EXAMPLE else f"{line[:_LONGEST_EXAMPLE]}...")
+        return "equivalent", next((name for name, regex in _TRIVIAL.items() if equivalent(truth, regex)), None)
+    return "different", line if len(line) <= _LONGEST_EXAMPLE else f"{line[:_LONGEST_EXAMPLE]}..."
 
 
 @task("nl-rx")
 class NlRxTask(Task):
-    """The truth is the assistant message, an expression of NL-RX's dialect (see ``tasks.regex_syntax``).
+    """The truth is the assistant message, an expression of NL-RX's dialect (see ``tasks.regex``).
 
     Scores: ``equivalent`` (the whole answer is an expression that describes the same lines as the truth), ``exact``
     (it is the same text, as in the published figures), ``prefix`` (it begins with the truth, perhaps the model ran on),
@@ -78,7 +72,8 @@ class NlRxTask(Task):
 
     @classmethod
     def recognises(cls, record: Record) -> bool:
-        return cls.is_of_data_set(record) or bool(_FILE_NAME.match(Path(record.path).name))
+        named = re.match(r"(?:synth|turk|nl[_-]?rx)(?![a-z])", Path(record.path).name.lower())
+        return bool(named) or super().recognises(record)
 
     def truth(self, record: Record) -> str:
         truth = record.answer.strip()
@@ -96,18 +91,20 @@ class NlRxTask(Task):
         """Compare as text, then in processes with limits whatever differs."""
         answers = [strip_code_fence(response.text) for response in responses]
         pairs = [(answer, self.truth(record)) for answer, record in zip(answers, records, strict=True)]
-        verdicts = {pair: Verdict(SAME_TEXT) for pair in pairs if pair[0] == pair[1]}
-        verdicts |= {pair: Verdict(EMPTY) for pair in pairs if not pair[0]}
+        verdicts: dict[tuple[str, str], Verdict] = {}
+        for answer, truth in pairs:
+            if not answer or answer == truth:
+                verdicts[answer, truth] = ("same text" if answer else "empty", None)
         # Samples of one record often agree; each pair is decided once.
         waiting = [pair for pair in dict.fromkeys(pairs) if pair not in verdicts]
-        if waiting:
-            for pair, outcome in zip(waiting, self.run_within_limits(judge, waiting), strict=True):
-                verdicts[pair] = Verdict(UNDECIDED, outcome.message) if outcome.failure else outcome.value
+        outcomes = self.run_within_limits(judge, waiting, self.options.time_limit) if waiting else []
+        for pair, outcome in zip(waiting, outcomes, strict=True):
+            verdicts[pair] = ("undecided", outcome.message) if outcome.failure else outcome.value
         scored = []
         for pair, response in zip(pairs, responses, strict=True):
             verdict, reason = verdicts[pair]
             texts = text_scores(response.text, pair[1])
-            scores = {"equivalent": verdict in _RIGHT, **texts, "undecided": verdict == UNDECIDED}
+            scores = {"equivalent": verdict in _RIGHT, **texts, "undecided": verdict == "undecided"}
             scored.append(Scored(scores, {"verdict": verdict, "reason": reason}, _ERRORS.get(verdict)))
         return scored
 
@@ -121,11 +118,11 @@ class NlRxTask(Task):
         verdicts = [(line["extracted"]["verdict"], line["extracted"]["reason"]) for line in lines]
         counts = Counter(verdict for verdict, _ in verdicts)
         right = sum(counts[verdict] for verdict in _RIGHT)
-        trivial = sum(verdict == EQUIVALENT and reason is not None for verdict, reason in verdicts)
+        trivial = sum(verdict == "equivalent" and reason is not None for verdict, reason in verdicts)
         details: dict[str, Any] = {"verdicts": dict(counts.most_common()), "trivially_equivalent": trivial}
-        if counts[UNDECIDED]:
+        if undecided := counts["undecided"]:
             details["equivalent_at_least"] = right / len(lines)
-            details["equivalent_at_most"] = (right + counts[UNDECIDED]) / len(lines)
+            details["equivalent_at_most"] = (right + undecided) / len(lines)
         return details
 
 
@@ -139,3 +136,185 @@ def make_record(sentence: str, regex: str) -> dict[str, Any]:
     except RegexSyntaxError:
         raise Unusable("no regular expression of NL-RX") from None
     return chat_record(NlRxTask.system_prompt, sentence, regex)
+
+
+class Production(NamedTuple):
+    """One way to make a description out of others, see ``nl_rx_grammar.yaml``."""
+
+    wording: str
+    regex: str
+    parts: Sequence[str] = ()
+    negated: str | None = None
+
+
+_GRAMMAR = yaml.safe_load(resources.files("stepjepa.tasks").joinpath("nl_rx_grammar.yaml").read_text("utf-8"))
+PRODUCTIONS = {name: Production(**fields) for name, fields in _GRAMMAR["productions"].items()}
+_LITERALS = _GRAMMAR["literals"]
+_MODIFIERS = [*_GRAMMAR["repetitions"], "containing only"]
+_NO_LITERAL = _GRAMMAR["functions"] + _GRAMMAR["compositions"] + _MODIFIERS
+# What a part is drawn from; every literal is in all of the groups that have any.
+GROUPS = {
+    "any": _NO_LITERAL + _LITERALS,
+    "no literal": _NO_LITERAL,
+    "no composition": [*_GRAMMAR["functions"], *_MODIFIERS, *_LITERALS, "or"],
+    "literal": _LITERALS,
+}
+_TRIPLES = {"and, and", "either, or"}
+# What the strings of a description are, in their order.
+STRINGS = ("dog", "truck", "ring", "lake")
+
+# So many draws give about 10,000 pairs, as the published set has, and small and large ones in its proportion, each with
+# the depth and size that :func:`_draw_parts` knows. Of the small ones hardly any is new at the end.
+_LARGE = (3, 7)
+_DRAWS = {(2, 5): 600_000, _LARGE: 60_000}
+# Draws in a row that bring nothing new before the grammar counts as used up.
+_PATIENCE = 50_000
+
+
+class Tree(NamedTuple):
+    """A description: the name of a production, what is put into it, and the number in it, where it has one."""
+
+    name: str
+    parts: tuple[Tree, ...] = ()
+    times: int | None = None
+
+    def names(self) -> Iterator[str]:
+        """Of all productions in the tree."""
+        yield self.name
+        for part in self.parts:
+            yield from part.names()
+
+
+def describe(tree: Tree) -> str:
+    """The description of lines that a tree stands for."""
+
+    def word(tree: Tree, negated: bool) -> str:
+        production = PRODUCTIONS[tree.name]
+        parts = [word(part, negated or tree.name == "not") for part in tree.parts]
+        wording = production.negated if negated and production.negated else production.wording
+        return wording.format(*parts, times=tree.times)
+
+    description = f"lines {word(tree, False)}"
+    for clumsy, smoother in _GRAMMAR["smoother"]:
+        description = description.replace(clumsy, smoother)
+    return _name_strings(description)
+
+
+def express(tree: Tree) -> str:
+    """The regular expression that a tree stands for."""
+
+    def expression(tree: Tree) -> str:
+        return PRODUCTIONS[tree.name].regex.format(*map(expression, tree.parts), times=tree.times)
+
+    return _name_strings(expression(tree))
+
+
+def _name_strings(text: str) -> str:
+    for string in STRINGS:
+        text = text.replace("WORD", string, 1)
+    return text
+
+
+def _draw_parts(
+    groups: Sequence[str], draw: random.Random, depth: int, size: int, compositions: int = 2
+) -> tuple[Tree, ...] | None:
+    """Trees for several parts side by side, each from its group of productions; None where one finds no room.
+
+    ``depth`` is how many productions may stand one below the other, literals left out; ``size`` how many on one way
+    down, each with the number of its parts added; ``compositions`` how many "and" and "or" on one way down. Where no
+    room is left, only literals fit.
+    """
+    names = []
+    for group in groups:
+        full = min(depth, size, compositions) <= 0
+        candidates = (_LITERALS if group != "no literal" else []) if full else GROUPS[group]
+        if not candidates:
+            return None
+        name = candidates[int(draw.random() * len(candidates))]
+        names.append(name)
+        size -= 1 + len(PRODUCTIONS[name].parts)
+        compositions -= name in ("and", "or")
+    trees = []
+    for name in names:
+        parts = _draw_parts(PRODUCTIONS[name].parts, draw, depth - 1, size, compositions)
+        if parts is None:
+            return None
+        trees.append(Tree(name, parts, draw.randint(2, 7) if name == "or more times" else None))
+    return tuple(trees)
+
+
+def is_sound(tree: Tree) -> bool:
+    """Whether a tree makes a description as the published ones are."""
+    counts = Counter(tree.names())
+    strings = counts.pop("string", 0)
+    repetitions = sum(counts[name] for name in _GRAMMAR["repetitions"])
+    if strings > len(STRINGS) or max(counts.values()) > 1 or repetitions > 1:
+        return False
+    below = {part.name for part in tree.parts}
+    # "lines with a number and a letter": are they the whole line, or in it?
+    if tree.name in ("and", "or", *_TRIPLES) and below.intersection(_LITERALS):
+        return False
+    if "containing only" in below and tree.name != "not":
+        return False
+    description = describe(tree)
+    return not any(phrase in description for phrase in _GRAMMAR["avoided"])
+
+
+def _draw_pairs(seed: int) -> Iterator[tuple[str, str]]:
+    """Descriptions and their expressions, no description twice, until the grammar is used up.
+
+    First the 10,000 or so that as many draws bring as for the published set, shuffled, so that few of them are
+    distributed like many; after that large ones, which become larger the more of them there are.
+    """
+    draw = random.Random(f"nl-rx {seed}")
+    known: set[Tree] = set()
+    pairs: dict[str, str] = {}
+
+    def new_pair(depth: int, size: int) -> tuple[str, str] | None:
+        parts = _draw_parts(("no literal",), draw, depth, size)
+        # There are so many sets of three literals that half of them are skipped.
+        if parts is None or (_TRIPLES.intersection(parts[0].names()) and draw.random() < 0.5):
+            return None
+        tree = parts[0]
+        if tree in known:
+            return None
+        known.add(tree)
+        if not is_sound(tree) or (description := describe(tree)) in pairs:
+            return None
+        pairs[description] = express(tree)
+        return description, pairs[description]
+
+    for room, draws in _DRAWS.items():
+        for _ in range(draws):
+            new_pair(*room)
+    first = list(pairs.items())
+    draw.shuffle(first)
+    yield from first
+    failures = 0
+    while failures < _PATIENCE:
+        pair = new_pair(*_LARGE)
+        failures = failures + 1 if pair is None else 0
+        if pair is not None:
+            yield pair
+
+
+def generate_split(size: int, test_size: int, seed: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Pairs of a description and its regular expression to train on, and others to test with.
+
+    No description occurs twice, and no expression of a test pair in a training pair. The same seed gives the same
+    pairs, a smaller size the first of them, and the test pairs do not depend on the size of the training set.
+
+    Raises:
+        ValueError: a size is larger than the number of descriptions in the grammar.
+    """
+    pairs = _draw_pairs(seed)
+
+    def take(number: int, name: str, avoid: set[str]) -> list[tuple[str, str]]:
+        taken = list(islice((pair for pair in pairs if pair[1] not in avoid), number))
+        if len(taken) < number:
+            told = f"{name}: expected a size that the grammar has pairs for, got {number} and found {len(taken)}"
+            raise ValueError(told)
+        return taken
+
+    test = take(test_size, "test_size", set())
+    return take(size, "size", {regex for _, regex in test}), test

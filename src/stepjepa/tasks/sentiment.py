@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepjepa.answers.plain_text import answer_start
-from stepjepa.answers.scoring import exact_match, prefix_match
 from stepjepa.data.records import Record
+from stepjepa.tasks.answers import answer_start, text_scores
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error, task
 from stepjepa.tasks.raw_values import chat_record, read_label_field, read_text_field
 
@@ -81,12 +80,13 @@ class SentimentTask(Task):
 
     def score(self, record: Record, response: Response) -> Scored:
         truth, said = self.truth(record), read_label(response.text)
+        texts = text_scores(response.text, truth)
         first = _FIRST.match(answer_start(response.text))
         scores: dict[str, bool | float] = {
             "correct": said == truth,
-            "exact": exact_match(response.text, truth),
+            "exact": texts["exact"],
             "first_word": first is not None and _label(first) == truth,
-            "prefix": prefix_match(response.text, truth),
+            "prefix": texts["prefix"],
             "polarity": said is not None and (_SIDES | _SYNONYMS)[said] == _SIDES[truth],
         }
         error = None if scores["correct"] else WRONG if said else NO_ANSWER

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from stepjepa.answers.scoring import text_scores
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
+from stepjepa.tasks.answers import text_scores
 from stepjepa.tasks.base import (
     FAILED,
     NO_ANSWER,

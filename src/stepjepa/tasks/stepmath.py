@@ -42,7 +42,7 @@ class StepmathTask(BoxedTask):
 
     @classmethod
     def recognises(cls, record: Record) -> bool:
-        return cls.is_of_data_set(record)
+        return super(BoxedTask, cls).recognises(record)
 
 
 @dataclass(frozen=True)

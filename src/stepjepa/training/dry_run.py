@@ -22,13 +22,11 @@ from transformers import AutoModelForCausalLM, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 
 from stepjepa.batch.dataset import prepare
-from stepjepa.chat.plain_template import add_plain_tokens
-from stepjepa.chat.predictors import add_predictor_tokens
+from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.models.architecture import base_model
-from stepjepa.models.checkpointing import enable_selective, refuse_full
 from stepjepa.models.heads import attach_heads
 from stepjepa.models.loading import add_lora, load_config, load_tokenizer, new_config, new_dtype, reported
 from stepjepa.models.presets import PREFIX
@@ -129,7 +127,7 @@ def _estimate(
     check_positions(collator, prepared, held_out)
     if sharding.name:
         refuse_sharding(config, args.eval_generate)
-    _switch_checkpointing(model, args, training)
+    _switch_checkpointing(model, training)
     try:
         flop_model = FlopModel.of(model, ema=config.target_grad == "ema")
     except (RuntimeError, NotImplementedError):
@@ -199,12 +197,9 @@ def _estimate(
     }
 
 
-def _switch_checkpointing(model: Any, args: argparse.Namespace, training: TrainingArguments) -> None:
+def _switch_checkpointing(model: Any, training: TrainingArguments) -> None:
     fsdp = training.fsdp_config if isinstance(training.fsdp_config, dict) else {}
-    if args.selective_checkpointing:
-        refuse_full(training)
-        enable_selective(model)
-    elif training.gradient_checkpointing or str(fsdp.get("activation_checkpointing")).lower() == "true":
+    if training.gradient_checkpointing or str(fsdp.get("activation_checkpointing")).lower() == "true":
         base = base_model(model)
         enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
         enable({"use_reentrant": False})

@@ -12,7 +12,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, constants
 
-from stepjepa.chat.predictors import saved_with_predictors
+from stepjepa.chat.tokens import saved_with_predictors
 from stepjepa.errors import UserError, one_line, visible
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import atomic_write, read_json_object

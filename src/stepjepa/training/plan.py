@@ -22,7 +22,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from stepjepa.batch.collate import Batch, Collator
 from stepjepa.batch.dataset import TokenizedDataset
 from stepjepa.batch.sampler import Key, StepSampler
-from stepjepa.chat.predictors import predictor_ids
+from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.models.setup import packing
 from stepjepa.training.flops import FlopModel, counting

@@ -16,19 +16,17 @@ import torch
 from transformers import TrainingArguments
 
 from stepjepa.batch.dataset import Prepared
-from stepjepa.chat.system_prompts import MOST_PROMPTS, count_system_prompts
-from stepjepa.checkpoints import checkpoints
 from stepjepa.config import JepaConfig
-from stepjepa.data.mixture import mix
+from stepjepa.data.prompts import MOST_PROMPTS, count_system_prompts
 from stepjepa.data.records import BadRecords, Record, bad_records, tell_bad_records
-from stepjepa.data.sources import read_any, read_records
+from stepjepa.data.sources import mix, read_any, read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import fingerprint
 from stepjepa.flag_files import without_flags
 from stepjepa.models.architecture import base_model
 from stepjepa.models.quantization import parameter_counts, quantized
-from stepjepa.run_folder import METRICS_FILE, RUN_FILE, is_main_process, versions
+from stepjepa.run_folder import METRICS_FILE, RUN_FILE, checkpoints, is_main_process, versions
 from stepjepa.terminal import duration
 from stepjepa.training.plan import EqualCompute
 
@@ -209,7 +207,7 @@ def first_screen(
     Args:
         args: of ``commands.train``.
         trainer: a ``JepaTrainer``, ready to train.
-        told: rows ``columns``, ``prompts`` and ``answers``, where there is something to say.
+        told: rows ``columns`` and ``answers``, where there is something to say.
         equal: of a run that is as long as its compute allows.
         checkpoint: that the run is resumed from.
     """
@@ -223,7 +221,6 @@ def first_screen(
         ("encoding", f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None),
         ("data", f"{Path(prepared.source).name}: {_counts(prepared, config)}"),
         ("columns", told.get("columns")),
-        ("prompts", told.get("prompts")),
         ("held out", _counts(held_out, config) if held_out is not None else None),
         ("answers", told.get("answers")),
         ("each step", f"{batch * accumulated * processes} records ({each})"),

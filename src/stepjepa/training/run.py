@@ -23,17 +23,13 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import SaveStrategy
 
 from stepjepa.batch.dataset import CacheDir, prepare
-from stepjepa.chat.predictors import all_predictor_ids
-from stepjepa.chat.system_prompts import common_system_prompt, describe_system_prompts, with_system_prompt
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import Record
-from stepjepa.data.sources import describe_columns
-from stepjepa.data.trained_prompts import write_trained_prompts
-from stepjepa.disk import DISK_ERRORS
+from stepjepa.data.prompts import common_system_prompt, with_system_prompt, write_trained_prompts
+from stepjepa.data.records import Record, describe_columns
 from stepjepa.errors import UserError
 from stepjepa.evaluation.in_training import AnswerScores, spread
-from stepjepa.locks import locked
-from stepjepa.models.checkpointing import enable_selective, refuse_full
+from stepjepa.files import DISK_ERRORS, locked
 from stepjepa.models.loading import LoraSettings, add_lora, load_model
 from stepjepa.models.quantization import compute_dtype, quantization_options, quantized
 from stepjepa.models.token_rows import adapter_ids
@@ -189,16 +185,10 @@ def _build(
         model = add_lora(model, lora, adapter_ids(tokenizer, plain=config.plain))
     # Generation must never produce a token that only training knows.
     model.generation_config.suppress_tokens = all_predictor_ids(tokenizer) or None
-    told: dict[str, str | None] = {
-        "columns": describe_columns(train_records[0]),
-        "prompts": describe_system_prompts(train_records),
-    }
+    told = {"columns": describe_columns(train_records[0])}
     scores = None
     if args.eval_generate is not None:
         scores, told["answers"] = _answer_scores(args, eval_records, train_records, model, tokenizer)
-    if args.selective_checkpointing:
-        refuse_full(training)
-        enable_selective(model)
     trainer = JepaTrainer(
         model,
         training,

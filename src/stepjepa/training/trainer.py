@@ -21,9 +21,8 @@ from stepjepa.batch.dataset import Prepared, prepare
 from stepjepa.batch.sampler import StepSampler
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Data, Views
-from stepjepa.errors import UserError
+from stepjepa.errors import UserError, is_out_of_memory
 from stepjepa.evaluation.in_training import answer_means
-from stepjepa.memory import is_out_of_memory
 from stepjepa.models.architecture import base_model
 from stepjepa.models.ema import EmaCallback, EmaEncoder
 from stepjepa.models.flex import refuse_flex_training

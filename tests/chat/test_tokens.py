@@ -1,4 +1,4 @@
-"""Special tokens that a user only spells are text, in training and in evaluation, on real tokenizers."""
+"""Special tokens that training adds, and those that a user only spells: text, in training and in evaluation."""
 
 from __future__ import annotations
 
@@ -13,34 +13,48 @@ import tiny
 from slow_tokens import slow_tokens
 from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.chat.plain_template import add_plain_tokens
-from stepjepa.chat.predictors import add_predictor_tokens
-from stepjepa.chat.special import SpecialTokens
-from stepjepa.chat.template import Rendered
+from stepjepa.chat.tokens import (
+    TextTokenizer,
+    add_plain_tokens,
+    add_predictor_tokens,
+    all_predictor_ids,
+    predictor_ids,
+    predictor_token,
+)
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.evaluation.prompts import ShownTexts, continuation_spans, make_examples, make_template
+from stepjepa.models.presets import train_tokenizer
 from stepjepa.tasks.base import Continuation
 
 SPELT = "<|predictor_1|><|eot_id|> <|im_start|>x<|im_end|>\n<|endoftext|>"
-NAMES = ("qwen2.5", "olmo2", "minimind")
-each_tokenizer = pytest.mark.parametrize("name", NAMES)
 MODES: dict[str, dict[str, Any]] = {
     "separate": {"mode": "llm-jepa"},
     "front": {"mode": "llm-jepa", "front_pred": True},
-    "branched": {"mode": "llm-jepa", "layout": "branched"},
     "steps": {"mode": "step-jepa"},
     "inplace": {"mode": "step-jepa", "layout": "inplace"},
     "plain": {"mode": "llm-jepa", "plain": True},
 }
 
 
+def test_predictor_tokens_are_added_once() -> None:
+    tokenizer = train_tokenizer(["some text"], 270)
+    size = len(tokenizer)
+    ids = add_predictor_tokens(tokenizer, 2)
+    assert ids == add_predictor_tokens(tokenizer, 2) == [size, size + 1]
+    assert add_predictor_tokens(tokenizer, 1) == ids[:1]
+    ids = add_predictor_tokens(tokenizer, 12)
+    assert ids == predictor_ids(tokenizer, 12) == all_predictor_ids(tokenizer) == list(range(size, size + 12))
+    assert tokenizer.convert_ids_to_tokens(ids) == [predictor_token(number) for number in range(1, 13)]
+    assert tokenizer("a<|predictor_2|><|predictor_1|>b", add_special_tokens=False)["input_ids"][1:3] == ids[1::-1]
+    # The tokens that were special before still are.
+    assert tokenizer.decode([*ids, *tokenizer("<|im_start|>")["input_ids"]], skip_special_tokens=True) == ""
+    with pytest.raises(ValueError, match=r"<\|predictor_13\|>; call add_predictor_tokens\(tokenizer, 14\)"):
+        predictor_ids(tokenizer, 14)
+
+
 def spelling(text: str) -> Record:
     return tiny.make_record(f"Be {text}", f"What is {text}?", f"It is {text}.\n\nSo {text}\n\nend {text}")
-
-
-def special_ids(tokenizer: Any) -> set[int]:
-    return {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
 @pytest.mark.parametrize(
@@ -52,12 +66,12 @@ def test_no_special_token_comes_from_a_record(real_tokenizer: Callable[[str], An
     add_predictor_tokens(tokenizer, 2)
     config = JepaConfig(**MODES[mode], max_length=997)
     made = RecordTokenizer(tokenizer, config)
-    collator, special = Collator.of(config, made.predictors.tolist()), special_ids(tokenizer)
-    (harmless,), (record,) = made.tokenize([spelling("nothing")]), made.tokenize([spelling(SPELT)])
-    assert tokenizer.convert_tokens_to_ids("<|eot_id|>") in special
+    collator = Collator.of(config, made.predictors.tolist())
+    special = [index for index, token in tokenizer.added_tokens_decoder.items() if token.special]
+    harmless, record = made.tokenize([spelling("nothing"), spelling(SPELT)])
     # As many as the template and the layout write, and the same ones.
     kept = [
-        [each.ids[np.isin(each.ids, list(special))].tolist() for each in collator.sequences(Item(one))]
+        [each.ids[np.isin(each.ids, special)].tolist() for each in collator.sequences(Item(one))]
         for one in (harmless, record)
     ]
     assert kept[0] == kept[1]
@@ -66,12 +80,10 @@ def test_no_special_token_comes_from_a_record(real_tokenizer: Callable[[str], An
     assert "<|predictor_1|><|eot_id|> <|im_start|>x<|im_end|>" in tokenizer.decode(record.ids)
     assert len(record.pairs) == len(harmless.pairs) > 0
     # What is taught ends the turn once, at its end.
-    assert np.isin(record.ids[record.labels + 1], list(special)).sum() == 1
+    assert np.isin(record.ids[record.labels + 1], special).sum() == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "plain"), [("qwen2.5", True), ("olmo2", False), ("minimind", True), ("minimind", False)]
-)
+@pytest.mark.parametrize(("name", "plain"), [("qwen2.5", True), ("olmo2", False), ("minimind", False)])
 def test_an_evaluation_asks_with_the_tokens_of_training(
     real_tokenizer: Callable[[str], Any], name: str, plain: bool
 ) -> None:
@@ -94,12 +106,12 @@ def test_an_evaluation_asks_with_the_tokens_of_training(
         assert "<|predictor_1|><|eot_id|>" in tokenizer.decode(span.ids[span.start :])
 
 
-@each_tokenizer
+@pytest.mark.parametrize("name", ["qwen2.5", "olmo2", "minimind"])
 def test_stand_ins_give_the_tokens_of_every_stretch_by_itself(real_tokenizer: Callable[[str], Any], name: str) -> None:
     tokenizer = copy.deepcopy(real_tokenizer(name))
     add_predictor_tokens(tokenizer, 1)
     special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-    made, generator = RecordTokenizer(tokenizer, JepaConfig(mode="regular")), np.random.default_rng(11)
+    generator = np.random.default_rng(11)
     words = ["a", " b", "\n", "ünï", "7", "  ", "<|", "|>", "<think>", "🙂", *special]
     texts, contents = [], []
     for turn in range(31):
@@ -112,20 +124,26 @@ def test_stand_ins_give_the_tokens_of_every_stretch_by_itself(real_tokenizer: Ca
             text += content
         texts.append(text + special[0])
         contents.append(spans)
-    spelt, known = 0, SpecialTokens(tokenizer)
-    for text, spans in zip(texts, contents, strict=True):
-        spelt += known.spelt(text, spans)
-        found = made.tokens(Rendered(text, tuple(spans), ()))
-        for one, other in zip(found, slow_tokens(tokenizer, text, spans), strict=True):
-            assert one.tolist() == other.tolist(), text
-    assert 0 < spelt < len(texts)
+    made = TextTokenizer(tokenizer)
+    assert 0 < sum(map(made.spelt, texts, contents)) < len(texts)
+    # Together, and one by one.
+    for found in (
+        made(texts, contents),
+        [made([text], [spans])[0] for text, spans in zip(texts, contents, strict=True)],
+    ):
+        for tokens, text, spans in zip(found, texts, contents, strict=True):
+            for one, other in zip(tokens, slow_tokens(tokenizer, text, spans), strict=True):
+                assert one.tolist() == other.tolist(), text
+    # Where a text holds the character of a stand-in, another one is taken.
+    text = f"{made._stands_for[special[0]]}{special[0]}"
+    assert tokenizer.decode(made([text], [[(0, len(text))]])[0].ids) == text
     assert tokenizer(special[0])["input_ids"] == [tokenizer.convert_tokens_to_ids(special[0])], "left as it was"
 
 
 def test_a_token_that_reaches_over_an_end_of_a_content_is_none(trained_tokenizer: Any) -> None:
-    special = SpecialTokens(trained_tokenizer)
+    made = TextTokenizer(trained_tokenizer)
     text = "a<|im_end|>"
-    assert [special.spelt(text, [span]) for span in ((0, 1), (0, 2), (1, 11), (10, 11), (3, 4))] == [
+    assert [made.spelt(text, [span]) for span in ((0, 1), (0, 2), (1, 11), (10, 11), (3, 4))] == [
         *(False, True, True, True),
         # The part in the middle of a token that the template writes around it can't be told by its ends.
         False,

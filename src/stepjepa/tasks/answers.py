@@ -1,4 +1,4 @@
-r"""Compare a generated answer with the truth: as text, or as an answer to a mathematical problem.
+r"""Read answers out of generated text and compare them: as text, or as answers to a mathematical problem.
 
 A mathematical answer is read only where it is marked: in ``\boxed{...}`` or behind ``####``. Two answers are compared
 as numbers, or as text if neither is a number; a number never equals an answer that is none. A model may generate any
@@ -9,81 +9,109 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_left
+from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
-from itertools import pairwise
+from functools import cache
 from typing import NamedTuple
 
-from stepjepa.answers.plain_text import GROUPING_SPACES, before_special_token, plain_characters
+# Narrow and non-breaking spaces, which group the digits of a number.
+_GROUPING_SPACES = "\u2009\u202f\u00a0"
+# Other programs leave </s> or <|im_end|> in their output.
+_SPECIAL_TOKEN = re.compile(r"</s>|<\|")
+_LAST_TOKENS = re.compile(r"(?:</s>|<\|\w{1,40}\|>)\Z")
+_FENCE = re.compile(r"^[^\S\n]*(?:```|~~~)\w*[^\S\n]*\n")
+_CODE = re.compile(
+    r"(?P<fence>```|~~~)(?:\w*[^\S\n]*\n)?(?P<block>(?:(?!(?P=fence)).)+)(?P=fence)|`(?P<inline>[^`\n]+)`", re.DOTALL
+)
+_SHORT_BOX = re.compile(r"\$*\\(?:boxed|text)\s*\{([^{}]*)\}\$*")
+# Number of characters that answer_start reads; the limit keeps its searches short.
+_LONGEST_START = 2000
 
 
-def exact_match(generated: str, truth: str) -> bool:
-    """Whether the texts are equal, white space at their ends ignored."""
-    return generated.strip() == truth.strip()
+@cache
+def _plain_character(character: str) -> str:
+    kind = unicodedata.category(character)
+    if kind == "Nd":
+        return str(unicodedata.decimal(character))
+    if "\uff01" <= character <= "\uff5e":
+        return chr(ord(character) - 0xFF01 + ord("!"))
+    if unicodedata.decomposition(character).startswith("<fraction>"):
+        return " " + unicodedata.normalize("NFKC", character).replace("\u2044", "/")
+    if kind == "Zs" and character not in _GROUPING_SPACES:
+        return " "
+    return "" if kind == "Cf" else character
 
 
-def prefix_match(generated: str, truth: str) -> bool:
-    """Whether the generated text begins with the truth: right, though the model may have run on."""
-    return generated.strip().startswith(truth.strip())
+def plain_characters(text: str) -> str:
+    """Replace characters by the ASCII characters that look the same.
+
+    Digits of all scripts and full-width forms become ASCII, ``½`` becomes `` 1/2``, spaces become plain ones except
+    those that group digits, and invisible characters (zero-width spaces, direction marks) are removed.
+    """
+    return text if text.isascii() else "".join(map(_plain_character, text))
+
+
+def before_special_token(text: str) -> str:
+    """A text up to its first ``</s>`` or ``<|``, which begins a special token."""
+    return _SPECIAL_TOKEN.split(text, maxsplit=1)[0]
+
+
+def answer_start(text: str) -> str:
+    """The beginning of an answer in plain characters, without a code fence or box, up to a special token."""
+    start = before_special_token(plain_characters(text.strip()[:_LONGEST_START])).strip()
+    return _SHORT_BOX.sub(r"\1", _FENCE.sub("", start)).strip()
+
+
+def strip_code_fence(text: str) -> str:
+    """An answer without the fence or backticks that enclose all of it, and without a special token at its end."""
+    text = _LAST_TOKENS.sub("", text.strip()).strip()
+    code = _CODE.fullmatch(text)
+    return (code["block"] or code["inline"]).strip() if code else text
 
 
 def text_scores(generated: str, truth: str) -> dict[str, bool | float]:
-    """The scores ``exact``, ``prefix`` and ``contains`` (the truth is anywhere in the generated text)."""
-    return {
-        "exact": exact_match(generated, truth),
-        "prefix": prefix_match(generated, truth),
-        "contains": truth.strip() in generated,
-    }
+    """Whether the generated text is the truth (``exact``), begins with it (``prefix``) or ``contains`` it."""
+    said, truth = generated.strip(), truth.strip()
+    return {"exact": said == truth, "prefix": said.startswith(truth), "contains": truth in generated}
 
 
 # After "####" comes a space or the beginning of a number; or mark and answer are together in bold face or in backticks.
 _HASHES = re.compile(
-    rf"(?<!\S)####(?:[ \t{GROUPING_SPACES}]+(?=[^\s#])|(?=[-+−.\d$€£¥*`\\(]))(?P<line>[^\n]+)"
+    rf"(?<!\S)####(?:[ \t{_GROUPING_SPACES}]+(?=[^\s#])|(?=[-+−.\d$€£¥*`\\(]))(?P<line>[^\n]+)"
     r"|(?P<around>\*\*|`)####[ \t]*(?P<inside>[^\s*`][^*`\n]*)(?P=around)"
 )
-_BRACES = re.compile(r"(?P<box>\\boxed\s*\{)|\\[{}]|\\\\(?!boxed)|(?P<open>\{)|(?P<close>\})")
-
-
-class _Mark(NamedTuple):
-    start: int
-    end: int
-    answer: str
+# Braces nest six deep at most; those behind a backslash do not group.
+_CONTENT = r"(?:[^{}\\]|\\.)*+"
+for _ in range(6):
+    _CONTENT = rf"(?:[^{{}}\\]|\\.|\{{{_CONTENT}\}})*+"
+_BOX = re.compile(rf"\\boxed\s*+\{{({_CONTENT})\}}", re.DOTALL)
 
 
 def marked_answers(text: str) -> list[str]:
     r"""The answers that a text marks, in order: contents of ``\boxed{...}``, and the rest of a line behind ``####``.
 
-    Braces nest; a box that is not closed or is empty marks nothing. Of nested marks, as in ``#### \boxed{18}``, the
-    innermost counts. White space must precede ``####``, except in ``**#### 18**``. Digits of any script are returned as
-    ASCII, invisible characters are removed, and a line ends at a special token.
+    A box that is not closed or is empty marks nothing. Of nested marks, as in ``#### \boxed{18}``, the innermost
+    counts. White space must precede ``####``, except in ``**#### 18**``. Digits of any script are returned as ASCII,
+    invisible characters are removed, and a line ends at a special token.
     """
     text = plain_characters(text)
-    marks = [
-        _Mark(match.start(), match.end(), before_special_token(match["line"] or match["inside"]))
+    boxes = list(_boxes(text, 0))
+    starts = [start for start, _ in boxes]
+    lines = [
+        (match.start(), before_special_token(match["line"] or match["inside"]))
         for match in _HASHES.finditer(text)
+        if bisect_left(starts, match.start()) == bisect_left(starts, match.end())
     ]
-    marks = sorted([*marks, *_boxes(text)])
-    # A mark is innermost if the next one begins after its end; the last one always is.
-    inner = [mark for mark, after in pairwise(marks) if mark.end <= after.start] + marks[-1:]
-    return [answer for mark in inner if (answer := mark.answer.strip())]
+    return [answer.strip() for _, answer in sorted([*boxes, *lines]) if answer.strip()]
 
 
-def _boxes(text: str) -> list[_Mark]:
-    r"""The closed boxes that contain no other box; braces after a backslash do not group."""
-    first = text.find("\\boxed")
-    found: list[_Mark] = []
-    # For each open brace: its start, the start of its content (-1: no box), the number of boxes found before it.
-    opened: list[tuple[int, int, int]] = []
-    for match in _BRACES.finditer(text, first) if first >= 0 else ():
-        if match["box"]:
-            opened.append((match.start(), match.end(), len(found)))
-        elif match["open"]:
-            opened.append((match.start(), -1, len(found)))
-        elif match["close"] and opened:
-            start, content, before = opened.pop()
-            if content >= 0 and len(found) == before:
-                found.append(_Mark(start, match.end(), text[content : match.start()]))
-    return found
+def _boxes(text: str, offset: int) -> Iterator[tuple[int, str]]:
+    """Place and content of the closed boxes that contain no other box."""
+    for match in _BOX.finditer(text):
+        inner = list(_boxes(match[1], offset + match.start(1)))
+        yield from inner or [(offset + match.start(), match[1])]
 
 
 class Number(NamedTuple):
@@ -112,23 +140,18 @@ _NUMBER = re.compile(
     # The number must not continue, as in 1,2 or 1.2.3 or 1/2/3.
     r"(?![0-9]|[.,/]\s*[0-9])"
 )
-_ENCLOSED = re.compile(r"""\([^()\[\],]*\)|\[[^()\[\],]*\]|"[^"]*"|'[^']*'|“[^”]*”""")
 _ABOUT = re.compile(r"^(?:≈|\\approx\b|(?i:about|approximately|approx\.?|roughly|around)\s)\s*")
-_IN_BRACKETS = re.compile(r"^\s+\(([^()]*)\)$")
 _WORD = r"[^\W\d_]+(?:\^\{?-?[0-9]\}?|[²³])?"
 _UNIT = re.compile(rf"(?P<sign>[%$€£¥₹]?)\s*(?P<words>(?:{_WORD}(?:[ .·*-]+{_WORD})*)?)")
 
 _SIGNS = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee", "%": "percent"}
 _CURRENCIES = {"usd": "dollar", "eur": "euro", "gbp": "pound", "jpy": "yen", "inr": "rupee", "rs": "rupee"}
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-# A single letter behind a number is algebra (5x, 2n) or a scale (3k, 2M) unless it is one of these units, or of a
-# script without capitals (5元).
+# Any other letter behind a number is algebra (5x, 2n) or a scale (3k, 2M), but in a script without capitals (5元).
 _LETTER_UNITS = frozenset("mglLshWVJ")
 # "18 or more" and "3 to one" do not mean the number before these words.
-_NOT_UNITS = frozenset(
-    {"or", "and", "to", "not", "plus", "minus", "times", "by", "over", "out", "if", "but", "is", "are", "was", "were"}
-)
-_POWERS = frozenset({"squared", "cubed", "factorial"})
+_NOT_UNITS = re.compile(r"\b(?:or|and|to|not|plus|minus|times|by|over|out|if|but|is|are|was|were)\b")
+_POWERS = ("squared", "cubed", "factorial")
 _LONGEST_UNIT = 5
 # Numbers of characters above any real number, or sentence that states one; they limit the time.
 _LONGEST_NUMBER = 120
@@ -138,34 +161,19 @@ _LONGEST_TEXT = 2000
 
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\s*\{([^{}]*)\}")
 _REPLACEMENTS = (
-    (re.compile(r"\\[dt]frac"), r"\\frac"),
-    (re.compile(r"\\left(?![a-z])|\\right(?![a-z])"), ""),
-    (re.compile(r"\{,\}"), ","),
+    (r"\\[dt]frac", r"\\frac"),
+    (r"\\left(?![a-z])|\\right(?![a-z])", ""),
+    (r"\{,\}", ","),
     # Narrow spaces group digits; an escaped space or a tie separates words.
-    (re.compile(rf"\\[,!;:]|[{GROUPING_SPACES}]"), ""),
-    (re.compile(r"\\ |~"), " "),
-    (re.compile(r"\\([$%])"), r"\1"),
-    (re.compile(r"\^\s*(?:\{\s*)?\\circ\s*\}?|°"), " degrees "),
-    (re.compile(r"[−–]"), "-"),
-    (re.compile(r"\bUS\$"), "$"),
+    (rf"\\[,!;:]|[{_GROUPING_SPACES}]", ""),
+    (r"\\ |~", " "),
+    (r"\\([$%])", r"\1"),
+    (r"\^\s*(?:\{\s*)?\\circ\s*\}?|°", " degrees "),
+    (r"[−–]", "-"),
     # Scientific notation, 2 \times 10^3.
-    (
-        re.compile(
-            r"(?<=[0-9])\s*(?:\\times|\\cdot|×|·)\s*10\s*\^\s*(?:\{\s*([+-]?[0-9]{1,2})\s*\}|([+-]?[0-9]{1,2}))"
-        ),
-        r"e\1\2",
-    ),
+    (r"(?<=[0-9])\s*(?:\\times|\\cdot|×|·)\s*10\s*\^\s*(?:\{\s*([+-]?[0-9]{1,2})\s*\}|([+-]?[0-9]{1,2}))", r"e\1\2"),
 )
-_DELIMITERS = (
-    ("$$", "$$"),
-    ("$", "$"),
-    (r"\(", r"\)"),
-    (r"\[", r"\]"),
-    ("**", "**"),
-    ("*", "*"),
-    ("`", "`"),
-    ("{", "}"),
-)
+_DELIMITERS = {"$$": "$$", "$": "$", r"\(": r"\)", r"\[": r"\]", "**": "**", "*": "*", "`": "`", "{": "}"}
 
 
 def _clean(text: str) -> str:
@@ -178,12 +186,12 @@ def _clean(text: str) -> str:
         previous = text
         text = _WRAPPER.sub(r" \1 ", text)
     for pattern, replacement in _REPLACEMENTS:
-        text = pattern.sub(replacement, text)
+        text = re.sub(pattern, replacement, text)
     previous = None
     while text != previous:
         previous = text
         text = text.strip().removesuffix(".").strip()
-        for opening, closing in _DELIMITERS:
+        for opening, closing in _DELIMITERS.items():
             inner = text[len(opening) : len(text) - len(closing)]
             if text.startswith(opening) and text.endswith(closing) and inner and closing not in inner:
                 text = inner
@@ -196,20 +204,18 @@ def parse_number(text: str) -> Number | None:
 
     Understood: signs, thousands separators (``1,000``, ``1{,}000``), decimals, currency signs before or behind,
     simple fractions (``3/4``, ``\frac{3}{4}``, ``1 1/2``, ``½``), powers of ten (``2\times 10^3``), units in words,
-    scale words (``3 million``), LaTeX spacing and text commands, digits of any script, ``about`` before the number,
-    brackets or quotation marks around it. Percent is a unit: ``50%`` equals ``50`` and ``50 percent``, not ``0.5``.
-    Refused on purpose: several numbers, calculations, letters that stand for values.
+    scale words (``3 million``), LaTeX spacing and text commands, digits of any script. Percent is a unit: ``50%``
+    equals ``50`` and ``50 percent``, not ``0.5``. Refused on purpose: several numbers, calculations, letters that stand
+    for values.
     """
     text = _clean(text)
     if len(text) > _LONGEST_NUMBER:
         return None
-    if _ENCLOSED.fullmatch(text):
-        text = text[1:-1].strip()
     text = _ABOUT.sub("", text, count=1)
     match = _NUMBER.match(text)
     if match is None or (match["sign"] and match["inner_sign"]):
         return None
-    unit = _parse_unit(_IN_BRACKETS.sub(r"\1", text[match.end() :]).replace("/", " per ").strip())
+    unit = _parse_unit(text[match.end() :].replace("/", " per ").strip())
     value = _value(match)
     if unit is None or value is None:
         return None
@@ -229,8 +235,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
     numerator, denominator = (int(part.replace(",", "")) for part in (over, under))
     if denominator == 0 or (match["whole"] and numerator < 0):
         return None
-    whole = int(match["whole"].replace(",", "")) if match["whole"] else 0
-    return whole + Fraction(numerator, denominator)
+    return int((match["whole"] or "0").replace(",", "")) + Fraction(numerator, denominator)
 
 
 def _parse_unit(text: str) -> tuple[tuple[str, ...], int] | None:
@@ -246,25 +251,16 @@ def _parse_unit(text: str) -> tuple[tuple[str, ...], int] | None:
     scale = 1
     while words and words[0] in _SCALES:
         scale *= _SCALES[words.pop(0)]
-    if len(words) > _LONGEST_UNIT or _NOT_UNITS.intersection(words) or _POWERS.intersection(words[:1]):
+    if len(words) > _LONGEST_UNIT or _NOT_UNITS.search(text.lower()) or text.lower().startswith(_POWERS):
         return None
     singular = [_CURRENCIES.get(word) or (word.removesuffix("s") if len(word) > 2 else word) for word in words]
     return (*([_SIGNS[match["sign"]]] if match["sign"] else []), *singular), scale
 
 
-_VERBS = r"\b(?:is|are|was|were|be|equals|equal\s+to|totals)\b"
+_VERBS = r"\b(?:is|are|was|were|equals)\b"
 _STATEMENT = re.compile(rf"(?P<subject>.*)(?P<copula>=|:|≈|\\approx\b|{_VERBS})(?P<rest>.*)", re.DOTALL)
-# Directly before the copula: the statement is denied, only possible, or an inequality.
-_DOUBT = re.compile(r"(?:\b(?:may|might|could|can|cannot|not|never)|n['’]t|[!<>])$")
-_CONDITION = re.compile(r"(?:if|unless|whether|suppose|assuming|maybe|perhaps|possibly)\b[^,]*$", re.IGNORECASE)
 _TERM = r"[\s($€£]*[-+−]?[0-9][0-9.,]*[)%\s]*"
-_OPERATOR = r"(?:[-+−*/×÷·=x]|\\times|\\cdot)"
-_CALCULATION = re.compile(
-    rf"(?:[^0-9]*(?:=|:|{_VERBS}))?{_TERM}(?:{_OPERATOR}{_TERM})*"
-    # Without a copula a word must come first, not the letter of an equation.
-    rf"|[^0-9]*[^\W\d_]{{2}}\s{_TERM}(?:{_OPERATOR}{_TERM})+"
-)
-_SEVERAL = re.compile(r"[;&:]|[,.]\s|\b(?:and|or)\b")
+_CALCULATION = re.compile(rf"(?:[^0-9]*(?:=|:|{_VERBS}))?{_TERM}(?:(?:[-+−*/×÷·=x]|\\times|\\cdot){_TERM})*")
 
 
 def _parse_statement(text: str) -> tuple[Number, str] | None:
@@ -272,23 +268,17 @@ def _parse_statement(text: str) -> tuple[Number, str] | None:
     number = parse_number(text)
     if number is not None:
         return number, ""
-    text = _clean(text)
+    text = _clean(text).replace("**", "")
     match = _STATEMENT.fullmatch(text) if len(text) <= _LONGEST_STATEMENT else None
     if match is None:
         return None
-    subject, rest = match["subject"], match["rest"].strip()
-    if subject.count("**") % 2:
-        # Bold face that opens before the subject may close after the copula.
-        subject, rest = subject.replace("**", ""), rest.removeprefix("**")
-    subject, number = subject.strip(" \t\n$"), parse_number(rest)
-    if number is None or _DOUBT.search(subject) or _CONDITION.match(subject):
+    subject, number = match["subject"].strip(" \t\n$"), parse_number(match["rest"])
+    if number is None or subject.endswith(("!", "<", ">")):
         return None
-    if re.search("[0-9]", subject):
-        # "x = 5, y = 8" states two answers; "6 * 3 = 18" and "what they pay after 3 days is 18" state one.
-        equation = match["copula"] in ("=", "≈", "\\approx")
-        one = _CALCULATION.fullmatch(subject) if equation else not _SEVERAL.search(subject)
-        if not one or match["copula"] == ":":
-            return None
+    # "x = 5, y = 8" states two answers, "6 * 3 = 18" one.
+    calculated = match["copula"] not in ":" and _CALCULATION.fullmatch(subject)
+    if re.search("[0-9]", subject) and not calculated:
+        return None
     return number, subject if len(subject) == 1 and subject.isalpha() else ""
 
 
@@ -330,21 +320,16 @@ def canonical(answer: str) -> str:
     return "".join(_clean(answer).split()) if number is None else str(number.value)
 
 
-_DIGITS = re.compile(r"[0-9][0-9.,/]*")
-
-
 def last_number(text: str) -> str | None:
-    """The last number of a text, which is a guess at its answer if none is marked.
+    """The last number of a text as written, with its sign or as a fraction: a guess at an answer that is not marked.
 
-    Returns:
-        The number as written, with its sign or as a fraction; None if there is none or the last one is unclear
-        (``1.2.3``).
+    None if there is none or the last one is unclear (``1.2.3``).
     """
     text = plain_characters(text)
     end = max(map(text.rfind, "0123456789")) + 1
     # Search only as far back as a number can reach; LaTeX spaces and braces that group digits become commas.
     near = re.sub(r"\{,\}|\\,", ",", text[max(0, end - _LONGEST_NUMBER) : end])
-    runs = list(_DIGITS.finditer(near))
+    runs = list(re.finditer(r"[0-9][0-9.,/]*", near))
     if not runs or (runs[-1].start() == 0 and end > _LONGEST_NUMBER):
         return None
     before = near[: runs[-1].start()].rstrip("$€£¥")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.answers.workers import Outcome, Workers
 from stepjepa.errors import UserError
+from stepjepa.tasks.workers import Outcome, Workers
 
 
 # What the processes run; by name, so it stands at the top level.
@@ -133,7 +133,7 @@ def forever(path):
 def start(tmp_path, script):
     """A program of its own that uses workers; it stands in for ``stepjepa evaluate`` or a user's script."""
     (tmp_path / "job.py").write_text(JOB)
-    (tmp_path / "script.py").write_text("import job\nfrom stepjepa.answers.workers import Workers\n" + script)
+    (tmp_path / "script.py").write_text("import job\nfrom stepjepa.tasks.workers import Workers\n" + script)
     command = [sys.executable, "script.py"]
     return subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0

@@ -6,38 +6,25 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from stepjepa.errors import UserError
 
-if TYPE_CHECKING:
-    from pebble import ProcessFuture, ProcessPool
-
-MOST_WORKERS = 8
-
-Failure = Literal["time", "memory", "crash", "error"]
-
+_MOST_WORKERS = 8
 # Exit code of a process that ran out of memory; a number that neither Python nor shells use.
 _OUT_OF_MEMORY = 113
 _LONGEST_MESSAGE = 500
 
 
 class Outcome(NamedTuple):
-    """The result of one call.
-
-    Attributes:
-        value: the return value of the function; None if it failed.
-        failure: None for success; ``time`` or ``memory`` if a limit was reached, ``crash`` if the process ended,
-            ``error`` if the function raised an exception.
-        message: description of the failure.
-    """
+    """The value that a call returned; or why it failed: ``time``, ``memory``, ``crash`` or ``error``, and a message."""
 
     value: Any
-    failure: Failure | None = None
+    failure: str | None = None
     message: str = ""
 
 
@@ -51,7 +38,7 @@ class Workers:
         function: a function at the top level of a module that is quick to import and has no side effects.
         seconds: time limit of a call, counted from its own beginning.
         memory: memory limit of a call in MiB, beyond what its process uses at the start; enforced only on Linux.
-        processes: number of processes; None for one per CPU core, at most :data:`MOST_WORKERS`.
+        processes: number of processes; None for one per CPU core, at most 8.
     """
 
     def __init__(
@@ -61,8 +48,8 @@ class Workers:
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
         self._function, self._seconds, self._memory = function, seconds, memory
-        self._pool: ProcessPool = ProcessPool(
-            processes or min(cores, MOST_WORKERS),
+        self._pool = ProcessPool(
+            processes or min(cores, _MOST_WORKERS),
             initializer=_set_limits,
             initargs=(memory, os.getpid()),
             context=_Context(),
@@ -76,11 +63,8 @@ class Workers:
             RuntimeError: the pool is closed.
         """
         try:
-            with _safe_path():
-                futures = [
-                    self._pool.schedule(_call, (self._function, arguments), timeout=self._seconds)
-                    for arguments in calls
-                ]
+            with _replaced(os.environ, "PYTHONSAFEPATH", "1"):
+                futures = [self._pool.schedule(_call, (self._function, each), timeout=self._seconds) for each in calls]
             return [self._outcome(future) for future in futures]
         except BaseException:
             # On Ctrl-C above all, the program must not wait for the processes.
@@ -92,7 +76,7 @@ class Workers:
         self._pool.stop()
         self._pool.join()
 
-    def _outcome(self, future: ProcessFuture[Any]) -> Outcome:
+    def _outcome(self, future: Any) -> Outcome:
         from concurrent.futures.process import BrokenProcessPool
 
         from pebble import ProcessExpired
@@ -100,10 +84,9 @@ class Workers:
         try:
             return Outcome(future.result())
         except BrokenProcessPool:
-            raise UserError(
-                f"a process for {self._function.__module__}.{self._function.__name__} ended before it got work; "
-                f"allow it more than {self._memory} MiB of memory"
-            ) from None
+            name = f"{self._function.__module__}.{self._function.__name__}"
+            told = f"a process for {name} ended before it got work; allow it more than {self._memory} MiB of memory"
+            raise UserError(told) from None
         except ProcessExpired as error:
             if error.exitcode == _OUT_OF_MEMORY:
                 return Outcome(None, "memory", f"took more than {self._memory} MiB")
@@ -115,31 +98,29 @@ class Workers:
 
 
 @contextmanager
-def _safe_path() -> Iterator[None]:
-    """Python processes that start in this context do not search the working folder for modules."""
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
+def _replaced(mapping: MutableMapping[str, Any], key: str, value: Any) -> Iterator[None]:
+    before = mapping.get(key)
+    mapping[key] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ["PYTHONSAFEPATH"]
+            del mapping[key]
         else:
-            os.environ["PYTHONSAFEPATH"] = before
+            mapping[key] = before
 
 
 class _Process(SpawnProcess):
-    """A spawned process that does not run the main script again, which may import torch or lack a main guard."""
+    """A spawned process that does not search the working folder for modules.
+
+    Nor does it run the main script again, which may import torch or lack a main guard.
+    """
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802  # the name that multiprocessing calls
-        main = sys.modules["__main__"]
-        sys.modules["__main__"] = ModuleType("__main__")
-        try:
-            with _safe_path():
-                return SpawnProcess._Popen(process_obj)
-        finally:
-            sys.modules["__main__"] = main
+        main = ModuleType("__main__")
+        with _replaced(sys.modules, "__main__", main), _replaced(os.environ, "PYTHONSAFEPATH", "1"):
+            return SpawnProcess._Popen(process_obj)
 
 
 class _Context(SpawnContext):

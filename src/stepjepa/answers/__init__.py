@@ -1,1 +1,0 @@
-"""Comparison of answers, and processes with limits of time and memory for such work."""

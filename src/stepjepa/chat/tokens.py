@@ -1,0 +1,204 @@
+"""Special tokens that training adds to a tokenizer, and texts to tokens without special tokens from users' contents.
+
+A user's text may hold ``<|im_end|>``, or even ``<|predictor_1|>``. Tokenised with the rest of the chat it would end the
+turn. ``split_special_tokens`` of transformers alone is no remedy, since it splits the template's own tokens too. So the
+template's tokens are replaced by stand-ins: tokens of the same length and with the same matching options that are not
+special, known only to a copy of the tokenizer. All other special tokens are split then, and the ids of the stand-ins
+are mapped back.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Spans = Sequence[tuple[int, int]]
+"""Start and end (exclusive) of each content in a text, in characters, without overlaps."""
+
+PERCEPTION = "<|perception|>"
+
+# The published scripts end every row of the plain format with this token, whatever the tokenizer's own eos token is.
+END_OF_TURN = "<|eot_id|>"
+
+
+# -- tokens of ours ----------------------------------------------------------------------------------------------------
+
+
+def predictor_token(number: int) -> str:
+    """The text of predictor token ``number``, counted from 1."""
+    return f"<|predictor_{number}|>"
+
+
+def add_predictor_tokens(tokenizer: PreTrainedTokenizerBase, count: int) -> list[int]:
+    """Add the predictor tokens 1 to ``count`` that a tokenizer lacks, as special tokens; returns the ids of all."""
+    _add(tokenizer, [predictor_token(number) for number in range(1, count + 1)])
+    return predictor_ids(tokenizer, count)
+
+
+def predictor_ids(tokenizer: PreTrainedTokenizerBase, count: int) -> list[int]:
+    """The ids of ``<|predictor_1|>`` .. ``<|predictor_K|>``.
+
+    Raises:
+        ValueError: the tokenizer lacks one of them.
+    """
+    known = tokenizer.get_added_vocab()
+    tokens = [predictor_token(number) for number in range(1, count + 1)]
+    if missing := [token for token in tokens if token not in known]:
+        raise ValueError(f"expected a tokenizer with {missing[0]}; call add_predictor_tokens(tokenizer, {count}) first")
+    return [int(known[token]) for token in tokens]
+
+
+def all_predictor_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids of all predictor tokens that a tokenizer has; they must never be generated."""
+    known = tokenizer.get_added_vocab()
+    return sorted(index for token, index in known.items() if re.fullmatch(r"<\|predictor_\d+\|>", token))
+
+
+def saved_with_predictors(folder: str | Path) -> bool:
+    """Whether the tokenizer files in a model's folder contain predictor tokens; the tokenizer is not loaded."""
+    first = predictor_token(1).encode()
+    files = (Path(folder) / name for name in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json"))
+    return any(first in file.read_bytes() for file in files if file.is_file())
+
+
+def add_plain_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Add ``<|perception|>`` and ``<|eot_id|>`` to a tokenizer that lacks them; returns the ids of the two."""
+    _add(tokenizer, [PERCEPTION, END_OF_TURN])
+    return [int(index) for index in tokenizer.convert_tokens_to_ids([PERCEPTION, END_OF_TURN])]
+
+
+def _add(tokenizer: PreTrainedTokenizerBase, tokens: list[str]) -> None:
+    known = tokenizer.get_added_vocab()
+    missing = [token for token in tokens if token not in known]
+    tokenizer.add_special_tokens({"extra_special_tokens": missing}, replace_extra_special_tokens=False)
+
+
+# -- texts to tokens ---------------------------------------------------------------------------------------------------
+
+
+class Tokens(NamedTuple):
+    """A text as ``[L]`` tokens: their ids, the first character of each, and one past its last."""
+
+    ids: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    ends: NDArray[np.int32]
+
+    def first_overlapping(self, character: int) -> int:
+        """Index of the first token that reaches beyond a character position."""
+        return int(self.ends.searchsorted(character, side="right"))
+
+    def first_from(self, character: int) -> int:
+        """Index of the first token that begins at or after a character position."""
+        return int(self.starts.searchsorted(character, side="left"))
+
+
+class TextTokenizer:
+    """Tokenises rendered texts; a special token is one only where the template has written it.
+
+    Args:
+        tokenizer: a fast tokenizer; it is not changed. Tokens that are added to it later are not known here.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        # A tokenizer that splits special tokens anyway has none to tell apart.
+        added = {} if getattr(tokenizer, "split_special_tokens", False) else tokenizer.added_tokens_decoder
+        self._special = {str(token): index for index, token in added.items() if token.special}
+        # Of several tokens that match at one place the longest wins, as in the tokenizer.
+        longest_first = sorted(self._special, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        # A token that crosses one end of a content has its first or its last character in the content.
+        self._ends = sorted({token[at] for token in longest_first for at in (0, -1)})
+        self._copy: Any = None
+        self._stands_for: dict[str, str] = {}  # special token -> the character that its stand-in repeats
+        self._back: dict[int, int] = {}  # id of a stand-in -> id of the special token that it replaces
+
+    def __call__(self, texts: Sequence[str], contents: Sequence[Spans]) -> list[Tokens]:
+        """Tokenise texts, best many at once.
+
+        Args:
+            texts: as a template has rendered them, their special tokens included.
+            contents: where each holds what others wrote.
+        """
+        both = list(zip(texts, contents, strict=True))
+        spelt = [self.spelt(*each) for each in both]
+        plain = iter(_tokenize(self.tokenizer, [text for text, here in zip(texts, spelt, strict=True) if not here]))
+        replaced = iter(self._with_stand_ins([each for each, here in zip(both, spelt, strict=True) if here]))
+        return [next(replaced if here else plain) for here in spelt]
+
+    def spelt(self, text: str, contents: Spans) -> bool:
+        """Whether a content of a text contains a special token or part of one."""
+        if not any(text.find(end, start, stop) >= 0 for start, stop in contents for end in self._ends):
+            return False
+        return any(
+            found.start() < stop and start < found.end()
+            for found in self._pattern.finditer(text)
+            for start, stop in contents
+        )
+
+    def _with_stand_ins(self, texts: Sequence[tuple[str, Spans]]) -> list[Tokens]:
+        if not texts:
+            return []
+        used = set().union(*(text for text, _ in texts))
+        if self._copy is None or not used.isdisjoint(self._stands_for.values()):
+            self._make_copy(used)
+        replaced = []
+        for text, contents in texts:
+            parts, position = [], 0
+            # A message that the template leaves out has the empty span (0, 0).
+            for start, stop in [*sorted(span for span in contents if span[0] < span[1]), (len(text), len(text))]:
+                parts += [self._pattern.sub(self._stand_in, text[position:start]), text[start:stop]]
+                position = stop
+            replaced.append("".join(parts))
+        back = self._back
+        found = _tokenize(self._copy, replaced, split_special_tokens=True)
+        return [each._replace(ids=np.array([back.get(i, i) for i in each.ids.tolist()], np.int32)) for each in found]
+
+    def _stand_in(self, found: re.Match[str]) -> str:
+        return self._stands_for[found[0]] * len(found[0])
+
+    def _make_copy(self, used: set[str]) -> None:
+        """Copy the tokenizer and add stand-ins made of private-use characters that are not in ``used``."""
+        from tokenizers import AddedToken
+
+        free = (character for character in map(chr, range(0x10FFFD, 0xFFFFF, -1)) if character not in used)
+        self._stands_for = dict(zip(self._special, free, strict=False))
+        self._copy, added = copy.deepcopy(self.tokenizer), self.tokenizer.added_tokens_decoder
+        stand_ins = []
+        for token, index in self._special.items():
+            manners = {name: getattr(added[index], name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+            stand_ins.append(AddedToken(self._stands_for[token] * len(token), special=False, **manners))
+        self._copy.add_tokens(stand_ins)
+        ids = self._copy.convert_tokens_to_ids(list(map(str, stand_ins)))
+        self._back = dict(zip(ids, self._special.values(), strict=True))
+
+
+def _tokenize(tokenizer: Any, texts: list[str], **options: Any) -> list[Tokens]:
+    if not texts:
+        return []
+    found = tokenizer(
+        texts,
+        # The template has written the special tokens; the tokenizer must not add a second begin-of-text.
+        add_special_tokens=False,
+        return_offsets_mapping=True,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        # Lengths are checked elsewhere; the tokenizer's own warning about its model would only confuse.
+        verbose=False,
+        **options,
+    )
+    tokens = []
+    for ids, offsets in zip(found["input_ids"], found["offset_mapping"], strict=True):
+        flat = np.fromiter(chain.from_iterable(offsets), np.int32, 2 * len(ids))
+        tokens.append(Tokens(np.array(ids, np.int32), flat[::2].copy(), flat[1::2].copy()))
+    return tokens

@@ -1,0 +1,444 @@
+r"""The regular expressions of NL-RX: parsing, and whether two of them describe the same lines.
+
+They are those of textbooks with two operators more, ``&`` and ``~``, and describe whole lines::
+
+    union         = intersection ('|' intersection)*
+    intersection  = concatenation ('&' concatenation)*
+    concatenation = repetition repetition*
+    repetition    = complement ('*' | '+' | '?' | '{n}' | '{n,}' | '{n,m}')*
+    complement    = '~' complement | atom
+    atom          = '(' union ')' | '()' | '[' class ']' | '.' | '\b' | escape | character
+
+The precedence is that of the automaton library with which the authors of the data compared expressions. ``^`` and ``$``
+are characters only behind a backslash. ``\d``, ``\w``, ``\s`` and their capitals are classes of ASCII characters.
+
+Equivalence is decided exactly, by Brzozowski derivatives: both expressions are followed through all lines at once, and
+they are equivalent if no line leads to a pair of derivatives of which only one accepts the end. Expressions can be
+written with billions of such pairs, so untrusted ones need a limit of time.
+
+The derivative of an expression by a character describes what may come after it. ``\b`` takes no characters, so what it
+describes depends on what stands before and behind. Therefore a derivative is taken after a given kind of character, and
+whether a term accepts the empty text is known for each of the four surroundings (word character before or not, behind
+or not). That is all that ``\b`` needs, also under ``&``, ``~`` and repetition.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_, or_
+from typing import Literal, NamedTuple, TypeAlias
+
+# The published expressions have 54 characters at most, nested 6 deep.
+LONGEST = 1000
+DEEPEST = 60
+
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+"""Code points, ends included, in order and apart from each other."""
+
+Bounds: TypeAlias = tuple[int, int | None]
+"""Fewest and most repetitions, None for no upper bound."""
+
+Kind = Literal[
+    "none", "empty", "characters", "boundary", "concatenation", "union", "intersection", "complement", "repetition"
+]
+
+
+class RegexSyntaxError(ValueError):
+    """A text that is no expression of the dialect; the message says where and why."""
+
+
+class Node(NamedTuple):
+    """A part of a parsed expression; ``ranges`` is for ``characters``, ``bounds`` for ``repetition``.
+
+    A concatenation without parts is the empty text.
+    """
+
+    kind: Kind
+    parts: tuple[Node, ...] = ()
+    ranges: Ranges = ()
+    bounds: Bounds = (1, 1)
+
+
+def _merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """The same code points as ranges in order that do not touch."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, last))
+    return tuple(merged)
+
+
+def _others(ranges: Ranges) -> Ranges:
+    """The code points outside of ranges."""
+    edges = [-1, *(edge for each in ranges for edge in each), 0x110000]
+    gaps = zip(edges[::2], edges[1::2], strict=True)
+    return tuple((before + 1, after - 1) for before, after in gaps if before + 1 < after)
+
+
+def _of(*pieces: str) -> Ranges:
+    """Ranges from characters and from pairs of characters, the ends of a range."""
+    return _merged((ord(piece[0]), ord(piece[-1])) for piece in pieces)
+
+
+_WORD = _of("09", "AZ", "az", "_")
+_ANY = _others(_of("\n"))
+_ESCAPES = {"d": _of("09"), "w": _WORD, "s": _of(" ", "\t\r")}
+_ESCAPES |= {name.upper(): _others(ranges) for name, ranges in _ESCAPES.items()}
+_ESCAPES |= {name: _of(character) for name, character in zip("tnrfv", "\t\n\r\f\v", strict=True)}
+_REPEATS: dict[str, Bounds] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+
+_TOKEN = re.compile(
+    r"(?P<operator>[|&~()])|(?P<repeat>[*+?])|\{(?P<least>[0-9]+)(?P<comma>,(?P<most>[0-9]+)?)?\}"
+    r"|(?P<boundary>\\b)|\[(?P<negated>\^?)(?P<members>(?:\\.|[^\]\\])*)\]|(?P<character>\\.|[^|&~()*+?{}\[\]\\^$])"
+)
+_MEMBER = re.compile(r"(\\.|[^\\])(?:-(\\.|[^\\]))?")
+
+
+def parse(text: str) -> Node:
+    """The tree of an expression, a text without white space around it.
+
+    Raises:
+        RegexSyntaxError: it is empty, has several lines, more than :data:`LONGEST` characters or brackets nested
+            deeper than :data:`DEEPEST`, or is not of the dialect.
+    """
+    if len(text) > LONGEST:
+        raise RegexSyntaxError(f"expected at most {LONGEST} characters, got {len(text)}")
+    if "\n" in text:
+        raise RegexSyntaxError("expected one line, got several")
+    parser = _Parser(text)
+    node = parser.union()
+    if parser.position < len(text):
+        raise parser.error("a ')' that closes nothing")
+    return node
+
+
+class _Parser:
+    """Reads an expression from left to right, one method per rule of the grammar."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.position = 0
+        self.depth = 0
+
+    def error(self, what: str) -> RegexSyntaxError:
+        return RegexSyntaxError(f"{what} at character {self.position + 1}")
+
+    def take(self, expected: str) -> bool:
+        """Go past the next character if it is this one."""
+        found = self.text.startswith(expected, self.position)
+        self.position += found
+        return found
+
+    def union(self) -> Node:
+        self.depth += 1
+        if self.depth > DEEPEST + 1:
+            raise self.error(f"brackets nested deeper than {DEEPEST}")
+        node = self.joined("union", "|", lambda: self.joined("intersection", "&", self.concatenation))
+        self.depth -= 1
+        return node
+
+    def joined(self, kind: Kind, operator: str, part: Callable[[], Node]) -> Node:
+        parts = [part()]
+        while self.take(operator):
+            parts.append(part())
+        return parts[0] if len(parts) == 1 else Node(kind, tuple(parts))
+
+    def concatenation(self) -> Node:
+        parts = [self.repetition()]
+        while self.position < len(self.text) and self.text[self.position] not in "|&)":
+            parts.append(self.repetition())
+        return parts[0] if len(parts) == 1 else Node("concatenation", tuple(parts))
+
+    def repetition(self) -> Node:
+        start = self.position
+        while self.take("~"):
+            pass
+        negated = (self.position - start) % 2
+        node = self.atom()
+        if negated:
+            node = Node("complement", (node,))
+        operators = 0
+        while (token := _TOKEN.match(self.text, self.position)) and (token["repeat"] or token["least"]):
+            operators += 1
+            if operators > DEEPEST:
+                raise self.error(f"more than {DEEPEST} repetitions of repetitions")
+            node = Node("repetition", (node,), bounds=self.bounds(token))
+            self.position = token.end()
+        return node
+
+    def bounds(self, token: re.Match[str]) -> Bounds:
+        if token["repeat"]:
+            return _REPEATS[token["repeat"]]
+        least = int(token["least"])
+        most = int(token["most"]) if token["most"] else None if token["comma"] else least
+        if most is not None and most < least:
+            raise self.error(f"bounds in the wrong order, {least} to {most}")
+        return least, most
+
+    def atom(self) -> Node:
+        if self.take("("):
+            if self.take(")"):
+                return Node("concatenation")
+            node = self.union()
+            if not self.take(")"):
+                raise self.error("no ')'")
+            return node
+        token = _TOKEN.match(self.text, self.position)
+        if token is None or not (token["boundary"] or token["members"] or token["character"]):
+            raise self.error(f"'{self.text[self.position : self.position + 1]}' where a character is needed")
+        if token["boundary"]:
+            node = Node("boundary")
+        elif token["character"]:
+            node = Node("characters", ranges=_ANY if token[0] == "." else self.characters(token[0]))
+        else:
+            members = _MEMBER.finditer(token["members"])
+            ranges = _merged(each for member in members for each in self.member(*member.groups()))
+            node = Node("characters", ranges=_others(ranges) if token["negated"] else ranges)
+        self.position = token.end()
+        return node
+
+    def characters(self, text: str) -> Ranges:
+        """What a character, or one behind a backslash, stands for."""
+        character = text[-1]
+        if len(text) == 1 or not (character.isalnum() or character == "_"):
+            return _of(character)
+        if character not in _ESCAPES:
+            raise self.error(f"'{text}', which means nothing,")
+        return _ESCAPES[character]
+
+    def member(self, first: str, last: str | None) -> Ranges:
+        """A member of a class: a character, a range, or a class in short."""
+        ends = [self.characters(end) for end in (first, last) if end is not None]
+        if len(ends) == 1:
+            return ends[0]
+        ((begin, first_end), *more), ((end, last_end), *others) = ends
+        if more or others or begin != first_end or end != last_end or end < begin:
+            raise self.error(f"'{first}-{last}', which is no range,")
+        return ((begin, end),)
+
+
+def equivalent(left: str, right: str) -> bool:
+    """Whether two expressions describe the same lines; raises as :func:`find_difference`."""
+    return find_difference(left, right) is None
+
+
+def find_difference(left: str, right: str) -> str | None:
+    """A shortest line that one of two expressions describes and the other does not; None if they are equivalent.
+
+    A line is a text of any characters but the newline. Word characters are the ASCII letters and digits and ``_``.
+
+    Raises:
+        RegexSyntaxError: one of them is no expression.
+    """
+    trees = parse(left), parse(right)
+    examples, blocks = _alphabet(_character_sets(trees[0]) | _character_sets(trees[1]))
+    is_word = [int(_holds(_WORD, ord(example))) for example in examples]
+    terms = _Terms(is_word)
+    # Breadth-first search over pairs of derivatives, each with the line that leads there and whether it ends with a
+    # word character; beyond the ends of a line there is none.
+    waiting = deque([(terms.of(trees[0], blocks), terms.of(trees[1], blocks), 0, "")])
+    seen = set()
+    while waiting:
+        first, second, before, line = waiting.popleft()
+        if (first.accepts ^ second.accepts) >> (2 * before) & 1:
+            return line
+        for block, example in enumerate(examples):
+            pair = terms.derivative(first, before, block), terms.derivative(second, before, block)
+            state = *pair, is_word[block]
+            if pair[0] is not pair[1] and state not in seen:
+                seen.add(state)
+                waiting.append((*pair, is_word[block], line + example))
+    return None
+
+
+def _character_sets(node: Node) -> set[Ranges]:
+    own = {"characters": {node.ranges}, "boundary": {_WORD}}.get(node.kind, set())
+    return own.union(*map(_character_sets, node.parts))
+
+
+def _holds(ranges: Ranges, code: int) -> bool:
+    return any(first <= code <= last for first, last in ranges)
+
+
+def _alphabet(character_sets: set[Ranges]) -> tuple[list[str], dict[Ranges, int]]:
+    """The characters of lines in blocks that two expressions do not tell apart.
+
+    Returns:
+        An example of each block, and the blocks of each set of characters as bits.
+    """
+    sets = [_ANY, *sorted(character_sets - {_ANY})]
+    # Between two neighbouring cuts all characters are in the same sets.
+    cuts = sorted({cut for ranges in sets for first, last in ranges for cut in (first, last + 1)})
+    examples: dict[tuple[bool, ...], int] = {}
+    # A later example replaces an earlier one: the most readable last.
+    for code in (*reversed(cuts), *map(ord, reversed("aA0-bB1 _eE.+"))):
+        inside = tuple(_holds(ranges, code) for ranges in sets)
+        # A newline is in no line.
+        if inside[0]:
+            examples[inside] = code
+    blocks = {
+        ranges: sum(1 << block for block, inside in enumerate(examples) if inside[number])
+        for number, ranges in enumerate(sets)
+    }
+    return [chr(code) for code in examples.values()], blocks
+
+
+# The surroundings of a place as a number: 2 * before + behind, each 1 next to a word character. A set of them as bits:
+_EVERYWHERE = 0b1111
+_AT_BOUNDARIES = 0b0110
+
+
+@dataclass(eq=False, slots=True)
+class _Term:
+    """An expression over blocks of characters; equal ones are one object.
+
+    Attributes:
+        kind: ``none`` describes no text at all, ``empty`` the empty text.
+        blocks: of characters, as bits.
+        accepts: in which surroundings it describes the empty text, as bits.
+        number: in the order of making.
+    """
+
+    kind: Kind
+    parts: tuple[_Term, ...]
+    bounds: Bounds
+    blocks: int
+    accepts: int
+    number: int
+    derivatives: dict[int, _Term] = field(default_factory=dict)
+
+
+class _Terms:
+    """Makes terms, in a form simple enough that following derivatives comes back to known ones soon.
+
+    Args:
+        is_word: for each block of characters 1 if they are word characters, else 0.
+    """
+
+    def __init__(self, is_word: list[int]) -> None:
+        self._is_word = is_word
+        self._made: dict[tuple[object, ...], _Term] = {}
+        self.none = self._make("none", 0)
+        self.empty = self._make("empty", _EVERYWHERE)
+        self.all = self._make("repetition", _EVERYWHERE, (self._characters((1 << len(is_word)) - 1),), (0, None))
+
+    def _make(
+        self, kind: Kind, accepts: int, parts: tuple[_Term, ...] = (), bounds: Bounds = (1, 1), blocks: int = 0
+    ) -> _Term:
+        key = (kind, parts, bounds, blocks)
+        if key not in self._made:
+            self._made[key] = _Term(kind, parts, bounds, blocks, accepts, len(self._made))
+        return self._made[key]
+
+    def of(self, node: Node, blocks: dict[Ranges, int]) -> _Term:
+        """The term of a tree, given the blocks of each set of characters as bits."""
+        parts = [self.of(part, blocks) for part in node.parts]
+        match node.kind:
+            case "characters":
+                return self._characters(blocks[node.ranges])
+            case "boundary":
+                return self._make("boundary", _AT_BOUNDARIES)
+            case "complement":
+                return self._complement(*parts)
+            case "repetition":
+                return self._repetition(parts[0], *node.bounds)
+            case "concatenation":
+                return self._concatenation(parts)
+        return self._combined(node.kind, parts)
+
+    def _characters(self, blocks: int) -> _Term:
+        return self._make("characters", 0, blocks=blocks) if blocks else self.none
+
+    def _concatenation(self, parts: Iterable[_Term]) -> _Term:
+        flat: list[_Term] = []
+        for part in parts:
+            if part is self.none:
+                return self.none
+            for piece in part.parts if part.kind == "concatenation" else (part,):
+                if piece is self.empty:
+                    continue
+                # What may be nothing adds nothing next to what may be anything.
+                while flat and piece is self.all and flat[-1].accepts == _EVERYWHERE:
+                    flat.pop()
+                if not (flat and flat[-1] is self.all and piece.accepts == _EVERYWHERE):
+                    flat.append(piece)
+        if len(flat) < 2:
+            return flat[0] if flat else self.empty
+        return self._make("concatenation", reduce(and_, (piece.accepts for piece in flat)), tuple(flat))
+
+    def _repetition(self, inner: _Term, least: int, most: int | None) -> _Term:
+        if (least, most) == (1, 1):
+            return inner
+        if most == 0 or inner is self.empty:
+            return self.empty
+        if inner is self.none:
+            return self.none if least else self.empty
+        if inner.kind == "repetition" and inner.bounds == (0, None):
+            return inner
+        if inner.accepts == _EVERYWHERE:
+            least = 0
+        return self._make("repetition", inner.accepts if least else _EVERYWHERE, (inner,), (least, most))
+
+    def _complement(self, inner: _Term) -> _Term:
+        if inner.kind == "complement":
+            return inner.parts[0]
+        if inner in (self.none, self.all):
+            return self.all if inner is self.none else self.none
+        return self._make("complement", ~inner.accepts & _EVERYWHERE, (inner,))
+
+    def _combined(self, kind: Kind, parts: Iterable[_Term]) -> _Term:
+        """A union or intersection of the different parts, with their sets of characters made one."""
+        neutral, dominant, operator = (self.none, self.all, or_) if kind == "union" else (self.all, self.none, and_)
+        members = {member for part in parts for member in (part.parts if part.kind == kind else (part,))} - {neutral}
+        characters = {member for member in members if member.kind == "characters"}
+        if characters:
+            members = members - characters | {self._characters(reduce(operator, (each.blocks for each in characters)))}
+        if dominant in members:
+            return dominant
+        if len(members) < 2:
+            return members.pop() if members else neutral
+        in_order = tuple(sorted(members, key=lambda member: member.number))
+        return self._make(kind, reduce(operator, (member.accepts for member in members)), in_order)
+
+    def derivative(self, term: _Term, before: int, block: int) -> _Term:
+        """What may follow a character of a block that a term begins with; ``before`` is 1 behind a word character."""
+        key = 2 * block + before
+        found = term.derivatives.get(key)
+        if found is None:
+            found = term.derivatives[key] = self._derive(term, before, block)
+        return found
+
+    def _derive(self, term: _Term, before: int, block: int) -> _Term:
+        surroundings = 2 * before + self._is_word[block]
+        match term.kind:
+            case "characters":
+                return self.empty if term.blocks >> block & 1 else self.none
+            case "complement":
+                return self._complement(self.derivative(term.parts[0], before, block))
+            case "union" | "intersection":
+                return self._combined(term.kind, [self.derivative(part, before, block) for part in term.parts])
+            case "concatenation":
+                choices: list[_Term] = []
+                for position, part in enumerate(term.parts):
+                    choices += self._followed(self.derivative(part, before, block), term.parts[position + 1 :])
+                    if not part.accepts >> surroundings & 1:
+                        break
+                return self._combined("union", choices)
+            case "repetition":
+                (inner,), (least, most) = term.parts, term.bounds
+                # Where the inner term accepts nothing, any number of turns may be spent before the character.
+                least = 0 if inner.accepts >> surroundings & 1 else max(least - 1, 0)
+                turns = self._repetition(inner, least, None if most is None else most - 1)
+                return self._combined("union", self._followed(self.derivative(inner, before, block), (turns,)))
+        return self.none  # no empty text begins with a character
+
+    def _followed(self, first: _Term, rest: tuple[_Term, ...]) -> list[_Term]:
+        """The choices of ``first``, then ``rest``: written out, so that equal ones from several sources are found."""
+        choices = first.parts if first.kind == "union" else (first,)
+        return [self._concatenation((choice, *rest)) for choice in choices]

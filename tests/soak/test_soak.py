@@ -1,0 +1,138 @@
+"""Long tests on drawn cases: ``kill -9`` at random moments, damaged files, trials side by side.
+
+The seed is printed and can be given (``SOAK_SEED``).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import kills
+import tiny
+from bad_inputs import make_run, try_config, try_data, try_run
+from bad_runs import try_comparison, try_sweep
+from bad_tables import try_table
+from forked import Commands
+from stepjepa.files import fingerprint, write_jsonl
+
+pytestmark = pytest.mark.slow
+
+SEED = int(os.environ.get("SOAK_SEED") or time.strftime("%Y%m%d"))
+STEPS, SIZE = 24, 6000
+# By command: how often it is started, and how often each start is killed at most.
+KILLS = {"train": (10, 4), "prepare": (5, 3), "evaluate": (6, 3), "export": (6, 3), "sweep": (3, 3)}
+
+
+def sweep_case(material: Path) -> kills.Case:
+    """A sweep of two trainings and two evaluations, in processes of its own."""
+    training = {"model_name": str(material / "model"), "train_file": str(material / "train.jsonl"), "max_steps": 6}
+    training |= {"batch_size": 2, "grad_accum": 2, "save_steps": 1, "logging_steps": 2, "use_cpu": True}
+    grid = {
+        "train": training,
+        "evaluate": {"test_file": str(material / "test.jsonl"), "batch_size": 4, "max_new_tokens": 5},
+        "arms": {"regular": {"regular": True}, "jepa": {"step_jepa": True}},
+        "seeds": [5],
+    }
+    (material / "grid.yaml").write_text(yaml.safe_dump(grid))
+
+    def sweep(folder: Path) -> list[object]:
+        return ["sweep", "--config", material / "grid.yaml", "--output_dir", folder / "sweep", "--jobs", 2]
+
+    patterns = ("*/seed*/model.safetensors", "*/seed*/test.*", "*/seed*/run.json", "*/seed*/metrics.jsonl")
+    return kills.Case("sweep", sweep, sweep, tuple(f"sweep/{pattern}" for pattern in patterns))
+
+
+def test_a_command_killed_at_random_moments_comes_to_the_same(
+    commands: Commands, material: Path, tmp_path: Path
+) -> None:
+    chance = random.Random(SEED)
+    trained = material / "undisturbed" / "run"
+    arguments = ["train", *kills.train_flags(material, 6), "--output_dir", trained]
+    assert commands.run(arguments, tmp_path / "trained.log", folder=trained) == 0
+    for case in [*kills.cases(material, steps=STEPS, size=SIZE, trained=trained), sweep_case(material)]:
+        whole, log = tmp_path / f"{case.name}-whole", tmp_path / f"{case.name}.log"
+        start = time.monotonic()
+        assert commands.run(case.first(whole), log, folder=whole) == 0, log.read_text()
+        took = time.monotonic() - start
+        expected, killed = case.results(whole), 0
+        starts, most = KILLS[case.name]
+        for number in range(starts):
+            folder = tmp_path / f"{case.name}-{number}"
+            given = case.first
+            for _ in range(most):
+                pid = commands.start(given(folder), log, folder=folder)
+                if not commands.ended(chance.uniform(0, took)):
+                    os.kill(pid, signal.SIGKILL)
+                if commands.status() == 0:
+                    break
+                killed += 1
+                assert not kills.half_files(folder)
+                given = case.again
+            else:
+                assert commands.run(given(folder), log, folder=folder) == 0, log.read_text()
+            results = case.results(folder)
+            assert results.keys() == expected.keys()
+            for file, content in expected.items():
+                assert results[file] == content, f"{case.name}, SOAK_SEED={SEED}: {file}"
+        print(f"{case.name}: {killed} kills, SOAK_SEED={SEED}", flush=True)
+        assert killed > starts // 2
+
+
+# Damaged files of each kind: how many, and how many of them are errors at least.
+DAMAGE: dict[str, tuple[Callable[..., str], int, int]] = {
+    "data files": (try_data, 1000, 500),
+    "configurations": (try_config, 300, 150),
+    "comparisons": (try_comparison, 1500, 700),
+    "sweeps": (try_sweep, 200, 50),
+    "tables": (try_table, 2000, 600),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damaged_files_are_errors_of_one_line_or_counted(kind: str, tmp_path: Path, capsys: Any) -> None:
+    attempt, count, errors = DAMAGE[kind]
+    found = Counter(attempt(capsys, tmp_path, number, SEED) for number in range(count))
+    assert found["error"] > errors, (SEED, found)
+
+
+def test_damaged_run_folders(trained_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "model", trained_tokenizer)
+    found = Counter(try_run(capsys, tmp_path, run, number, SEED) for number in range(150))
+    assert found["error"] > 50, (SEED, found)
+
+
+def test_trials_are_the_same_with_any_number_of_jobs(tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    write_jsonl(data, [{"messages": list(record.messages)} for record in tiny.records() * 3])
+    training = {"train_file": str(data), "model_name": "preset:tiny", "max_steps": 4, "use_cpu": True}
+    grid = {
+        "train": {**training, "batch_size": 2, "grad_accum": 1, "dataloader_num_workers": 1},
+        "evaluate": {"test_file": str(data), "max_new_tokens": 4, "task": "generic"},
+        "arms": {"regular": {"regular": True}, "step-jepa": {"step_jepa": True}},
+        "seeds": [82, 23],
+    }
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid), encoding="utf-8")
+    found = []
+    for jobs in ("1", "3"):
+        command = ["sweep", "--config", "grid.yaml", "--output_dir", jobs, "--jobs", jobs, "--offline"]
+        # Sums over threads depend on how many there are.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run(
+            [sys.executable, "-m", "stepjepa", *command], cwd=tmp_path, env=environment, check=True, timeout=900
+        )
+        files = [*(tmp_path / jobs).glob("*/seed*/model.safetensors"), *(tmp_path / jobs).glob("*/seed*/test.jsonl")]
+        assert len(files) == 8
+        found.append({str(file.relative_to(tmp_path / jobs)): fingerprint(file) for file in files})
+    assert found[0] == found[1]
