@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from transformers import AutoConfig, PretrainedConfig
 
@@ -21,12 +20,9 @@ from stepjepa.commands import train as command
 from stepjepa.config import JepaConfig
 from stepjepa.data.sources import read_records
 from stepjepa.files import write_jsonl
-from stepjepa.models.attention import enable_trees
 from stepjepa.models.loading import load_model
-from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.parser import Parser
 from stepjepa.run_folder import read_run
-from stepjepa.training.flops import empty_batch, without_values
 from stepjepa.training.settings import training_arguments
 from stepjepa.training.trainer import JepaTrainer
 
@@ -153,24 +149,6 @@ def test_checkpointing_and_dtype_show_in_activations_and_flops(
 MOE = {"hidden_size": 40, "moe_intermediate_size": 56}
 
 
-def test_shapes_alone_for_every_family(trained_tokenizer: Any) -> None:
-    config = JepaConfig(mode="step-jepa", pooling="mean", prompt_loss_weight=0.3, sigreg=0.1, variance=0.3, stp=0.02)
-    objective = Objective.from_config(config)
-    batch = tiny.batch_of(trained_tokenizer, config, prompt_labels=True)
-    for name in ("qwen3", "gemma3_window", "phi3", "gpt2", "gpt_neox", "qwen3_moe"):
-        model = tiny.make_model(name, **MOE if name == "qwen3_moe" else {})
-        if name == "qwen3_moe":
-            model = model.to(torch.bfloat16)
-        enable_trees(model)
-        before = {key: value.clone() for key, value in model.state_dict().items()}
-        with without_values(model) as empty:
-            losses = jepa_loss(empty, empty_batch(batch), objective)
-            assert losses.loss.shape == ()
-            assert losses.source.shape == (batch.pairs, model.config.hidden_size)
-        for key, value in model.state_dict().items():
-            assert torch.equal(value, before[key]), key
-
-
 def test_a_model_that_has_no_shapes_alone_is_still_described(
     trained_tokenizer: Any, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,8 +158,7 @@ def test_a_model_that_has_no_shapes_alone_is_still_described(
     flags = ["--train_file", data, "--model_name", folder, "--output_dir", tmp_path / "run"]
     told = printed(capsys, *flags)
     assert "compute    not known: this model can't be run on shapes alone" in told
-    assert "without activations" in told
-    assert "optimizer states" in told
+    assert "without activations: not known" in told
     assert "compute    not known" not in printed(capsys, *flags, "--dtype", "bfloat16")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from stepjepa.objectives.alignment import Alignment
 from stepjepa.objectives.lm import LMLoss, PromptLoss
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
-from stepjepa.training.flops import FlopModel, Shape, measure
+from stepjepa.training.flops import FlopModel, Shape, counting
 
 pytestmark = [
     # PEFT knows the names of experts in other versions of a family, and says that it did not find them.
@@ -32,6 +33,13 @@ pytestmark = [
 
 # Cosines multiply no matrices, so that all that is counted is derived.
 OBJECTIVE = Objective([LMLoss(), Alignment()])
+
+
+def measure(function: Callable[[], Any]) -> int:
+    """FLOPs of a call by torch's counter."""
+    with counting() as counter:
+        function()
+    return int(counter.get_total_flops())
 
 
 def random_record(seed: int) -> TokenizedRecord:

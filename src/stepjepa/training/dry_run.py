@@ -127,9 +127,10 @@ def _estimate(
     check_positions(collator, prepared, held_out)
     if sharding.name:
         refuse_sharding(config, args.eval_generate)
-    _switch_checkpointing(model, training)
+    fsdp = training.fsdp_config if isinstance(training.fsdp_config, dict) else {}
+    again = training.gradient_checkpointing or str(fsdp.get("activation_checkpointing")).lower() == "true"
     try:
-        flop_model = FlopModel.of(model, ema=config.target_grad == "ema")
+        flop_model = FlopModel.of(model, gradient_checkpointing=again, ema=config.target_grad == "ema")
     except (RuntimeError, NotImplementedError):
         flop_model = None  # experts, which need weights
     sampler = make_sampler(prepared.dataset, config, training, processes, compares_pairs=objective.compares_pairs)
@@ -152,8 +153,8 @@ def _estimate(
         quantized=quantized(args),
         ema=config.target_grad == "ema",
     )
-    mixed = torch.bfloat16 if training.bf16 else torch.float16 if training.fp16 else None
-    if (saved := activations(model, largest, objective, mixed)) is not None:
+    mixed = training.bf16 or training.fp16
+    if (saved := activations(model, Shape.of(largest).tokens, mixed=mixed, checkpointing=again)) is not None:
         memory["activations"] = saved
     flops = regular = None
     if flop_model is not None:
@@ -195,14 +196,6 @@ def _estimate(
         "flops": {"step": flops, "regular_step": regular},
         "checkpoint": _checkpoints(training, run, epoch, kept_bytes(model, optim), hasattr(model, "peft_config")),
     }
-
-
-def _switch_checkpointing(model: Any, training: TrainingArguments) -> None:
-    fsdp = training.fsdp_config if isinstance(training.fsdp_config, dict) else {}
-    if training.gradient_checkpointing or str(fsdp.get("activation_checkpointing")).lower() == "true":
-        base = base_model(model)
-        enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
 
 
 def _checkpoints(

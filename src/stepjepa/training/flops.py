@@ -34,9 +34,6 @@ from stepjepa.models.heads import find_heads
 SMALL = 5 * 10**7
 """Number of parameters below which a real pass is cheaper than one on fake tensors."""
 
-NO_SHAPES = (RuntimeError, NotImplementedError, AssertionError)
-"""What a model raises on fake tensors if its shapes depend on values (experts)."""
-
 
 class Shape(NamedTuple):
     """The counts of a micro-batch that determine its cost."""
@@ -129,10 +126,10 @@ def _fit(model: nn.Module, again: Callable[..., Any] | None) -> list[list[int]]:
     with torch.random.fork_rng(), torch.enable_grad():
         if large or next(model.parameters()).is_meta:
             try:
-                with without_values(model) as empty:
+                with _without_values(model) as empty:
                     return fit(empty)
-            except NO_SHAPES:
-                pass
+            except (RuntimeError, NotImplementedError, AssertionError):
+                pass  # of models with experts the shapes depend on values
         # The copy shares the weights of the model but has its own gradients.
         return fit(_copied(model, torch.Tensor.detach))
 
@@ -236,19 +233,7 @@ def counting() -> FlopCounterMode:
     return FlopCounterMode(display=False, custom_mapping=_FORMULAS)
 
 
-def measure(function: Callable[[], Any]) -> int:
-    """Call a function once and return its FLOPs by torch's counter."""
-    with counting() as counter:
-        function()
-    return int(counter.get_total_flops())
-
-
 # -- shapes without values: an 8B model runs in seconds and takes no memory --------------------------------------------
-
-# Tensors of a batch whose values determine shapes further on, so that an empty batch lacks them: the tokens of averaged
-# readouts (left out; averaging costs little more than a single token) and the labels of the prompt (made empty).
-_BY_VALUE = ("source_tokens", "source_pair", "target_tokens", "target_pair")
-_LABELS_BY_VALUE = ("prompt_row", "prompt_ids")
 
 
 def _copied(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
@@ -260,11 +245,10 @@ def _copied(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
 
 
 @contextmanager
-def without_values(model: nn.Module) -> Iterator[nn.Module]:
+def _without_values(model: nn.Module) -> Iterator[nn.Module]:
     """Yield a copy of a model with fake tensors, to be run inside the block; the model may be on any device.
 
-    Torch chooses the kernels of the CPU and runs none of them. A model whose computation depends on values raises one
-    of :data:`NO_SHAPES` inside the block.
+    Torch chooses the kernels of the CPU and runs none of them.
     """
     # Torch would log a traceback as well.
     log = logging.getLogger("torch._subclasses.fake_tensor")
@@ -281,17 +265,3 @@ def without_values(model: nn.Module) -> Iterator[nn.Module]:
         log.disabled = quiet
         if made is not None:
             masks.register(name, made)
-
-
-def empty_batch(batch: Batch) -> Batch:
-    """Copy a micro-batch without its values; only for use inside :func:`without_values`.
-
-    A pass computes the LM loss and the prompt loss as one loss over the positions of both.
-    """
-    empty = Batch({name: value for name, value in batch.items() if name not in _BY_VALUE})
-    for name, value in empty.items():
-        if isinstance(value, Tensor):
-            empty[name] = torch.empty((0,) if name in _LABELS_BY_VALUE else value.shape, dtype=value.dtype)
-    if "further" in batch:
-        empty["further"] = [empty_batch(each) for each in batch["further"]]
-    return empty

@@ -7,46 +7,34 @@ and optimizer states are sharded (1 if they are not):
 - gradients: ``n w / g``, and the same again for the buckets of DDP;
 - optimizer states: ``n a b / z``, for a values of b bytes per trained weight, see :data:`OPTIMIZERS`;
 - averaged weights (``--target_grad ema``): ``n w``;
-- activations: the tensors that a forward pass keeps for the backward pass, see :func:`activations`.
+- activations: ``T w sum(i + o)``, for T tokens, over the matrices of all blocks, which read i and write o values a
+  token; with checkpointing of B blocks of width D: ``T w B D``, and the sum over one block. Good to about a third.
 
-Not included: blocks that FSDP gathers while they are in use, temporary tensors of the backward pass and of kernels,
-and the memory of the allocator and of the device's libraries.
+Not included: blocks that FSDP gathers while they are in use, logits, temporary tensors of the backward pass and of
+kernels, and the memory of the allocator and of the device's libraries.
 """
 
 from __future__ import annotations
 
-import weakref
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import TrainingArguments
 
-from stepjepa.batch.collate import Batch
-from stepjepa.models.lm_head import LMHead
-from stepjepa.objectives.objective import Objective, jepa_loss
-from stepjepa.training.flops import NO_SHAPES, empty_batch, without_values
+from stepjepa.models.architecture import find_decoder, has_experts
 
 QUANTIZED = {"4bit": 0.516, "8bit": 1.0}
 """Bytes of a quantized weight."""
 
 OPTIMIZERS: dict[str, tuple[int, int | None]] = {
-    "adamw_torch": (2, None),
-    "adamw_torch_fused": (2, None),
-    "sgd": (0, None),
-    "adagrad": (1, None),
-    "rmsprop": (1, None),
-    "adamw_8bit": (2, 1),
-    "adamw_bnb_8bit": (2, 1),
-    "paged_adamw_8bit": (2, 1),
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused"), (2, None)),
+    **dict.fromkeys(("adagrad", "rmsprop"), (1, None)),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), (2, 1)),
+    **dict.fromkeys(("lion_8bit", "paged_lion_8bit"), (1, 1)),
+    **dict.fromkeys(("lion_32bit", "paged_lion_32bit"), (1, 4)),
     "paged_adamw_32bit": (2, 4),
-    "lion_8bit": (1, 1),
-    "lion_32bit": (1, 4),
-    "paged_lion_8bit": (1, 1),
-    "paged_lion_32bit": (1, 4),
+    "sgd": (0, None),
 }
 """Optimizer -> number of values per trained weight, and bytes per value (None: those of the weight)."""
 
@@ -124,48 +112,24 @@ def quantized_layers(model: nn.Module) -> list[nn.Linear]:
     return [each for each in linear if not each.weight.requires_grad]
 
 
-class LiveBytes(TorchDispatchMode):
-    """Tracks the storage of every tensor that an operation returns while the mode is active, but those of the model."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self._own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
-        self._seen: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and record the storages of its results."""
-        result = func(*args, **(kwargs or {}))
-        for value in tree_leaves(result):
-            if isinstance(value, Tensor) and (storage := value.untyped_storage())._cdata not in self._own:
-                self._seen[storage._cdata] = weakref.ref(storage), storage.nbytes()
-        return result
-
-    @property
-    def total(self) -> int:
-        """Bytes of the tracked storages that are still referenced."""
-        return sum(size for storage, size in self._seen.values() if storage() is not None)
-
-
-def activations(model: nn.Module, batch: Batch, objective: Objective, mixed: torch.dtype | None = None) -> int | None:
-    """Bytes kept between the forward and the backward pass of a micro-batch, found by a pass on fake tensors.
+def activations(model: nn.Module, tokens: int, *, mixed: bool = False, checkpointing: bool = False) -> int | None:
+    """Bytes kept between the forward and the backward pass, by the formula of the module's docstring.
 
     Args:
-        model: on any device, meta included, set up for the objective; gradient checkpointing as in the run.
-        batch: a micro-batch of ``collate.Collator``.
-        objective: the terms of the loss.
-        mixed: dtype of autocast; None for no autocast.
+        model: a causal language model or a PEFT wrapper of one, on any device, meta included.
+        tokens: T, of the largest micro-batch, padding included.
+        mixed: the pass runs in 16 bits, whatever the weights' dtype.
+        checkpointing: gradient checkpointing.
 
     Returns:
-        The bytes; None if the computation depends on values (experts), so that it can't run on fake tensors.
+        The bytes; None for a mixture of experts, of which it is not known which token meets which.
     """
-    autocast = torch.autocast("cpu", dtype=mixed) if mixed is not None else nullcontext()
-    try:
-        with without_values(model) as empty:
-            LMHead(empty)  # runs its test pass before the first forward pass, as in the trainer
-            with LiveBytes(empty) as live, autocast:
-                losses = jepa_loss(empty, empty_batch(batch), objective)
-            found = live.total
-            del losses
-        return found
-    except NO_SHAPES:
+    decoder: Any = find_decoder(model)
+    if has_experts(model):
         return None
+    width = 2 if mixed else torch.finfo(decoder.dtype).bits // 8
+    inner = [pair for each in decoder.children() if isinstance(each, nn.ModuleList) for pair in each.named_parameters()]
+    matrices = [weight for name, weight in inner if weight.ndim == 2 and "lora_" not in name]
+    values = sum(sum(each.shape) for each in matrices)
+    blocks = int(decoder.config.num_hidden_layers)
+    return tokens * width * (blocks * decoder.config.hidden_size + values // blocks if checkpointing else values)
