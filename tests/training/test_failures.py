@@ -58,7 +58,7 @@ def test_before_the_first_step_nothing_stays(made: Path, tmp_path: Path, capsys:
     capsys.readouterr()
     assert train(made, tmp_path / "new", *FOO) == 2
     (told,) = capsys.readouterr().err.strip().splitlines()
-    assert told.startswith("stepjepa train: error: training can't start: TypeError: ")
+    assert told.startswith("stepjepa train: error: TypeError: ")
     assert "unexpected keyword argument 'foo'" in told
     assert not (tmp_path / "new").exists()
 

@@ -212,7 +212,7 @@ def test_same_compute_as_the_regular_run_measured(trained_tokenizer: Any, tmp_pa
     equal = equal_compute(trainer(trained_tokenizer, tmp_path, config, 40, **arguments).plan, 1)
     for chosen, steps in (({"mode": "regular"}, -1), (config, equal.steps)):
         run = trainer(trained_tokenizer, tmp_path, chosen, 40, max_steps=steps, num_train_epochs=1, **arguments)
-        run.tracker = FlopTracker(run.plan, run.total, steps=1000, say=lambda line: None)
+        run.tracker = FlopTracker(run.flops, run.total, lambda line: None, steps=1000)
         run.train()
         run.tracker.close()
         measured.append(run.tracker.measured)
@@ -232,26 +232,6 @@ def test_same_compute_as_the_regular_run_measured(trained_tokenizer: Any, tmp_pa
 LAYER = FlopModel(token=140)
 
 
-class Regular:
-    """Stands in for a plan of three steps an epoch, whose regular training pays for 4 tokens a step."""
-
-    steps_per_epoch = 3
-    flops = LAYER
-
-    @property
-    def regular(self) -> Regular:
-        return self
-
-    def keys(self, epoch: int) -> list[tuple[int, int]]:
-        return [(epoch, place) for place in range(3)]
-
-    def cost(self, keys: tuple[int, int]) -> float:
-        return 4.0 * 140
-
-
-REGULAR: Any = Regular()
-
-
 def tokens(length: int) -> Batch:
     none = torch.empty(0, dtype=torch.long)
     return Batch(input_ids=torch.zeros(1, length), head_index=none, prompt_row=none, source_index=none)
@@ -259,40 +239,23 @@ def tokens(length: int) -> Batch:
 
 def work(tracker: FlopTracker, number: int, length: int) -> None:
     layer = torch.nn.Linear(7, 5, bias=False)
-    with tracker.step(number, tokens(length)):
+    with tracker.micro_batch(number, tokens(length)):
         layer(torch.ones(length, 7)).sum().backward()
 
 
 def test_the_first_steps_are_measured_and_printed() -> None:
     lines: list[str] = []
-    tracker = FlopTracker(REGULAR, list, steps=2, say=lines.append)
-    # Two micro-batches make the first step; it is known to be over when the next begins.
-    work(tracker, 0, 4)
-    work(tracker, 0, 6)
+    tracker = FlopTracker(LAYER, lambda values: [2 * value for value in values], lines.append, steps=2)
+    # Two micro-batches make the first step, of a run that is resumed; it is known to be over when the next begins.
+    work(tracker, 4, 4)
+    work(tracker, 4, 6)
     assert not lines
-    work(tracker, 1, 20)
-    assert lines == ["FLOPs of step 1: 1.4000e+03 measured, 1.4000e+03 analytical, 2.500 of regular"]
-    work(tracker, 2, 10)
-    assert lines[1:] == [
-        "FLOPs of step 2: 2.8000e+03 measured, 2.8000e+03 analytical, 5.000 of regular",
-        "FLOPs per step, mean of 2: 2.1000e+03 measured, 2.1000e+03 analytical, 3.750 of regular",
-    ]
-    work(tracker, 3, 10)
+    work(tracker, 5, 20)
     tracker.close()
-    assert len(lines) == 3
-    assert tracker.measured == [1400, 2800]
-
-
-def test_a_short_run_is_printed_at_its_end_and_processes_are_added_up() -> None:
-    lines: list[str] = []
-    tracker = FlopTracker(REGULAR, lambda values: [2 * value for value in values], say=lines.append)
-    # Resumed in its second epoch.
-    work(tracker, 4, 10)
-    work(tracker, 5, 10)
+    work(tracker, 6, 10)
     tracker.close()
-    tracker.close()
-    assert [line.split(":")[0] for line in lines] == ["FLOPs of step 5", "FLOPs of step 6", "FLOPs per step, mean of 2"]
-    assert tracker.measured == [2800, 2800]
+    assert lines == [f"FLOPs of step {n}: {f:.4e} measured, {f:.4e} analytical" for n, f in ((5, 2800), (6, 5600))]
+    assert tracker.measured == [2800, 5600]
 
 
 @pytest.mark.parametrize(

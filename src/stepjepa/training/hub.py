@@ -32,10 +32,10 @@ UPLOADED = (
 """What is uploaded of a folder. The rest of a run folder names files of this machine (``run.json``,
 ``training_args.bin``), holds test data (evaluations), or serves to resume the run (optimizer states)."""
 
-_OBJECTIVE = ("mode", "layout", "predictors", "pairs", "jepa_loss_type", "lbd", "gamma", "jepa_ratio", "max_length")
-_TRAINING = (
-    *("learning_rate", "lr_scheduler_type", "optim", "per_device_train_batch_size", "gradient_accumulation_steps"),
-    *("num_train_epochs", "max_steps", "bf16", "seed"),
+_SETTINGS = (
+    *("layout", "predictors", "pairs", "jepa_loss_type", "lbd", "gamma", "jepa_ratio", "max_length", "learning_rate"),
+    *("lr_scheduler_type", "optim", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs"),
+    *("max_steps", "bf16", "seed"),
 )
 
 _CARD = """\
@@ -87,10 +87,10 @@ def write_card(
     if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return
     run, name = run or run_of(source) or {"model": source.name}, name or folder.absolute().name
-    jepa, training = run.get("jepa") or {}, run.get("training") or {}
-    mode, base, evaluations = str(jepa.get("mode", "regular")), base_on_hub(run), summaries(source)
+    jepa, base = run.get("jepa") or {}, base_on_hub(run)
+    mode = str(jepa.get("mode", "regular"))
     adapter = (folder / "adapter_config.json").is_file()
-    results = [(result, score) for summary in evaluations for result, score in _results(summary)]
+    results = [(result, score) for summary in summaries(source) for result, score in _results(summary)]
     head = ModelCardData(
         base_model=base,
         library_name="peft" if adapter else "transformers",
@@ -99,14 +99,11 @@ def write_card(
         model_name=_plain(name),
         eval_results=[result for result, _ in results] or None,
     )
-    rows = []
+    values = {**(run.get("training") or {}), **jepa}
+    rows = [(key, values[key]) for key in _SETTINGS if key in values]
     for part, about in (run.get("data") or {}).items():
         told = f"{Path(str(about.get('file'))).name}, {about.get('records')} records, SHA-256 {about.get('sha256')}"
         rows.append((f"data ({part})", told))
-    kept = _OBJECTIVE if mode != "regular" else ("mode", "max_length")
-    rows += [
-        (key, values[key]) for keys, values in ((kept, jepa), (_TRAINING, training)) for key in keys if key in values
-    ]
     rows += [(f"{result.metric_type} on {result.dataset_name}", score) for result, score in results]
     origin = _code(base or Path(str(run.get("model") or "unknown")).name)
     card = ModelCard.from_template(

@@ -168,10 +168,7 @@ def equal_steps(costs: Iterable[float], budgets: Sequence[float]) -> EqualComput
 
 
 class EqualComputeCallback(TrainerCallback):
-    """Saves and evaluates where the compute of a regular epoch has been spent, not where the run's own epochs end.
-
-    Steps of the strategy ``steps`` stay beside them; ``no`` stays no.
-    """
+    """Saves and evaluates where the compute of a regular epoch has been spent, not where the run's own epochs end."""
 
     def __init__(self, equal: EqualCompute) -> None:
         self._checkpoints = set(equal.checkpoints)
@@ -189,10 +186,10 @@ class EqualComputeCallback(TrainerCallback):
 
 
 class FlopTracker:
-    """Measures the FLOPs of the first optimizer steps and prints them beside the analytical ones (``--track_flop``).
+    """Measures the FLOPs of the first optimizer steps and prints them beside the derived ones (``--track_flop``).
 
     Args:
-        plan: gives the analytical FLOPs, and those of regular training on the same records.
+        flops: derives them.
         total: sums each number of a list over all processes; every process must call it at the same steps.
         say: prints a line.
         steps: number of steps to measure; 10 as in the published scripts.
@@ -202,54 +199,31 @@ class FlopTracker:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        total: Callable[[list[float]], list[float]],
-        *,
-        say: Callable[[str], None] = print,
-        steps: int = 10,
+        self, flops: FlopModel, total: Callable[[list[float]], list[float]], say: Callable[[str], None], steps: int = 10
     ) -> None:
-        self._plan, self._total, self._say, self._steps = plan, total, say, steps
+        self._flops, self._total, self._say, self._steps = flops, total, say, steps
         self._number: int | None = None
-        self._figures = [0.0, 0.0]
-        self._done: list[list[float]] = []
+        self._sums = [0.0, 0.0]
+        self.measured: list[float] = []
 
     @contextmanager
-    def step(self, number: int, batch: Batch) -> Iterator[None]:
-        """Measure one micro-batch of a step, forward and backward; ``number`` optimizer steps came before it."""
+    def micro_batch(self, number: int, batch: Batch) -> Iterator[None]:
+        """Measure one micro-batch, forward and backward; ``number`` optimizer steps came before its own."""
         if self._number not in (None, number):
-            self._finish_step()
-        if len(self._done) >= self._steps:
+            self.close()
+        if len(self.measured) >= self._steps:
             yield
             return
         self._number = number
         with counting() as counter:
             yield
-        self._figures[0] += counter.get_total_flops()
-        self._figures[1] += self._plan.flops.of_batch(batch)
+        self._sums[0] += counter.get_total_flops()
+        self._sums[1] += self._flops.of_batch(batch)
 
     def close(self) -> None:
-        """Print the last step and the mean, if the run ended before all steps were measured."""
+        """End a step, if one was begun."""
         if self._number is not None:
-            self._steps = len(self._done) + 1
-            self._finish_step()
-
-    @property
-    def measured(self) -> list[float]:
-        """See above."""
-        return [figures[0] for figures in self._done]
-
-    def _finish_step(self) -> None:
-        assert self._number is not None
-        regular = self._plan.regular
-        epoch, place = divmod(self._number, regular.steps_per_epoch)
-        self._done.append([*self._total(self._figures), regular.cost(regular.keys(epoch)[place])])
-        self._tell(f"FLOPs of step {self._number + 1}", self._done[-1])
-        self._number, self._figures = None, [0.0, 0.0]
-        if len(self._done) == self._steps:
-            self._tell(f"FLOPs per step, mean of {self._steps}", np.mean(self._done, axis=0).tolist())
-
-    def _tell(self, what: str, figures: list[float]) -> None:
-        measured, derived, regular = figures
-        share = measured / regular
-        self._say(f"{what}: {measured:.4e} measured, {derived:.4e} analytical, {share:.3f} of regular")
+            measured, derived = self._total(self._sums)
+            self._say(f"FLOPs of step {self._number + 1}: {measured:.4e} measured, {derived:.4e} analytical")
+            self.measured.append(measured)
+            self._number, self._sums = None, [0.0, 0.0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import re
 import shutil
 import signal
@@ -125,9 +126,25 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
         "system_prompts": prompts_of(train_records),
         "same_flop": asdict(equal) if equal else None,
     }
-    before = _begin(args, folder, checkpoint, record, train_records)
+    _refuse_disagreement(
+        {
+            "data": files,
+            "objectives": record["jepa"],
+            "settings": record["order"] | {name: record["training"].get(name) for name in _TOGETHER},
+            "checkpoints": checkpoint and Path(checkpoint).name,
+        }
+    )
+    if args.resume_from_checkpoint is not None:
+        kept, training = {name: record[name] for name in _KEPT}, record["training"]
+        launches = earlier_launches(folder, kept, training, allow_changes=args.allow_changes, say=_say)
+        # Without a checkpoint it begins anew.
+        record["launches"] = launches if checkpoint is not None else []
+    before = text_of_run(folder)
+    write_run(folder, record)
+    if is_main_process():
+        write_trained_prompts(folder, train_records)
     scores = trainer.answer_scores
-    with recording_failures(trainer, folder, record, before, checkpoint):
+    with _recording_failures(trainer, folder, record, before, checkpoint):
         with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
             metrics = _run(trainer, folder, checkpoint, record)
             if trainer.prepared_eval is not None:
@@ -246,56 +263,18 @@ def _answer_scores(
     return scores, f"to {len(asked):,} records at every evaluation, task {task.name}"
 
 
-def _begin(
-    args: argparse.Namespace, folder: Path, checkpoint: str | None, record: dict[str, Any], records: list[Record]
-) -> str | None:
-    """Write down what a run begins with, and return what ``run.json`` said before.
-
-    Raises:
-        UserError: the processes were given different things, or a resumed run was begun with other settings.
-    """
-    refuse_disagreement(
-        {
-            "data": record["data"],
-            "objectives": record["jepa"],
-            "settings": record["order"] | {name: record["training"].get(name) for name in _TOGETHER},
-            "checkpoints": None if checkpoint is None else Path(checkpoint).name,
-        }
-    )
-    if args.resume_from_checkpoint is not None:
-        kept = {name: record[name] for name in _KEPT}
-        launches = earlier_launches(folder, kept, record["training"], allow_changes=args.allow_changes, say=_say)
-        # Without a checkpoint it begins anew.
-        record["launches"] = launches if checkpoint is not None else []
-    before = text_of_run(folder)
-    write_run(folder, record)
-    if is_main_process():
-        write_trained_prompts(folder, records)
-    return before
-
-
-def refuse_disagreement(parts: Mapping[str, Any]) -> None:
-    """Have all processes end with the same error where they were not given the same.
+def _refuse_disagreement(parts: Mapping[str, Any]) -> None:
+    """Have all processes end with the same error where they were not given the same, by the names of its parts.
 
     Without it they would wait for each other in vain, or train on gradients that do not belong together.
-
-    Args:
-        parts: what must be the same on every process, by what it is called; values that JSON can hold.
-
-    Raises:
-        UserError: a part differs.
     """
-    if not torch.distributed.is_initialized():
-        return
-    given: list[dict[str, Any]] = [{}] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(given, json.loads(json.dumps(parts, default=str)))
-    for name in parts:
-        for rank, other in enumerate(given):
-            if other[name] != given[0][name]:
-                raise UserError(
-                    f"processes 0 and {rank} were given different {name} ({str(given[0][name])[:200]} and "
-                    f"{str(other[name])[:200]}); start all with the same command, files and checkpoints"
-                )
+    if torch.distributed.is_initialized():
+        given: list[dict[str, str]] = [{}] * torch.distributed.get_world_size()
+        own = {name: json.dumps(value, default=str, sort_keys=True) for name, value in parts.items()}
+        torch.distributed.all_gather_object(given, own)
+        for name in parts:
+            if len({each[name] for each in given}) > 1:
+                raise UserError(f"the processes were given different {name}; start all with the same command and files")
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -349,17 +328,10 @@ def _save(trainer: JepaTrainer, folder: str) -> None:
 
 
 @contextmanager
-def recording_failures(
-    trainer: Any, folder: Path, record: dict[str, Any], before: str | None, checkpoint: str | None
+def _recording_failures(
+    trainer: JepaTrainer, folder: Path, record: dict[str, Any], before: str | None, checkpoint: str | None
 ) -> Iterator[None]:
-    """Note in ``run.json`` that a run failed; put back what it held where this launch took no step.
-
-    Args:
-        trainer: trains inside.
-        folder: of the run.
-        record: what ``run.json`` says of the run; it may change inside.
-        before: of ``run_folder.text_of_run``, from before this launch.
-        checkpoint: that the run is resumed from.
+    """Note in ``run.json`` that a run failed; put back what it held ``before`` where this launch took no step.
 
     Raises:
         UserError: in the place of whatever is raised inside, but for requests to stop and errors of the system that are
@@ -372,8 +344,7 @@ def recording_failures(
             # The thread of TensorBoard's writer would go on writing into a folder that is removed.
             if getattr(callback, "tb_writer", None) is not None:
                 callback.tb_writer.close()
-        first = getattr(trainer, "_initial_global_step", None)
-        trained = first is not None and trainer.state.global_step > first
+        trained = trainer.state.global_step > getattr(trainer, "_initial_global_step", math.inf)
         with suppress(OSError):
             if trained or (isinstance(error, OSError) and before is None):
                 write_run(folder, {**record, "status": "failed", "error": str(error)})
@@ -381,31 +352,23 @@ def recording_failures(
                 if before is None:
                     shutil.rmtree(folder / "tensorboard", ignore_errors=True)
                 put_back(folder, before)
-        if isinstance(error, UserError) or (isinstance(error, OSError) and error.errno not in DISK_ERRORS):
-            raise
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             way = way_back(folder, "once it can be written to, ")
             raise UserError(f"{error.strerror}; {way}", path=error.filename or folder) from None
+        if isinstance(error, UserError | OSError):
+            raise
         told = _words(error)
         if trained:
             told = f"the run failed after step {trainer.state.global_step} ({told}); {way_back(folder)}"
-            raise UserError(f"{told}; --debug 2 shows where it was") from None
-        if checkpoint is None:
-            raise UserError(f"training can't start: {told}") from None
-        raise UserError(
-            f"can't be resumed ({told}); if it is damaged or of another run, move it elsewhere, and resume the one "
-            "before it with --resume_from_checkpoint last",
-            path=checkpoint,
-        ) from None
+        raise UserError(f"{told}; --debug 2 shows where it was", path=None if trained else checkpoint) from None
 
 
 def _words(error: Exception) -> str:
     """What to tell of an error that nobody foresaw."""
     logger.debug("training failed", exc_info=error)
     # Raised on purpose, with words for whoever started the run; of others the kind says more than the words.
-    if isinstance(error, ValueError | RuntimeError | ImportError) and str(error):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
+    told = isinstance(error, ValueError | RuntimeError | ImportError) and str(error)
+    return told or f"{type(error).__name__}: {error}"
 
 
 def _leave_group() -> None:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import rotate_checkpoints
 
@@ -70,13 +69,9 @@ def atomic_checkpoint(trainer: Any, save_beside: Callable[[Path], None]) -> Iter
 def save_model(
     trainer: Any, save: Callable[..., None], output_dir: str | None, state_dict: dict[str, Any] | None
 ) -> None:
-    """Save as Trainer does, with the heads of terms in files of their own, and without a token or a draft of a card.
+    """Save by Trainer's own method, with the heads of terms in files of their own, without a token or a drafted card.
 
-    Args:
-        trainer: of the model.
-        save: Trainer's own method.
-        output_dir: by default that of the run.
-        state_dict: of sharded weights, heads among them.
+    ``state_dict`` is of sharded weights, heads among them.
     """
     args = trainer.args
     rest, own = (None, {}) if state_dict is None else split_state(state_dict)
@@ -128,19 +123,6 @@ def refuse_other_adapter(model: Any, checkpoint: Path) -> None:
         raise ValueError(f"its weights are those of another adapter: {lost[0]} is missing")
 
 
-def refuse_other_optimizer(optimizer: Any) -> None:
-    """Raise a ``ValueError`` for averages of other weights: a fused optimizer would write beyond their end."""
-    for group in getattr(optimizer, "param_groups", ()):
-        for weight in group["params"]:
-            for name in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
-                value = optimizer.state.get(weight, {}).get(name)
-                # Factored and quantized averages have other shapes; what these keep has that of the weight.
-                plain = type(value) is torch.Tensor and value.dtype.is_floating_point
-                if plain and value.shape != weight.shape:
-                    expected, got = tuple(weight.shape), tuple(value.shape)
-                    raise ValueError(f"expected '{name}' of shape {expected} in the optimizer, got {got}")
-
-
 def settings_of(optimizer: Any) -> list[dict[str, Any]]:
     """What each parameter group of an optimizer is set to, its parameters left out."""
     groups = getattr(optimizer, "param_groups", ())
@@ -154,23 +136,23 @@ def apply_settings(wanted: list[dict[str, Any]], optimizer: Any, schedule: Any) 
 
     Args:
         wanted: of :func:`settings_of`, from before the states were loaded.
-        optimizer: gets them, but for the learning rate, which its schedule sets.
+        optimizer: gets them.
         schedule: goes on at its step, from the learning rates that are wanted.
 
     Raises:
-        ValueError: the learning rate is another, and the schedule is of a kind that has none of its own.
+        ValueError: the learning rate is another, and the schedule is of a kind that can't change it.
     """
     groups = getattr(optimizer, "param_groups", ())
-    rates: list[Any] = [group.get("initial_lr", group.get("lr")) for group in wanted]
-    changed = rates != [group.get("initial_lr", group.get("lr")) for group in groups]
+    old, rates = ([group.get("initial_lr", group.get("lr")) for group in each] for each in (groups, wanted))
     for group, values in zip(groups, wanted, strict=True):
         group.update({name: value for name, value in values.items() if name != "lr"})
-    if not changed:
+    if rates == old:
         return
     inner = getattr(schedule, "scheduler", schedule)
     if not isinstance(inner, LambdaLR):
-        kind = type(inner).__name__
-        raise ValueError(f"expected the learning rate of the checkpoint, got {rates[0]}: {kind} can't change it")
+        raise ValueError(
+            f"expected the learning rate {old[0]} of the checkpoint, which the schedule keeps; got {rates[0]}"
+        )
     inner.base_lrs = list(rates)
     inner._last_lr = [rate * factor(inner.last_epoch) for rate, factor in zip(rates, inner.lr_lambdas, strict=True)]
     for group, rate in zip(groups, inner._last_lr, strict=True):

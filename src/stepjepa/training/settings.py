@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
 import os
 import sys
-from dataclasses import fields
 from typing import Any, cast
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.utils.data import IterableDataset
 from transformers import TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
@@ -55,29 +53,17 @@ def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArgu
     elif args.eval_steps is not None:
         raise UserError("--eval_steps does nothing without --eval_file or --data_file; add one or leave it out")
     values.update(args.training)
-    unused = sorted(name for name in args.training if name.startswith("hub_"))
     if values.get("push_to_hub"):
         refuse_offline()
-    elif unused:
-        raise UserError(f"--{unused[0]} does nothing without --push_to_hub; add it or leave it out")
     if str(values.get("fsdp")).lower() == "true":
         # A configuration file says 'fsdp: true'; as a word it would be taken for one of the old options.
         values["fsdp"] = True
-    if values.get("deepspeed") and importlib.util.find_spec("deepspeed") is None:
-        raise UserError("--deepspeed requires deepspeed, which is not installed: pip install deepspeed")
     if _launched_together() and not torch.accelerator.is_available():
         # Without it transformers would have every process train a model of its own.
         values["use_cpu"] = True
-    for name in ("bf16", "fp16"):
-        if values.get(name) and not torch.accelerator.is_available() and not (name == "bf16" and values.get("use_cpu")):
-            cpu = "; --use_cpu trains in bf16 on the CPU" if name == "bf16" else ""
-            raise UserError(f"--{name} needs an accelerator, and none is found; leave it out{cpu}")
-    if values.get("use_cpu") and _launched_together() and not distributed.is_initialized():
-        _open_group(datetime.timedelta(seconds=values.get("ddp_timeout", TrainingArguments.ddp_timeout)))
     try:
         made = TrainingArguments(**values)
-        # Wrong settings and trackers that are unknown or not installed would end the run only after data and model are
-        # prepared.
+        # Here, since data and model take long to prepare.
         refuse_contradictions(made)
         for tracker in get_reporting_integration_callbacks(made.report_to):
             tracker()
@@ -103,19 +89,6 @@ def _launched_together() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
-def _open_group(timeout: datetime.timedelta) -> None:
-    """Begin the group of processes on CPUs, where transformers' Trainer would leave ``--ddp_timeout`` out."""
-    given = os.environ
-    if given.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        distributed.init_process_group("gloo", timeout=timeout)
-        return
-    # After a restart torchrun's store still holds the addresses of the processes before, which would be waited for.
-    rank, world, port = int(given["RANK"]), int(given["WORLD_SIZE"]), int(given["MASTER_PORT"])
-    store = distributed.TCPStore(given["MASTER_ADDR"], port, world, is_master=False, timeout=timeout)
-    own = distributed.PrefixStore(f"launch_{given.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    distributed.init_process_group("gloo", timeout=timeout, store=own, rank=rank, world_size=world)
-
-
 def refuse_processes(args: TrainingArguments, processes: int) -> None:
     """Raise a ``ValueError`` where one process has several devices, or each of several would train its own model."""
     if args.n_gpu > 1:
@@ -132,28 +105,18 @@ def refuse_processes(args: TrainingArguments, processes: int) -> None:
 
 # -- what this trainer can't do ----------------------------------------------------------------------------------------
 
-# Arguments of Trainer's own token count, last batch, evaluation loop and uploads, none of which is used here.
-WITHOUT_EFFECT = (
-    *("include_num_input_tokens_seen", "dataloader_drop_last", "bf16_full_eval", "fp16_full_eval"),
-    *("prediction_loss_only", "eval_accumulation_steps", "batch_eval_metrics", "average_tokens_across_devices"),
-    *("eval_do_concat_batches", "eval_use_gather_object", "include_for_metrics", "length_column_name"),
-    "hub_always_push",
-)
-
 
 def refuse_contradictions(args: TrainingArguments) -> None:
     """Raise a ``ValueError`` for options of Trainer that would be ignored or wrong here."""
-    if args.label_smoothing_factor:
-        raise ValueError(f"label_smoothing_factor: expected 0 with this objective, got {args.label_smoothing_factor}")
     strategy = str(args.train_sampling_strategy)
     if strategy not in STRATEGIES:
         raise ValueError(f"train_sampling_strategy: expected one of {', '.join(STRATEGIES)}, got '{strategy}'")
-    if args.auto_find_batch_size or getattr(args.accelerator_config, "split_batches", False):
-        raise ValueError("auto_find_batch_size and split_batches would change the records of a step; leave them out")
-    for field in fields(TrainingArguments):
-        default = [] if field.name == "include_for_metrics" else field.default
-        if field.name in WITHOUT_EFFECT and getattr(args, field.name) != default:
-            raise ValueError(f"{field.name}: has no effect with this trainer; leave it at {field.default}")
+    # Other losses; other records in a step.
+    for name in ("label_smoothing_factor", "auto_find_batch_size", "dataloader_drop_last"):
+        if getattr(args, name):
+            raise ValueError(f"{name}: expected 0 or False with this trainer, got {getattr(args, name)}")
+    if getattr(args.accelerator_config, "split_batches", False):
+        raise ValueError("accelerator_config: expected split_batches false: it would change the records of a step")
 
 
 def adjust(args: TrainingArguments, model: nn.Module) -> None:

@@ -155,7 +155,7 @@ class JepaTrainer(Trainer):
         # Derived and tried out here, where the model is whole.
         _ = self.flops, LMHead(self.model)
         say = print if self.is_world_process_zero() else lambda line: None
-        self.tracker = FlopTracker(self.plan, self.total, say=say) if track_flop else None
+        self.tracker = FlopTracker(self.flops, self.total, say) if track_flop else None
         self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
         if not args.disable_tqdm:
             self.add_callback(BarCallback())
@@ -202,7 +202,7 @@ class JepaTrainer(Trainer):
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """As in Trainer."""
         self.guard.batches.append(inputs)
-        with nullcontext() if self.tracker is None else self.tracker.step(self.state.global_step, inputs):
+        with nullcontext() if self.tracker is None else self.tracker.micro_batch(self.state.global_step, inputs):
             return super().training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(
@@ -381,7 +381,6 @@ class JepaTrainer(Trainer):
         wanted = [] if checkpoint is None else saving.settings_of(self.optimizer)
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            saving.refuse_other_optimizer(self.optimizer)
             saving.apply_settings(wanted, self.optimizer, self.lr_scheduler)
             if self.ema is not None:
                 self.ema.load(checkpoint)
