@@ -117,22 +117,22 @@ def answer_in_batches(model: Any, tokenizer: Any, test_file: Path, size: int, ar
     with tempfile.TemporaryDirectory(prefix="stepjepa-bench-") as folder:
         output = Path(folder) / "out.jsonl"
         sampling = Sampling(max_new_tokens=args.max_new_tokens)
-        settings = EvaluationSettings("-", test_file, output, task="generic", batch_size=size, sampling=sampling)
+        settings = EvaluationSettings(
+            model_path="-", test_file=test_file, output_file=output, task="generic", batch_size=size, sampling=sampling
+        )
         Evaluation(settings).run(lambda: (model, tokenizer))
         return [line["generated"] for _, line in read_jsonl(output)]
 
 
 def generate_in_batches(model: Any, tokenizer: Any, test_file: Path, size: int, max_new_tokens: int) -> list[str]:
     """The generation of an evaluation alone, as the plain loop has it: no losses, no scores, no files."""
-    from stepjepa.chat.template import ChatTemplate
     from stepjepa.data.sources import read_records
     from stepjepa.evaluation.generation import Generator
     from stepjepa.evaluation.prompts import make_examples
     from stepjepa.evaluation.settings import Sampling
 
-    template = ChatTemplate(tokenizer)
-    generator = Generator(model, tokenizer, template.end_of_turn_ids, Sampling(max_new_tokens=max_new_tokens))
-    examples = make_examples(read_records(test_file), tokenizer, template)
+    generator = Generator(model, tokenizer, Sampling(max_new_tokens=max_new_tokens))
+    examples = make_examples(read_records(test_file), tokenizer, generator.template)
     examples.sort(key=lambda example: -len(example.prompt_ids))
     said = {}
     for start in range(0, len(examples), size):

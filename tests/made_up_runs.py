@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.config import JepaConfig
-from stepjepa.evaluation.output import model_fingerprint
-from stepjepa.evaluation.summary import summarise
+from stepjepa.evaluation.output import model_fingerprint, summarise
 from stepjepa.files import write_json, write_jsonl
 from stepjepa.run_folder import RUN_FILE
 

@@ -24,7 +24,7 @@ from transformers import TrainingArguments
 import tiny
 from own_term import NextLatent, objective_with
 from stepjepa.batch.collate import Item
-from stepjepa.batch.sampler import StepSampler
+from stepjepa.batch.dataset import StepSampler
 from stepjepa.config import JepaConfig
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.heads import PredictorHead, attach_heads, load_heads, save_heads

@@ -16,61 +16,42 @@ from stepjepa.files import write_jsonl
 CHAT = [{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "One."}]
 
 
-def run_with_output(file: int, *arguments: str, unbuffered: str = "") -> tuple[int, str]:
+def run_with_output(file: int, *arguments: str) -> tuple[int, str]:
     """Exit code and standard error of a process whose standard output is an open file."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     command = [sys.executable, "-m", "stepjepa", *arguments]
-    done = subprocess.run(
-        command, stdout=file, stderr=subprocess.PIPE, text=True, timeout=60, check=False, env=environment
-    )
+    done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("argument", ["--help", "--version"])
-def test_a_full_disk_and_a_closed_pipe_are_no_traceback(argument: str, unbuffered: str) -> None:
-    with open("/dev/full", "w", encoding="utf-8") as full:
-        code, error = run_with_output(full.fileno(), argument, unbuffered=unbuffered)
-    assert (code, error.count("\n")) == (2, 1), error
-    assert error.startswith("stepjepa: error: ")
-    assert error.endswith("No space left on device\n")
+def test_a_full_disk_and_a_closed_pipe_are_no_traceback() -> None:
+    for arguments in (["--help"], ["score", "--help"]):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            code, error = run_with_output(full.fileno(), *arguments)
+        assert (code, error.count("\n")) == (2, 1), error
+        assert error.endswith("No space left on device\n")
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        assert run_with_output(writing, argument, unbuffered=unbuffered) == (1, "")
+        assert run_with_output(writing, "--version") == (1, "")
     finally:
         os.close(writing)
 
 
-def test_output_that_is_written_at_the_end_is_written_before_it() -> None:
-    """Argparse prints into a buffer and looks no further."""
-    with open("/dev/full", "w", encoding="utf-8") as full:
-        code, error = run_with_output(full.fileno(), "score", "--help")
-    assert (code, error) == (2, "stepjepa score: error: standard output: No space left on device\n")
-
-
-@pytest.mark.parametrize("arguments", [["score", "--help"], ["--help"]])
-def test_interrupted_while_a_command_is_loaded(arguments: list[str], capsys: Any, monkeypatch: Any) -> None:
+def test_interrupted_while_a_command_is_loaded(capsys: Any, monkeypatch: Any) -> None:
     load = importlib.import_module
 
     def interrupted(name: str, *rest: Any) -> Any:
-        if name == "stepjepa.commands.score":
+        if name == "stepjepa.commands.evaluate":
             os.kill(os.getpid(), signal.SIGINT)
         return load(name, *rest)
 
-    monkeypatch.setattr("stepjepa.cli.importlib.import_module", interrupted)
-    assert main(arguments) == 128 + signal.SIGINT
-    error = capsys.readouterr().err
-    assert error == f"stepjepa{' score' if arguments[0] == 'score' else ''}: interrupted\n"
+    monkeypatch.setattr("stepjepa.commands.importlib.import_module", interrupted)
+    assert main(["score", "--help"]) == 128 + signal.SIGINT
+    assert capsys.readouterr().err == "stepjepa score: interrupted\n"
 
 
 @pytest.mark.parametrize(
-    ("given", "code", "told"),
-    [
-        ("None", 0, ""),
-        ("7", 7, ""),
-        ("'no\\nlicence'", 1, "stepjepa score: no licence\n"),
-    ],
+    ("given", "code", "told"), [("None", 0, ""), ("7", 7, ""), ("'no\\nlicence'", 1, "stepjepa score: no licence\n")]
 )
 def test_sys_exit_in_a_plug_in_ends_as_python_ends(
     given: str, code: int, told: str, tmp_path: Path, capsys: Any, monkeypatch: Any

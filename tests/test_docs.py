@@ -28,7 +28,7 @@ def test_the_way_from_the_command_line_to_the_loss_is_ten_files() -> None:
 
 # Each may import from those before it.
 ORDER = ["errors", "own_code", "terminal", "offline", "signals", "files", "fields", "run_folder", "options"]
-ORDER += ["flag_files", "config", "arguments", "published", "parser"]
+ORDER += ["config", "arguments", "published"]
 ORDER += ["data", "chat", "batch", "models", "objectives", "compute", "answers", "tasks", "preparing"]
 ORDER += ["inspection", "analysis", "evaluation", "training", "experiments", "pages", "commands", "cli"]
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Iterator
 
 import stepjepa
-from stepjepa.commands import COMMANDS
+from stepjepa.commands import COMMANDS, make_parser
 from stepjepa.config import CHOICES, DEFAULTS, SETTINGS, layouts_of
-from stepjepa.parser import make_parser
 
 GROUPS = {
     "Records": ("data",),
@@ -36,7 +34,7 @@ def commands() -> str:
         "",
     ]
     for name in COMMANDS:
-        lines += _command(make_parser(f"stepjepa {name}", importlib.import_module(f"stepjepa.commands.{name}")), 2)
+        lines += _command(make_parser(name), 2)
     return "\n".join(lines) + "\n"
 
 
@@ -112,7 +110,7 @@ def _default(name: str) -> str:
 
 
 def _values(name: str) -> str:
-    if SETTINGS[name]["allowed"]:
+    if "allowed" in SETTINGS[name]:
         return str(SETTINGS[name]["allowed"][1])
     values = layouts_of(*CHOICES["mode"]) if name == "layout" else CHOICES.get(name, ())
     return ", ".join(f"`{value}`" for value in values)

@@ -1,4 +1,4 @@
-"""Flags shared by several commands, and the :class:`JepaConfig` built from them. Free of torch."""
+"""Flags shared by several commands, the :class:`JepaConfig` built from them, flags from YAML files. Free of torch."""
 
 # ruff: noqa: RUF009  # option() makes the field
 
@@ -6,14 +6,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
-from stepjepa.config import CHOICES, DEFAULTS, NEEDS_VIEWS, SETTINGS, JepaConfig, layouts_of
+from stepjepa.config import DEFAULTS, NEEDS_VIEWS, SETTINGS, JepaConfig
 from stepjepa.errors import UserError, shown
-from stepjepa.options import add_options, from_args, option, options_of, refuse_without_effect
+from stepjepa.files import existing_file, read_text, read_yaml
+from stepjepa.options import (
+    READERS,
+    Parser,
+    as_arguments,
+    from_args,
+    option,
+    options_of,
+    refuse_both,
+    refuse_without_effect,
+)
 
 OBJECTIVE = "objective (neither --regular nor --step_jepa means LLM-JEPA)"
 
@@ -33,20 +45,11 @@ def json_object(text: str) -> dict[str, Any]:
     """Parse a JSON object, as in ``--term_args '{"weight": 0.1}'``."""
     try:
         found = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"expected a JSON object, got {shown(text)} ({error})") from None
+    except ValueError:
+        found = None
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError(f"expected a JSON object in braces, got {shown(text)}")
     return found
-
-
-class _LayoutNames(tuple[str, ...]):
-    """Choices of ``--layout``: the registered names, and any ``module:function``, which is loaded later."""
-
-    __slots__ = ()
-
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or ":" in str(name)
 
 
 @dataclass
@@ -62,7 +65,7 @@ class DataFlags:
         None, "columns of the user's and the assistant's text; if they are not the usual ones", metavar="NAME"
     )
     bad_records: Literal["error", "skip"] = option(
-        "error", "lines that are not valid records; skip: leave them out, and say how many"
+        "error", "lines that are not valid records; skip: count and skip them"
     )
 
 
@@ -76,6 +79,13 @@ class ModelFlags:
     )
     chat_template: str | None = option(None, "Jinja file instead of the tokenizer's own template", metavar="FILE")
     trust_remote_code: bool = option(False, "run code that comes with the model")
+
+
+@dataclass
+class JsonFlags:
+    """How results are printed."""
+
+    json: bool = option(False, "one JSON document on standard output; lines go to standard error")
 
 
 @dataclass
@@ -101,9 +111,7 @@ class LossFlags:
     )
 
 
-def add_training_data(
-    parser: argparse.ArgumentParser, model: type = ModelFlags, *, required: Collection[str] = ()
-) -> None:
+def add_training_data(parser: Parser, model: type = ModelFlags, *, required: Collection[str] = ()) -> None:
     """Add the flags of records, model and objective, which train, inspect and verify share.
 
     Args:
@@ -111,24 +119,22 @@ def add_training_data(
         model: dataclass of the model's flags, :class:`ModelFlags` or derived from it.
         required: names of the flags that are required.
     """
-    add_options(parser, DataFlags, "data", only=("train_file",), required=required)
-    add_options(parser, JepaConfig, "data", only=DATA)
-    add_options(parser, DataFlags, "data", only=("columns", "bad_records"))
-    add_options(parser, model, "model", required=required)
-    add_options(parser, ModeFlags, OBJECTIVE, only=("regular", "step_jepa"))
-    add_options(parser, JepaConfig, OBJECTIVE, without=("mode", *DATA, *LOSSES))
-    add_options(parser, ModeFlags, OBJECTIVE, only=("train_all", "additive_mask"))
-    add_options(parser, JepaConfig, "loss", only=LOSSES, without=("terms",))
-    add_options(parser, LossFlags, "loss")
-    layout = parser._option_string_actions["--layout"]
-    layout.choices, layout.metavar = _LayoutNames(layouts_of(*CHOICES["mode"])), None
+    parser.add(DataFlags, "data", only=("train_file",), required=required)
+    parser.add(JepaConfig, "data", only=DATA)
+    parser.add(DataFlags, "data", without=("train_file",))
+    parser.add(model, "model", required=required)
+    parser.add(ModeFlags, OBJECTIVE, only=("regular", "step_jepa"))
+    parser.add(JepaConfig, OBJECTIVE, without=("mode", *DATA, *LOSSES))
+    parser.add(ModeFlags, OBJECTIVE, only=("train_all", "additive_mask"))
+    parser.add(JepaConfig, "loss", only=LOSSES, without=("terms",))
+    parser.add(LossFlags, "loss")
     # No defaults, so that a flag that is given beside its short form is noticed.
     parser.set_defaults(labels=None, jepa_loss_type=None, lbd=None, gamma=None, why_loss=None)
 
 
 def objective_flags() -> set[str]:
     """The names of all flags that :func:`jepa_config` reads, except those in ``DATA``."""
-    names = {each.name for kind in (JepaConfig, ModeFlags, LossFlags) for each, _ in options_of(kind)}
+    names = {each.name for kind in (JepaConfig, ModeFlags, LossFlags) for each in options_of(kind)}
     return names - {"mode", "terms", *DATA}
 
 
@@ -138,8 +144,7 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
     Raises:
         UserError: flags contradict each other or a value is out of range.
     """
-    if args.regular and args.step_jepa:
-        raise UserError("--regular and --step_jepa exclude each other; leave one out (neither means LLM-JEPA)")
+    refuse_both(args, ("regular", "step_jepa"))
     losses = [name for flag, name in SHORT_LOSSES.items() if getattr(args, flag)]
     losses += [args.jepa_loss_type] if args.jepa_loss_type is not None else []
     if len(set(losses)) > 1:
@@ -149,9 +154,9 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
     if args.regular:
         _refuse_views(args, losses)
     elif args.step_jepa and args.last_token not in (None, -1):
-        _note(f"--last_token {args.last_token} is followed here; the published Step-JEPA script leaves it unused")
+        note(f"--last_token {args.last_token} is followed here; the published Step-JEPA script leaves it unused")
     if args.additive_mask:
-        _note("--additive_mask changes nothing: all views are run in one pass anyway")
+        note("--additive_mask changes nothing: all views are run in one pass anyway")
     loss, args.why_loss = (losses[0], None) if losses else _default_loss(args)
     resolved = {
         "mode": "regular" if args.regular else "step-jepa" if args.step_jepa else "llm-jepa",
@@ -180,7 +185,7 @@ def _default_loss(args: argparse.Namespace) -> tuple[str, str | None]:
     usual = {**DEFAULTS, **dict.fromkeys(("jepa_loss_type", "lbd", "gamma"))}
     named = [name for name in (*LOSSES, "predictors", "last_token") if getattr(args, name, usual[name]) != usual[name]]
     if args.regular:
-        return str(DEFAULTS["jepa_loss_type"]), None
+        return "cosine", None
     if not named and not args.term:
         return "infonce", "InfoNCE, the default, which does not collapse; --preset paper, or a named loss, for others"
     if {"sigreg", "variance"} & {*named}:
@@ -188,7 +193,8 @@ def _default_loss(args: argparse.Namespace) -> tuple[str, str | None]:
     return "cosine", "cosine, the papers', since none is named; it mostly collapses, --jepa_loss_type infonce does not"
 
 
-def _note(text: str) -> None:
+def note(text: str) -> None:
+    """Print a note on standard error."""
     print(f"note: {text}", file=sys.stderr)
 
 
@@ -196,10 +202,7 @@ def _terms(args: argparse.Namespace) -> tuple[dict[str, Any], ...]:
     """``--term`` and ``--term_args`` in the form of ``JepaConfig.terms``."""
     names, settings = args.term or [], args.term_args or []
     if settings and len(settings) != len(names):
-        raise UserError(
-            f"--term_args: expected a JSON object for each --term, in their order ({{}} for none), got {len(settings)} "
-            f"for {len(names)}"
-        )
+        raise UserError(f"--term_args: expected a JSON object for each --term ({{}} for none), got {len(settings)}")
     return tuple({"term": name, "args": own} for name, own in zip(names, settings or [{} for _ in names], strict=True))
 
 
@@ -212,6 +215,116 @@ def _refuse_views(args: argparse.Namespace, losses: list[str]) -> None:
         raise UserError(f"--regular has no views, so {what} does nothing with it; leave one out")
     idle = [name for name in PUBLISHED_WITH_REGULAR if name in named]
     if idle:
-        _note(f"--regular has no views, so {', '.join(f'--{name}' for name in idle)} have no effect")
+        note(f"--regular has no views, so {', '.join(f'--{name}' for name in idle)} have no effect")
         for name in idle:
             setattr(args, name, DEFAULTS[name])
+
+
+OURS = ("do_train", "do_eval", "do_predict", "remove_unused_columns", "label_names")
+"""Fields of TrainingArguments that are refused as flags, since they have no effect with this trainer."""
+
+_MOST_VALUES = 10_000
+"""Most values in a dict of a YAML file: with YAML aliases a few lines can expand to billions of values."""
+
+
+def arguments_of_file(parser: Parser, path: str, given: Sequence[str]) -> list[str]:
+    """Read a YAML file of flags as arguments, without those that the command line ``given`` has, too.
+
+    Raises:
+        UserError: the file is missing, not YAML, or not a mapping of flags; or a flag is unknown, repeated or has a
+            wrong value, which is named with its line.
+    """
+    file = existing_file(path, "configuration file")
+    values = read_yaml(file)
+    if not isinstance(values, dict | None):
+        raise UserError(f"holds a {type(values).__name__}; expected 'flag: value' lines", path=file)
+    lines = [line.lstrip(" \t{,'\"?") for line in read_text(file).splitlines()]
+    known = parser._option_string_actions
+    overridden = {known[flag].dest for flag in (each.partition("=")[0] for each in given) if flag in known}
+    result, seen = list[str](), set[str]()
+    for key, value in (values or {}).items():
+        name = str(key).replace("-", "_")
+        line = next((number for number, text in enumerate(lines, start=1) if text.startswith(str(key))), None)
+        try:
+            if name == "config" or not re.fullmatch(r"[A-Za-z]\w*", name):
+                raise UserError(f"unknown key {shown(str(key))}; 'stepjepa train --help_all' names all")
+            if name in seen:
+                raise UserError(f"the key {shown(str(key))} stands twice; leave one")
+            _check_value(name, value)
+            words = as_arguments({name: value})
+            named_training_fields(parser, parser.parse_known_args(words)[1])
+        except UserError as error:
+            raise UserError(str(error), path=file, line=line) from None
+        seen.add(name)
+        action = known.get(f"--{name}")
+        if action is None or action.dest not in overridden:
+            result += words
+    return result
+
+
+def _check_value(name: str, value: Any) -> None:
+    """Refuse what YAML can hold and a flag can't."""
+    inside = list(value) if isinstance(value, list) else []
+    if wrong := [type(each).__name__ for each in inside if each is None or isinstance(each, list | dict)]:
+        raise UserError(f"{name}: holds a {wrong[0]} in a list; expected words or numbers")
+    for count, each in enumerate(_values_in(value)):
+        if count > _MOST_VALUES:
+            raise UserError(f"{name}: holds more than {_MOST_VALUES:,} values; expected a few")
+        if isinstance(value, dict) and not (each is None or isinstance(each, str | int | float)):
+            raise UserError(f"{name}: holds a {type(each).__name__}; put it in quotes")
+
+
+def _values_in(value: Any) -> Iterator[Any]:
+    """The values inside objects and lists, without end if one holds itself."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict | list):
+            waiting.extend([*each, *each.values()] if isinstance(each, dict) else each)
+            each = None
+        yield each
+
+
+def training_parser() -> Any:
+    """A parser of all fields of ``transformers.TrainingArguments``."""
+    from transformers import HfArgumentParser, TrainingArguments
+
+    return HfArgumentParser(TrainingArguments, add_help=False, allow_abbrev=False, argument_default=None)
+
+
+def training_fields() -> list[str]:
+    """The fields of ``transformers.TrainingArguments`` that are flags."""
+    return [name for name in dict.fromkeys(each.dest for each in training_parser()._actions) if name not in OURS]
+
+
+@cache
+def _named_fields_parser() -> Any:
+    """A parser of the fields of TrainingArguments that returns only those that were named, not their defaults."""
+    inner = training_parser()
+    for action in inner._actions:
+        action.default = argparse.SUPPRESS
+        action.type = READERS.get(action.type, action.type)
+        if action.dest == "report_to":
+            # transformers' own parser takes only one name.
+            action.nargs = "+"
+    return inner
+
+
+def named_training_fields(parser: Parser, rest: Sequence[str]) -> dict[str, Any]:
+    """The fields of TrainingArguments among the arguments that our parser does not know; others are refused."""
+    if not rest:
+        return {}
+    inner = _named_fields_parser()
+    inner.error = parser.error
+    known, unknown = inner.parse_known_args(rest)
+    if unknown:
+        parser.refuse(unknown, [f"--{name}" for name in training_fields()])
+    named = vars(known)
+    if len(named.get("report_to", ())) == 1:
+        named["report_to"] = named["report_to"][0]
+    if "hub_token" in named:
+        # Every user of the machine can read a command line, and the run folder keeps it.
+        parser.error("--hub_token would be read by others; leave it out and set HF_TOKEN in the environment")
+    if idle := [name for name in named if name in OURS]:
+        parser.error(f"--{idle[0]} has no effect here; leave it out")
+    return named

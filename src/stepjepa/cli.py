@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import os
 import re
 import signal
@@ -12,11 +11,10 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from stepjepa import __version__
-from stepjepa.commands import COMMANDS
+from stepjepa.commands import COMMANDS, load, parse
 from stepjepa.errors import UserError, one_line, visible
 from stepjepa.files import naming_disk_errors
 from stepjepa.offline import go_offline, no_telemetry, wanted
-from stepjepa.parser import innermost, make_parser, refuse_unknown
 from stepjepa.signals import Stopped, raising
 from stepjepa.terminal import escape_unencodable_output
 
@@ -36,20 +34,13 @@ def normalise(arguments: Sequence[str]) -> list[str]:
     return result
 
 
-def _overview() -> str:
-    width = max(map(len, COMMANDS)) + 2
-    lines = [f"  {name:<{width}}{importlib.import_module(f'stepjepa.commands.{name}').SUMMARY}" for name in COMMANDS]
-    return "\n".join(
-        [
-            "usage: stepjepa COMMAND [--help] ...",
-            "",
-            "Train causal language models with LLM-JEPA and Step-JEPA objectives, look inside, evaluate.",
-            "",
-            *lines,
-            "",
-            "stepjepa COMMAND --help says more; stepjepa --version prints the version.",
-        ]
-    )
+OVERVIEW = f"""usage: stepjepa COMMAND [--help] ...
+
+Train causal language models with LLM-JEPA and Step-JEPA objectives, look inside, evaluate.
+
+{chr(10).join(f"  {name:<12}{summary}" for name, summary in COMMANDS.items())}
+
+stepjepa COMMAND --help says more; stepjepa --version prints the version."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,22 +53,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 for success, 1 for a failed check or a closed pipe, 2 for wrong input or a system error, 128 + N for signal N.
     """
     escape_unencodable_output()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] in ("-h", "--help", "help", "--version"):
+    name, *given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in COMMANDS:
         with raising():
-            return _reporting("stepjepa", lambda: _introduce(given[:1] == ["--version"]))
-    name = given[0]
-    if name not in COMMANDS:
-        near = difflib.get_close_matches(name, [*COMMANDS, "--help", "--version"], n=1)
-        hint = f"; did you mean {near[0]}?" if near else f"; choose one of {', '.join(COMMANDS)}"
-        print(f"stepjepa: error: unknown command '{name}'{hint}", file=sys.stderr)
-        return 2
+            return _reporting(f"stepjepa {name}", lambda: _run(name, normalise(given)))
     with raising():
-        return _reporting(f"stepjepa {name}", lambda: _run(name, normalise(given[1:])))
+        return _reporting("stepjepa", lambda: _introduce(name))
 
 
-def _introduce(version: bool) -> int:
-    print(f"stepjepa {__version__}" if version else _overview())
+def _introduce(name: str) -> int:
+    """Print the version or the overview, or refuse an unknown command."""
+    if name == "--version":
+        print(f"stepjepa {__version__}")
+    elif name in ("-h", "--help", "help"):
+        print(OVERVIEW)
+    else:
+        near = difflib.get_close_matches(name, [*COMMANDS, "--help", "--version"], n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
+        raise UserError(f"unknown command '{name}'; {hint}")
     return 0
 
 
@@ -86,18 +79,10 @@ def _run(name: str, arguments: list[str]) -> int:
     no_telemetry()
     if wanted(arguments):
         go_offline()
-    command = importlib.import_module(f"stepjepa.commands.{name}")
-    parser = make_parser(f"stepjepa {name}", command)
     # Hide the libraries' warnings about each other, unless Python was started with options for warnings.
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", category=FutureWarning)
-    if hasattr(command, "parse"):
-        parsed = command.parse(parser, arguments)
-    else:
-        parsed, unknown = parser.parse_known_args(arguments)
-        if unknown:
-            refuse_unknown(innermost(parser, parsed), unknown)
-    return int(command.run(parsed))
+    return load(name).run(parse(name, arguments))
 
 
 def _reporting(program: str, act: Callable[[], int]) -> int:
@@ -111,37 +96,31 @@ def _reporting(program: str, act: Callable[[], int]) -> int:
         try:
             code = act()
         except SystemExit as stop:
-            code = _exit_code(program, stop)
+            # As in Python itself, a text is printed and means exit code 1.
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+            if isinstance(stop.code, str):
+                print(f"{program}: {one_line(stop.code)}", file=sys.stderr)
         # Flush here, where errors are handled; Python's own flush at exit would print a traceback.
         with naming_disk_errors("standard output"):
             sys.stdout.flush()
         return code
     except UserError as error:
-        print(f"{program}: error: {one_line(error)}", file=sys.stderr)
-        return 2
+        told, code = f"error: {one_line(error)}", 2
     except BrokenPipeError:
         # The reader of the output has closed the pipe, as ``head`` does.
         _drop_output()
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"{program}: error: {visible(f'{where}{error.strerror or error}')}", file=sys.stderr)
+        told, code = f"error: {visible(f'{where}{error.strerror or error}')}", 2
         _drop_output()
-        return 2
     except MemoryError:
-        print(f"{program}: error: out of memory; give it less at a time, or a larger machine", file=sys.stderr)
-        return 2
+        told, code = "error: out of memory; give it less at a time, or a larger machine", 2
     except KeyboardInterrupt as stop:
-        print(f"{program}: {visible(str(stop) or 'interrupted')}", file=sys.stderr)
-        return 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)
-
-
-def _exit_code(program: str, stop: SystemExit) -> int:
-    """The exit code for a ``SystemExit``, as in Python itself: a text is printed and means exit code 1."""
-    if stop.code is None or isinstance(stop.code, int):
-        return stop.code or 0
-    print(f"{program}: {one_line(str(stop.code))}", file=sys.stderr)
-    return 1
+        told = visible(str(stop) or "interrupted")
+        code = 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)
+    print(f"{program}: {told}", file=sys.stderr)
+    return code
 
 
 def _drop_output() -> None:

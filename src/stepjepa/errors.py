@@ -1,5 +1,10 @@
 """The error that a user can correct, helpers to print untrusted text in messages, and errors of exhausted memory."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 _LONGEST_VALUE = 60  # characters of a value from a file
 _LONGEST_MESSAGE = 2000  # characters: a library may put a whole file into its message
 
@@ -49,3 +54,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _NO_MEMORY)
+
+
+@contextmanager
+def naming_batch_size(batch_size: int) -> Iterator[None]:
+    """Re-raise an out-of-memory error as a ``UserError`` that names ``--batch_size``."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(f"out of memory with --batch_size {batch_size}; lower it") from None

@@ -7,43 +7,35 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from stepjepa.arguments import note
 from stepjepa.config import DEFAULTS
 from stepjepa.errors import UserError
-from stepjepa.flag_files import as_arguments
-from stepjepa.options import option
+from stepjepa.options import as_arguments, option, options_of
 
 ANSWERED = 50
 """Number of held-out records that ``--eval_accuracy`` answers if ``--eval_generate`` gives none."""
 
-IDLE = ("original_model_name", "nosplit_data", "device_map", "use_lora", "no_lora")
-"""Flags of the published evaluations without effect: what they choose is detected here, or never done."""
-
-
-PAPER: dict[str, Any] = {"labels": "reference", "over_length": "truncate"}
-"""Flags of ``--preset paper`` in every mode: labels of the published collator, records truncated at the limit."""
-
-PAPER_OF_MODE: dict[str, dict[str, Any]] = {
+PAPER: dict[str, dict[str, Any]] = {
     "regular": {},
     "llm-jepa": {"predictors": 0, "layout": "separate"},
     "step-jepa": {"predictors": 1, "max_length": 1024},
 }
-"""Further flags of ``--preset paper`` by mode: defaults of the published programs that differ from ours."""
+"""Flags of ``--preset paper`` by mode: defaults of the published programs that differ from ours."""
 
 
 def preset_arguments(args: argparse.Namespace) -> list[str]:
     """The flags that ``--preset`` stands for, to be put before all other flags, which override them.
 
     Args:
-        args: the parsed flags of ``commands.train``.
+        args: the parsed flags of ``stepjepa train``.
     """
     if args.preset is None:
         return []
     mode = "step-jepa" if args.step_jepa else "regular" if args.regular else "llm-jepa"
-    return as_arguments({**PAPER, **PAPER_OF_MODE[mode]})
+    return as_arguments({"labels": "reference", "over_length": "truncate", **PAPER[mode]})
 
 
 @dataclass
@@ -64,7 +56,7 @@ class TrainingFlags:
 
 @dataclass
 class EvaluationFlags:
-    """Flags of the published evaluations, for ``stepjepa evaluate``."""
+    """Flags of the published evaluations without effect here: what they choose is detected, or never done."""
 
     original_model_name: str | None = option(None, "no effect: a run folder knows its tokenizer", metavar="NAME")
     nosplit_data: bool = option(False, "no effect: a test file is never split here")
@@ -77,13 +69,17 @@ def follow_training_flags(args: argparse.Namespace) -> None:
     """Translate published training flags into ours.
 
     Args:
-        args: parsed flags of ``commands.train``, with ``training``; changed in place. A second call changes nothing.
+        args: parsed flags of ``stepjepa train``, with ``training``; changed in place.
 
     Raises:
         UserError: a flag has no counterpart here, or contradicts another one.
     """
-    _follow_tube(args)
-    _follow_accuracy(args)
+    if args.linear_predictor:
+        raise UserError("--linear_predictor: Semantic Tube Prediction has no predictor layer here; leave it out")
+    if args.linear is not None:
+        _follow_tube(args)
+    if args.eval_accuracy:
+        _follow_accuracy(args)
     for name, field, value in (
         ("wandb", "report_to", "wandb"),
         ("wandb_run_name", "run_name", args.wandb_run_name),
@@ -99,38 +95,32 @@ def follow_training_flags(args: argparse.Namespace) -> None:
 
 def _follow_tube(args: argparse.Namespace) -> None:
     """Translate ``--linear random_span`` into ``--regular --stp`` with ``--lbd`` as the weight."""
-    if args.linear_predictor:
-        raise UserError("--linear_predictor: Semantic Tube Prediction has no predictor layer here; leave it out")
-    if args.linear is None:
-        return
     if args.linear != "random_span":
         raise UserError(f"--linear {args.linear}: only random_span is here; see --stp, or leave it out for LLM-JEPA")
     for name in ("regular", "step_jepa", "stp"):
         if getattr(args, name):
             raise UserError(f"--linear random_span means --regular --stp; leave --{name} out, or --linear")
     weight = DEFAULTS["lbd"] if args.lbd is None else args.lbd
-    print(f"note: --linear random_span --lbd {weight} is --regular --stp {weight}", file=sys.stderr)
+    note(f"--linear random_span --lbd {weight} is --regular --stp {weight}")
     args.regular, args.stp, args.lbd, args.linear = True, weight, None, None
 
 
 def _follow_accuracy(args: argparse.Namespace) -> None:
     """Translate ``--eval_accuracy`` into ``--eval_generate`` on records held out of the training file."""
-    if not args.eval_accuracy:
-        return
     said = ""
     if args.train_file is not None and args.eval_file is None:
         args.data_file, args.train_file, args.split_seed = args.train_file, None, args.finetune_seed
         said = f"--data_file {args.data_file} --eval_split {args.eval_split} --split_seed {args.split_seed} "
     args.eval_generate = ANSWERED if args.eval_generate is None else args.eval_generate
     args.eval_accuracy = False
-    print(f"note: --eval_accuracy is {said}--eval_generate {args.eval_generate}", file=sys.stderr)
+    note(f"--eval_accuracy is {said}--eval_generate {args.eval_generate}")
 
 
 def follow_evaluation_flags(args: argparse.Namespace) -> None:
-    """Check the published evaluation flags, and print a note for those without effect.
+    """Check the published evaluation flags, and print a note for those that are set.
 
     Args:
-        args: the parsed flags of ``commands.evaluate``.
+        args: the parsed flags of ``stepjepa evaluate``.
 
     Raises:
         UserError: ``--device_map`` names a device other than auto or cuda.
@@ -139,6 +129,6 @@ def follow_evaluation_flags(args: argparse.Namespace) -> None:
         raise UserError(
             f"--device_map {args.device_map}: expected auto or cuda; for the CPU set CUDA_VISIBLE_DEVICES to nothing"
         )
-    idle = [f"--{name}" for name in IDLE if getattr(args, name, None)]
+    idle = [f"--{each.name}" for each in options_of(EvaluationFlags) if getattr(args, each.name)]
     if idle:
-        print(f"note: {', '.join(idle)}: no effect here; see docs/published.md", file=sys.stderr)
+        note(f"{', '.join(idle)}: no effect here; see docs/published.md")

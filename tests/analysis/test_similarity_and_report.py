@@ -15,7 +15,7 @@ from stepjepa.batch.collate import Item
 from stepjepa.cli import main
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
-from stepjepa.experiments.report import report
+from stepjepa.experiments.tables import report
 from stepjepa.files import write_jsonl
 
 
@@ -128,7 +128,7 @@ def test_what_can_not_stand_in_one_table(runs: dict[str, Path], tmp_path: Path) 
     summary = json.loads((runs["step"] / "test.summary.json").read_text())
     (copy / "t.summary.json").write_text(json.dumps({**summary, "test_fingerprint": "another"}))
     (copy / "t.jsonl").write_text((runs["step"] / "test.jsonl").read_text())
-    with pytest.raises(UserError, match="different test files"):
+    with pytest.raises(UserError, match="the runs differ in test file"):
         report([runs["step"], copy])
     run = json.loads((copy / "run.json").read_text())
     (copy / "run.json").write_text(json.dumps({**run, "status": "running"}))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tiny
-from stepjepa.batch.layouts import LAYOUTS, Reading, without_views
+from stepjepa.batch.layouts import LAYOUTS, Reading
 from stepjepa.batch.sequences import Pair, Readout, Sequence, TokenizedRecord, View, main_sequence
 from stepjepa.cli import main
 from stepjepa.config import JepaConfig
@@ -118,7 +118,7 @@ def test_pairs_are_numbered() -> None:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_without_pairs_there_is_the_text(name: str) -> None:
     (sequence,) = LAYOUTS[name].place(record(), PREDICTORS, Reading())
-    (plain,) = without_views(record((STEPS[0], STEPS[1])))
+    plain = main_sequence(record((STEPS[0], STEPS[1])))
     for found in (sequence, plain, main_sequence(record())):
         assert found.ids.tolist() == found.text.tolist() == MAIN
         # Position and token behind it.

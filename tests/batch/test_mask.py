@@ -10,18 +10,7 @@ import torch
 from transformers.masking_utils import chunked_causal_mask_function, sliding_window_causal_mask_function
 
 from slow_trees import random_sequences, row_mask
-from stepjepa.batch.mask import (
-    BLOCK,
-    Blocks,
-    Trees,
-    blocks,
-    dense,
-    evaluated_blocks,
-    padded,
-    sees,
-    static_length,
-    under,
-)
+from stepjepa.batch.mask import BLOCK, Blocks, Trees, blocks, dense, padded, static_length
 from stepjepa.batch.pack import Rows, pack
 
 NEVER = 10**4
@@ -106,19 +95,15 @@ def slow_blocks(allowed: torch.Tensor) -> Blocks:
 @pytest.mark.parametrize("isolated", [False, True])
 @pytest.mark.parametrize("seed", range(5))
 def test_blocks_are_those_of_the_dense_mask(seed: int, isolated: bool) -> None:
-    """Those from the integers alone, where nothing is isolated, and those of any rule."""
     rows = long_rows(seed, isolated=isolated)
     trees = padded(trees_of(rows), static_length(rows.ids.shape[1]))
-    window = sliding_window_causal_mask_function(41)
-    shape, cpu = trees.start.shape, torch.device("cpu")
-    plain, windowed = slow_blocks(dense(trees)[:, 0]), slow_blocks(dense(trees, window)[:, 0])
-    found = [(evaluated_blocks(sees(trees), *shape, cpu), plain)]
-    found.append((evaluated_blocks(under(window, trees), *shape, cpu), windowed))
-    if not isolated:
-        found.append((blocks(trees), plain))
-    for ours, slow in found:
-        assert torch.equal(ours.full, slow.full)
-        assert torch.equal(ours.partial, slow.partial)
+    found, slow = blocks(trees, exact=not isolated), slow_blocks(dense(trees)[:, 0])
+    if isolated:
+        assert not found.full.any()
+        assert not ((slow.full | slow.partial) & ~found.partial).any()
+    else:
+        assert torch.equal(found.full, slow.full)
+        assert torch.equal(found.partial, slow.partial)
 
 
 def test_lengths_are_few_and_grow_by_little() -> None:

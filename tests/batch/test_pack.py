@@ -146,7 +146,7 @@ def test_the_cut_is_the_best_of_all_cuts(seed: int) -> None:
         sizes = sizes_of(bounds, lengths.tolist(), shared.tolist())
         if max(sizes) <= allowed:
             cells.append(len(sizes) * max(sizes))
-    bounds = cut(lengths, shared, row_length).tolist()
+    bounds = cut(lengths, shared, row_length)
     assert bounds[0] == 0
     assert bounds[-1] == count
     assert bounds == sorted(set(bounds))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepjepa.batch.sampler import STRATEGIES, Key, StepSampler, draw
+from stepjepa.batch.dataset import STRATEGIES, Key, StepSampler, draw
 
 COUNT = 101
 LENGTHS = np.random.default_rng(0).integers(5, 97, COUNT).tolist()

@@ -12,7 +12,7 @@ import pytest
 
 import tiny
 from stepjepa.batch.sequences import TokenizedRecord
-from stepjepa.batch.tokenize import MessageView, RecordTokenizer, SpanView, find_pairs, step_views, token_span
+from stepjepa.batch.tokenize import RecordTokenizer, step_views
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config import JepaConfig
@@ -42,32 +42,36 @@ def after(record: TokenizedRecord, positions: Any) -> list[int]:
 STEPS = tiny.make_record("S", "q", "one\n\ntwo\n\nthree")
 
 
-def test_steps_predict_the_next() -> None:
-    first, second, third = step_views(STEPS, "blank")
-    assert (first, second, third) == (SpanView(2, 0, 5), SpanView(2, 5, 10), SpanView(2, 10, 15))
-    assert step_views(CHAT, "blank") == [SpanView(4, 0, 7), SpanView(4, 7, 13)]
-    assert find_pairs(STEPS, JepaConfig(mode="step-jepa")) == [(first, second)]
-    assert find_pairs(STEPS, JepaConfig(mode="step-jepa", pairs="all")) == [(first, second), (second, third)]
-    assert find_pairs(STEPS, JepaConfig(mode="step-jepa", pairs="all", pair_distance=2)) == [(first, third)]
-    assert find_pairs(STEPS, JepaConfig(mode="step-jepa", step_separator="##")) == []
-    assert find_pairs(STEPS, JepaConfig(mode="regular")) == []
+def pairs_of(tokenizer: Any, record: Record, **options: Any) -> list[tuple[tuple[str, bool], ...]]:
+    """Of each pair what the views say, and whether they stand in the chat."""
+    made = RecordTokenizer(tokenizer, JepaConfig(predictors=0, **options))
+    found = made.pairs(record, made.template.render(record.messages))
+    return [tuple((view.text.text[view.start : view.end], view.in_main) for view in pair) for pair in found]
+
+
+def test_steps_predict_the_next(trained_tokenizer: Any) -> None:
+    first, second, third = ("one\n\n", True), ("two\n\n", True), ("three", True)
+    for options, expected in [
+        ({}, [(first, second)]),
+        ({"pairs": "all"}, [(first, second), (second, third)]),
+        ({"pairs": "all", "pair_distance": 2}, [(first, third)]),
+        ({"step_separator": "##"}, []),
+    ]:
+        assert pairs_of(trained_tokenizer, STEPS, mode="step-jepa", **options) == expected
+    assert pairs_of(trained_tokenizer, STEPS, mode="regular") == []
 
 
 @pytest.mark.parametrize("layout", ["separate", "branched"])
-def test_questions_predict_answers_or_explicit_views_each_other(layout: str) -> None:
-    config = JepaConfig(mode="llm-jepa", layout=layout, pairs="all")
-    alone, placed = (
-        [MessageView("user", "why?"), MessageView("user", "and now?")],
-        [SpanView(1, 0, 4), SpanView(3, 0, 8)],
-    )
-    questions = alone if layout == "separate" else placed
-    answers = [MessageView("assistant", CHAT.messages[index]["content"]) for index in (2, 4)]
+def test_questions_predict_answers_or_explicit_views_each_other(layout: str, trained_tokenizer: Any) -> None:
+    options = {"mode": "llm-jepa", "layout": layout, "pairs": "all"}
+    questions = [(text, layout == "branched") for text in ("why?", "and now?")]
+    answers = [(CHAT.messages[index]["content"], False) for index in (2, 4)]
     pairs = list(zip(questions, answers, strict=True))
-    assert find_pairs(CHAT, config) == pairs
-    assert find_pairs(CHAT, JepaConfig(mode="llm-jepa", layout=layout)) == pairs[:1]
+    assert pairs_of(trained_tokenizer, CHAT, **options) == pairs
+    assert pairs_of(trained_tokenizer, CHAT, **{**options, "pairs": "first"}) == pairs[:1]
     record = tiny.make_record("S", "q", "a", text="T", code="C")
-    assert find_pairs(record, config) == [(MessageView("user", "T"), MessageView("assistant", "C"))]
-    assert find_pairs(tiny.make_record("S", "q", "a", text="T", code=" \n"), config) == []
+    assert pairs_of(trained_tokenizer, record, **options) == [(("T", False), ("C", False))]
+    assert pairs_of(trained_tokenizer, tiny.make_record("S", "q", "a", text="T", code=" \n"), **options) == []
 
 
 # -- labels, prompts, views as tokens ----------------------------------------------------------------------------------
@@ -138,9 +142,8 @@ def test_steps_are_views_in_the_main_text(trained_tokenizer: Any) -> None:
     assert decode(trained_tokenizer, second.content) == "fourth"
     maker = RecordTokenizer(trained_tokenizer, JepaConfig(mode="step-jepa"))
     whole = maker.template.render(CHAT.messages)
-    for step, view, text in zip(step_views(CHAT, "blank"), (first, second), ("third\n\n", "fourth"), strict=True):
-        assert token_span(step, CHAT, whole, maker.tokens(whole)) == (view.start, view.end)
-        assert whole.text[slice(*step.characters(CHAT, whole))] == text
+    for step, view in zip(step_views(CHAT, whole, "blank"), (first, second), strict=True):
+        assert step.place(maker.tokens(whole)) == (view.start, view.end)
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from stepjepa.chat.tokens import (
 )
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.evaluation.prompts import ShownTexts, continuation_spans, make_examples, make_template
+from stepjepa.evaluation.prompts import make_example, make_template
 from stepjepa.models.presets import train_tokenizer
 from stepjepa.tasks.base import Continuation
 
@@ -93,15 +93,15 @@ def test_an_evaluation_asks_with_the_tokens_of_training(
     add_predictor_tokens(tokenizer, 1)
     record = spelling(SPELT)
     template = make_template(tokenizer, plain=plain)
-    (example,) = make_examples([record], tokenizer, template)
+    told = [Continuation("a", f"so {SPELT}"), Continuation("b", f"so {SPELT}", f"context {SPELT} ")]
+    example = make_example(0, record, TextTokenizer(tokenizer), template, told)
     config = JepaConfig(mode="regular", plain=plain, max_length=997)
     (trained,) = RecordTokenizer(tokenizer, config).tokenize([record])
     assert example.gold.ids == trained.ids.tolist()[: len(example.gold.ids)]
     assert example.prompt_ids == example.gold.ids[: len(example.prompt_ids)]
     predictor = tokenizer.convert_tokens_to_ids("<|predictor_1|>")
     assert predictor not in example.gold.ids
-    told = [Continuation("a", f"so {SPELT}"), Continuation("b", f"so {SPELT}", f"context {SPELT} ")]
-    for span in continuation_spans(record, told, ShownTexts(tokenizer), template):
+    for span in example.continuations.values():
         assert predictor not in span.ids
         assert "<|predictor_1|><|eot_id|>" in tokenizer.decode(span.ids[span.start :])
 

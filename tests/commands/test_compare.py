@@ -30,7 +30,7 @@ def compare(*arguments):
 
 
 def test_every_format_to_the_terminal_or_a_file(runs, tmp_path, capsys):
-    for kind in ("text", "markdown", "csv", "latex", "json"):
+    for kind in ("text", "markdown", "json"):
         assert compare(*runs, "--format", kind) == 0
         printed = capsys.readouterr().out
         assert "step-jepa" in printed

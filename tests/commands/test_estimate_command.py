@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 
 import tiny
 from stepjepa.cli import main
-from stepjepa.commands.estimate import DEVICES
+from stepjepa.commands.train import DEVICES
 from stepjepa.files import write_jsonl
 
 
@@ -38,12 +36,11 @@ def told(capsys: pytest.CaptureFixture[str], data: Path, *more: object) -> dict[
     return found
 
 
-@pytest.mark.parametrize("processes", [1, 3])
 def test_it_says_what_a_dry_run_says(
-    processes: int, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    estimated = printed(capsys, "estimate", *flags_of(data, "--gpus", processes)).splitlines()
-    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    estimated = printed(capsys, "estimate", *flags_of(data, "--gpus", 3)).splitlines()
+    monkeypatch.setenv("WORLD_SIZE", "3")
     dry = printed(capsys, "train", *flags_of(data, "--output_dir", tmp_path / "run", "--dry_run")).splitlines()
     # What is free changes while the tests run.
     assert [line for line in estimated[:-1] if "free" not in line] == [line for line in dry if "free" not in line]
@@ -55,33 +52,24 @@ def test_time_and_memory_of_a_device_by_hand(data: Path, capsys: pytest.CaptureF
     found = told(capsys, data, "--device", "h200", "--mfu", 0.5, "--gpus", 2)
     memory, device = found["memory"], DEVICES["h200"]
     assert memory["peak"] == sum(memory["parts"].values())
-    assert {"weights", "gradients", "optimizer states", "activations"} <= set(memory["parts"])
     assert found["device"] == {"bytes": device[1], "fits": True}
     assert found["time"]["step_seconds"] == pytest.approx(found["flops"]["step"] / (0.5 * device[0] * 2))
     assert found["time"]["run_seconds"] == pytest.approx(found["steps"] * found["time"]["step_seconds"])
-    small = told(capsys, data, "--peak_tflops", 1, "--memory_gib", 0.001)
-    assert small["device"]["fits"] is False
-    assert small["time"]["peak"] == 1e12
-
-
-def test_a_sample_stands_for_a_data_set(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, data, "--records", 100_003, "--batch_size", 3, "--grad_accum", 5, "--num_epochs", 2)
+    # A sample that stands for a larger data set, on a device of one's own.
+    more = ("--records", 100_003, "--batch_size", 3, "--grad_accum", 5, "--num_epochs", 2)
+    found = told(capsys, data, "--peak_tflops", 1, "--memory_gib", 0.001, *more)
+    assert (found["device"]["fits"], found["time"]["peak"]) == (False, 1e12)
     assert found["steps_per_epoch"] == -(-100_003 // 15)
     assert found["steps"] == 2 * found["steps_per_epoch"]
 
 
 WRONG = [
     (["--gpus", "0"], "--gpus: expected 1 or more, got 0"),
-    (["--records", "0"], "--records: expected 1 or more, got 0"),
     (["--device", "h200", "--mfu", "1.5"], "--mfu: expected a share"),
-    (["--peak_tflops", "-1"], "--peak_tflops: expected a number above 0"),
     (["--memory_gib", "nan"], "--memory_gib: expected "),
-    (["--device", "h2000"], "invalid choice 'h2000'"),
-    (["--dry_run"], "--dry_run is what this command does anyway"),
-    (["--resume_from_checkpoint", "last"], "nothing to resume"),
+    (["--device", "h2000"], "--device: expected one of a100, b200"),
+    (["--dry_run"], "--dry_run has no effect on an estimate"),
     (["--gpu", "8"], "did you mean --gpus"),
-    (["--label_smoothing_factor", "0.1"], "label_smoothing_factor: expected 0"),
-    (["--fsdp", "true", "--target_grad", "ema"], "target_grad 'ema' keeps a whole second set"),
 ]
 
 
@@ -91,13 +79,3 @@ def test_wrong_flags_are_one_line(flags: list[str], words: str, data: Path, caps
     error = capsys.readouterr().err.strip()
     assert words in error
     assert len(error.splitlines()) == 1
-    assert error.startswith("stepjepa estimate: error: ")
-
-
-def test_help_is_quick() -> None:
-    code = "import sys; from stepjepa.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "estimate", "--help"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "--mfu" in done.stdout

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stepjepa.batch.views import find_pairs
 
 import tiny
 from stepjepa.arguments import jepa_config
@@ -17,10 +16,9 @@ from stepjepa.batch.sequences import Sequence
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.cli import main
-from stepjepa.commands import train
+from stepjepa.commands import parse
 from stepjepa.config import JepaConfig
 from stepjepa.files import write_jsonl
-from stepjepa.parser import Parser
 
 TWO_TERMS = ({"term": "a:B", "args": {}}, {"term": "c:D", "args": {"x": 2}})
 
@@ -82,9 +80,7 @@ FLAGS: list[tuple[str, dict[str, Any]]] = [
 
 
 def parsed(flags: str) -> JepaConfig:
-    parser = Parser(prog="stepjepa train")
-    train.add_arguments(parser)
-    return jepa_config(train.parse(parser, ["--model_name", "m", "--output_dir", "o", *flags.split()]))
+    return jepa_config(parse("train", ["--model_name", "m", "--output_dir", "o", *flags.split()]))
 
 
 @pytest.mark.parametrize(("flags", "wanted"), FLAGS, ids=[flags or "none" for flags, _ in FLAGS])
@@ -115,27 +111,30 @@ REFUSED: list[tuple[str, str]] = [
     ("--lbd_schedule warmup --lbd_warmup 0", "--lbd_warmup: expected a share of the run above 0"),
     ("--pair_distance 2", "pair_distance 2 counts steps, and mode llm-jepa has none"),
     ("--step_jepa --pair_distance 0", "--pair_distance: expected 1 or more, got 0"),
-    ("--step_jepa --layout inplace --pairs all --pair_distance 2", "pairs 'all' with pair_distance 2 contradicts"),
+    (
+        "--step_jepa --layout inplace --pairs all --pair_distance 2",
+        "pairs 'all' with pair_distance 2 overlap",
+    ),
     ("--pooling mean --last_token -2", "last_token names one token, and pooling 'mean' averages"),
     ("--plain --train_all --step_jepa", "plain with labels 'all' trains the user's text alone"),
     ("--train_all --labels assistant", "--train_all means --labels all, and --labels assistant is named too"),
     ("--infonce_temperature 0.2", "--infonce_temperature does nothing without --jepa_loss_type infonce"),
-    ("--jepa_layer 0", "the source would be that of a predictor token, always the same"),
+    ("--jepa_layer 0", "reads the token embedding of a predictor, always the same"),
     ("--lbd inf", "--lbd: expected 0 or more, got inf"),
     ("--infonce --batch_size 1", "a batch size of 1 has one; raise --batch_size"),
     ("--seed=-1", "--finetune_seed: expected a whole number from 0 to"),
     ("--eval_split 0.5", "--eval_split does nothing without --data_file"),
-    ("--plain --chat_template x", "--chat_template does nothing with --plain"),
+    ("--plain --chat_template x", "--plain and --chat_template exclude each other"),
     ("--average_tokens_across_devices false", "average_tokens_across_devices: has no effect with this trainer"),
     ("--jepa_layer 7", "jepa_layer: expected -5 to 4 for a model of 4 layers, got 7"),
-    ("--pretrain --lora", "--lora adapts a trained model"),
+    ("--pretrain --lora", "--lora needs trained weights"),
     ("--lora --load_in_4bit --load_in_8bit --model_name x", "exclude each other"),
     ("--load_in_4bit", "--load_in_4bit does nothing without --lora"),
     ("--model_name x --train_tokenizer 400", "--train_tokenizer needs random weights"),
     ("--same_flop --max_steps 5", "--same_flop works out the number of steps"),
     ("--stp_form random_span", "--stp_form does nothing without --stp"),
     ("--layout inplace", "layout 'inplace' does not exist for mode llm-jepa; choose separate or branched"),
-    ("--layout sideways", "invalid choice: 'sideways' (choose from "),
+    ("--layout sideways", "layout 'sideways' does not exist for mode llm-jepa"),
     ("--term_args {}", "--term_args: expected a JSON object for each --term"),
     ("--term own_term:Nothing", "--term"),
 ]
@@ -219,13 +218,13 @@ def test_every_predictor_token_costs_one_token(tiny_tokenizer: Any) -> None:
     assert lengths == [[lengths[0][0], lengths[0][1] + number, lengths[0][2]] for number in range(11)]
 
 
-def test_pair_distance_by_hand() -> None:
+def test_pair_distance_by_hand(trained_tokenizer: Any) -> None:
     record = tiny.records()[0]
-    text = record.answer
 
-    def pairs(**options: Any) -> list[tuple[str, str]]:
-        found = find_pairs(record, JepaConfig(mode="step-jepa", **options))
-        return [(text[a.start : a.end], text[b.start : b.end]) for a, b in found]  # type: ignore[union-attr]
+    def pairs(**options: Any) -> list[tuple[str, ...]]:
+        made = RecordTokenizer(trained_tokenizer, JepaConfig(mode="step-jepa", **options))
+        found = made.pairs(record, made.template.render(record.messages))
+        return [tuple(view.text.text[view.start : view.end] for view in pair) for pair in found]
 
     first, second, third, fourth = "3+4=7.\n\n", "7+5=12\n\n", "So it is\n\n", "12"
     assert pairs() == [(first, second)]

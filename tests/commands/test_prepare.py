@@ -1,176 +1,209 @@
 """``stepjepa prepare``: flags, files, counts, and what is refused."""
 
-import argparse
+from __future__ import annotations
+
 import json
-import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepjepa.cli import main
-from stepjepa.commands import prepare
+from stepjepa.commands import prepare as command
 from stepjepa.data.sources import read_records
-from stepjepa.errors import UserError
+from stepjepa.tasks import nl_rx
+from stepjepa.tasks.nl_rx import NlRxTask
+from stepjepa.tasks.registry import choose_task
 
 
-def call(*arguments):
-    parser = argparse.ArgumentParser()
-    prepare.add_arguments(parser)
-    return prepare.run(parser.parse_args([str(argument) for argument in arguments]))
+def prepare(*arguments: object) -> int:
+    return main(["prepare", *map(str, arguments)])
 
 
-def write_lines(path, *values):
+def write_lines(path: Path, *values: Any) -> Path:
     path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
     return path
 
 
-def record(**changes):
-    response = "She has 3 + 4 = 7.\n\nShe eats 2, so \\boxed{5}."
-    return {"question": "How many?", "ground_truth": "5", "deepseek_response": response, **changes}
+def table_of(out: str) -> dict[str, str]:
+    """The printed counts."""
+    return {name.strip(): value for name, value in (line.rsplit(maxsplit=1) for line in out.splitlines())}
 
 
-@pytest.fixture
-def raw_file(tmp_path):
-    wrong = record(deepseek_response="It was 7.\n\nNow \\boxed{6}.")
-    return write_lines(tmp_path / "raw.jsonl", record(), record(deepseek_response="\\boxed{5}"), wrong)
+def response(answer: int = 5, **changes: Any) -> dict[str, Any]:
+    text = f"She has 3 + 4 = 7.\n\nShe eats 2, so \\boxed{{{answer}}}."
+    return {"question": "How many?", "ground_truth": "5", "deepseek_response": text, **changes}
 
 
-def test_steps_writes_training_records_and_counts(raw_file, tmp_path, capsys):
+def test_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_lines(tmp_path / "raw.jsonl", response(), response(deepseek_response="\\boxed{5}"), response(6))
     target = tmp_path / "new" / "steps.jsonl"
-    assert call("steps", "--input_file", raw_file, "--output_file", target) == 0
-    records = read_records(target)
-    assert [kept.extra["total_steps"] for kept in records] == [2, 2]
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["read", "3"] in lines
-    assert ["kept", "2"] in lines
-    assert ["fewer", "than", "two", "steps", "1"] in lines
-    assert lines[-1] == ["written", "to", str(target)]
+    assert prepare("steps", "--input_file", source, "--output_file", target) == 0
+    assert [kept.extra["total_steps"] for kept in read_records(target)] == [2, 2]
+    told = table_of(capsys.readouterr().out)
+    assert (told["read"], told["kept"], told["fewer than two steps"]) == ("3", "2", "1")
+    assert (told["steps per record"], told[f"written to {target}"]) == ("2.00", "2")
+    assert prepare("steps", "--input_file", source, "--output_file", target, "--max_examples", 1, "--overwrite") == 0
+    assert len(read_records(target)) == 1
 
 
-def test_steps_with_every_option(tmp_path, monkeypatch, capsys):
-    (tmp_path / "half_splitter.py").write_text("def split(text):\n    return text.split(';')\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    right, wrong = (record(solution=f"It was 7; now \\boxed{{{number}}}.") for number in (5, 6))
-    source = write_lines(tmp_path / "raw.jsonl", right, wrong)
-    target = write_lines(tmp_path / "steps.jsonl", {"old": True})
+def test_steps_with_every_option(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "half_splitter.py").write_text("def split(text):\n    return text.split('; ')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = [{**response(), "solution": f"It was 7; now \\boxed{{{number}}}."} for number in (5, 6)]
+    source, target = write_lines(tmp_path / "raw.jsonl", *rows), write_lines(tmp_path / "steps.jsonl", {"old": True})
     options = ("--response_field", "solution", "--system_prompt", "Go.", "--custom", "half_splitter:split")
-    flags = ("--require_correct", "--overwrite")
-    assert call("steps", "--input_file", source, "--output_file", target, *options, *flags) == 0
+    files = ("--input_file", source, "--output_file", target, "--overwrite")
+    assert prepare("steps", *files, *options, "--require_correct") == 0
     (kept,) = read_records(target)
-    assert kept.messages[0]["content"] == "Go."
-    assert kept.answer == "It was 7\n\nnow \\boxed{5}."
+    assert (kept.messages[0]["content"], kept.answer) == ("Go.", "It was 7\n\nnow \\boxed{5}.")
     assert "wrong final answer" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"question": "a"\n', r"raw\.jsonl:1: not valid JSON"),
-        ("", r"raw\.jsonl: no record could be kept \(it is empty\)"),
-        (
-            '{"question": "a", "text": "b"}\n',
-            r"no field 'deepseek_response': 1\); name the fields .* \(there is 'question', 'text'\)$",
-        ),
-        (
-            '{"conversations": [{"from": "human", "value": "a"}]}\n',
-            r"--response_field \(there is 'conversations'\), or read whole chats with 'stepjepa prepare chat'$",
-        ),
-    ],
-)
-def test_wrong_input_is_named_and_nothing_is_written(tmp_path, text, message):
-    source, target = tmp_path / "raw.jsonl", tmp_path / "steps.jsonl"
-    source.write_text(text)
-    with pytest.raises(UserError, match=message):
-        call("steps", "--input_file", source, "--output_file", target)
-    assert not target.exists()
 
 
 QUESTION = {"question": "How many?", "answer": "1 + 1 = <<1+1=2>>2.\n2 + 1 = <<2+1=3>>3.\n#### 3"}
 
 
-def test_gsm8k(tmp_path, capsys):
+def test_gsm8k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_lines(tmp_path / "raw.jsonl", QUESTION, {"question": "How?", "answer": "No idea."}, {"text": "x"})
     target = tmp_path / "gsm8k.jsonl"
     flags = ("--format", "steps", "--calculator", "strip")
-    assert call("gsm8k", "--input_file", source, "--output_file", target, *flags) == 0
+    assert prepare("gsm8k", "--input_file", source, "--output_file", target, *flags) == 0
     (kept,) = read_records(target)
     assert kept.answer == "1 + 1 = 2.\n\n2 + 1 = 3.\n#### 3"
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.rsplit(maxsplit=1) for line in lines[:-1]] == [
-        ["read", "3"],
-        ["kept", "1"],
-        ["dropped", "2"],
-        ["  'answer' does not end in a line '#### number'", "1"],
-        ["  no field 'question'", "1"],
-    ]
+    assert table_of(capsys.readouterr().out) == {
+        "read": "3",
+        "kept": "1",
+        "dropped": "2",
+        "'answer' does not end in a line '#### number'": "1",
+        "no field 'question'": "1",
+        "steps per record": "2.00",
+        f"written to {target}": "1",
+    }
 
 
-REVIEWS = [{"text": f"number {number}", "label": number % 2} for number in range(12)]
-
-
-def test_max_examples(raw_file, tmp_path, capsys):
-    source = write_lines(tmp_path / "reviews.jsonl", {"text": "", "label": 1}, *REVIEWS)
-    target = tmp_path / "out.jsonl"
-    call("yelp_polarity", "--input_file", source, "--output_file", target, "--max_examples", 2)
-    assert [kept.answer for kept in read_records(target)] == ["Bad", "Good"]
-    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[:3]] == ["3", "2", "1"]
-    call("steps", "--input_file", raw_file, "--output_file", target, "--max_examples", 1, "--overwrite")
-    assert len(read_records(target)) == 1
-    with pytest.raises(UserError, match=r"^--max_examples: expected 1 or more, got 0$"):
-        call("yelp", "--input_file", source, "--output_file", tmp_path / "new.jsonl", "--max_examples", 0)
-
-
-def test_a_data_set_of_the_hub(tmp_path, monkeypatch, capsys):
+def test_a_data_set_of_the_hub(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     datasets = pytest.importorskip("datasets")
     asked = []
 
-    def load(*arguments):
+    def load(*arguments: Any) -> Any:
         asked.append(arguments)
         return {"train": [QUESTION] * 3, "test": [QUESTION]}
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     target = tmp_path / "out.jsonl"
     flags = ("--dataset", "openai/gsm8k", "--subset", "main", "--output_file", target)
-    with pytest.raises(UserError, match=r"^openai/gsm8k: has several splits; pass --split with one of train, test$"):
-        call("gsm8k", *flags)
-    assert call("gsm8k", *flags, "--split", "test") == 0
+    assert prepare("gsm8k", *flags) == 2
+    assert "openai/gsm8k: has several splits; pass --split with one of train, test" in capsys.readouterr().err
+    assert prepare("gsm8k", *flags, "--split", "test") == 0
     assert len(read_records(target)) == 1
     assert asked == [("openai/gsm8k", "main")] * 2
-    with pytest.raises(UserError, match=r"^openai/gsm8k: no record could be kept \(no field 'ctx': 3\); expected ctx"):
-        call("hellaswag", *flags, "--split", "train", "--overwrite")
+    assert prepare("hellaswag", *flags, "--split", "train", "--overwrite") == 2
+    assert "no record could be kept (no field 'ctx': 3); expected ctx" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ((), "^name the source with either --input_file or --dataset$"),
-        (("--input_file", "no/such.csv"), "no/such.csv: no such raw file"),
-        (("--dataset", "no/such.csv"), "no/such.csv: no such raw file"),
-    ],
-)
-def test_a_wrong_source(tmp_path, flags, message):
-    with pytest.raises(UserError, match=message):
-        call("steps", *flags, "--output_file", tmp_path / "out.jsonl")
-    assert not list(tmp_path.iterdir())
+CHAT = "question,answer,how\nlines with a digit,.*7.*,Short.\n"
+REFUSED = [
+    ("steps", '{"question": "a"\n', (), "raw.jsonl:1: not valid JSON"),
+    ("steps", "", (), "raw.jsonl: no record could be kept (it is empty)"),
+    ("steps", '{"question": "a", "text": "b"}\n', (), "no field 'deepseek_response': 1); expected --question_field"),
+    ("yelp", '{"text": "b"}\n', ("--max_examples", 0), "--max_examples: expected 1 or more, got 0"),
+    ("yelp", "", ("--dataset", "x"), "name the source with either --input_file or --dataset"),
+    ("nq_open", "", ("--splt", "y"), "unknown argument '--splt'; did you mean --split?"),
+    ("chat", '{"a": 1}\n', (), "no 'messages', and none of the columns prompt, question"),
+    ("chat", '{"question": "a", "answer": ""}\n', (), "raw.jsonl:1: column 'answer' is empty"),
+    ("chat", '{"question": "a"}\n', ("--columns", "question"), "--columns: expected two names"),
+    ("chat", "", ("--system", "s", "--system_prompt", "t"), "--system and --system_prompt exclude each other"),
+    ("steps", "", ("--keep_thinking", "--think_steps"), "exclude each other"),
+]
 
 
-@pytest.mark.parametrize("kind", ["steps", "gsm8k"])
-def test_no_kind_overwrites(tmp_path, kind):
+@pytest.mark.parametrize(("kind", "text", "flags", "words"), REFUSED)
+def test_wrong_input_is_named_and_nothing_is_written(
+    kind: str, text: str, flags: tuple[Any, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "raw.jsonl", tmp_path / "out.jsonl"
+    source.write_text(text)
+    assert prepare(kind, "--input_file", source, "--output_file", target, *flags) == 2
+    assert words in capsys.readouterr().err
+    assert not target.exists()
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_lines(tmp_path / "raw.jsonl", QUESTION)
-    flags = ("--input_file", source, "--output_file", write_lines(tmp_path / "old.jsonl", {"old": True}))
-    with pytest.raises(UserError, match=r"old\.jsonl: is there already; .*--overwrite"):
-        call(kind, *flags)
-    with pytest.raises(UserError, match="is both input and output"):
-        call(kind, "--input_file", source, "--output_file", source, "--overwrite")
-    link = tmp_path / "link.jsonl"
+    old, link = write_lines(tmp_path / "old.jsonl", {"old": True}), tmp_path / "link.jsonl"
+    assert prepare("gsm8k", "--input_file", source, "--output_file", old) == 2
+    assert "old.jsonl: is there already; " in capsys.readouterr().err
     link.symlink_to(source)
-    with pytest.raises(UserError, match="is both input and output"):
-        call(kind, "--input_file", source, "--output_file", link, "--overwrite")
+    for target in (source, link):
+        assert prepare("gsm8k", "--input_file", source, "--output_file", target, "--overwrite") == 2
+        assert "is both input and output" in capsys.readouterr().err
     assert json.loads(source.read_text()) == QUESTION
 
 
-def test_a_mistyped_flag_is_answered_with_one_of_that_kind(capsys):
-    assert main(["prepare", "nq_open", "--output_file", "x", "--splt", "y"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("stepjepa prepare nq-open: error: ")
-    assert line.endswith("'--splt'; did you mean --split?")
+@pytest.mark.parametrize(
+    ("flags", "system"), [((), None), (("--system_prompt", "Go."), "Go."), (("--system", "how"), "Short.")]
+)
+@pytest.mark.parametrize("names", [("question", "answer"), ("Frage", "Antwort")])
+def test_a_table_of_questions_and_answers(
+    names: tuple[str, str], flags: tuple[str, ...], system: str | None, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "raw.csv", tmp_path / "train.jsonl"
+    source.write_text(CHAT.replace("question,answer", ",".join(names)))
+    named = () if names[0] == "question" else ("--columns", *names)
+    assert prepare("chat", "--input_file", source, "--output_file", target, *flags, *named) == 0
+    (record,) = read_records(target)
+    texts = [message["content"] for message in record.messages]
+    assert texts == [*([system] if system else []), "lines with a digit", ".*7.*"]
+
+
+def test_stepmath_writes_train_and_test(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, whole = tmp_path / "problems", command.atomic_write
+
+    def full_disk(path: Path, mode: str = "w") -> Any:
+        if path.name == "test.jsonl":
+            raise OSError(28, "No space left on device")
+        return whole(path, mode)
+
+    sizes = ("--output_dir", folder, "--train_size", 60, "--test_size", 20, "--overwrite")
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "atomic_write", full_disk)
+        assert prepare("stepmath", *sizes) == 2
+    assert not folder.exists() or not list(folder.iterdir()), "both files are written, or none"
+    assert prepare("stepmath", *sizes) == 0
+    assert [len(read_records(folder / f"{part}.jsonl")) for part in ("train", "test")] == [60, 20]
+    before = (folder / "train.jsonl").read_bytes()
+    assert prepare("stepmath", *sizes) == 0
+    assert (folder / "train.jsonl").read_bytes() == before
+    assert prepare("stepmath", *sizes, "--seed", 1) == 0
+    assert (folder / "train.jsonl").read_bytes() != before
+
+
+def test_nl_rx_writes_records_of_its_task(tmp_path: Path) -> None:
+    train, test = tmp_path / "new" / "train.jsonl", tmp_path / "test.jsonl"
+    flags = ("--size", 200, "--seed", 3, "--test_size", 50, "--test_file", test)
+    assert prepare("nl-rx", *flags, "--output_file", train) == 0
+    records, others = read_records(train), read_records(test)
+    assert (len(records), len(others)) == (200, 50)
+    assert isinstance(choose_task("auto", records), NlRxTask)
+    assert not {record.answer for record in records} & {record.answer for record in others}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("stepmath --output_dir OUT --max_steps 1", "--max_steps: expected 2 (min_steps) to 8, got 1"),
+        ("stepmath --output_dir OUT --operations power", "got power"),
+        ("stepmath --output_dir OUT --train_size 0", "--train_size: expected 1 or more, got 0"),
+        ("nl-rx --output_file OUT --size 90000", "--size: expected a size that the grammar has pairs for, got 90000"),
+        ("nl-rx --output_file OUT --test_file x", "give both --test_size and --test_file, or neither"),
+        ("nl-rx --output_file OUT --test_file OUT --test_size 5", "is both --output_file and --test_file"),
+    ],
+)
+def test_what_can_not_be_generated(
+    tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
+    monkeypatch.setattr(nl_rx, "_PATIENCE", 2)
+    out = tmp_path / "out"
+    assert prepare(*arguments.replace("OUT", str(out)).split()) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()

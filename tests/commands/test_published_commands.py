@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from transformers import TrainingArguments
@@ -16,10 +15,9 @@ from published_commands import TRAINING, TUBE_REFUSED, Line
 from published_evaluations import EVALUATION
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.cli import main, normalise
-from stepjepa.commands import analyze, evaluate, train
+from stepjepa.commands import make_parser, parse, train
 from stepjepa.files import write_jsonl
 from stepjepa.models.presets import train_tokenizer
-from stepjepa.parser import Parser
 from stepjepa.published import follow_evaluation_flags, follow_training_flags
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "published.md").read_text(encoding="utf-8")
@@ -71,11 +69,7 @@ def completed(line: Line) -> list[str]:
 
 def parsed(line: Line) -> argparse.Namespace:
     """What our parser makes of a line."""
-    module = train if command_of(line) == "train" else evaluate
-    parser = Parser(prog="stepjepa", allow_abbrev=False)
-    module.add_arguments(parser)
-    arguments = normalise(completed(line))
-    return train.parse(parser, arguments) if module is train else parser.parse_args(arguments)
+    return parse(command_of(line), normalise(completed(line)))
 
 
 @pytest.mark.parametrize("line", TRAINING, ids=lambda line: line.document)
@@ -138,22 +132,18 @@ def test_the_preset_of_the_papers_is_theirs_and_named_flags_win(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("step.yaml").write_text("step_jepa: true\nmax_length: 700\n", encoding="utf-8")
-    parser = Parser(prog="stepjepa", allow_abbrev=False)
-    train.add_arguments(parser)
     given = ["--train_file", "a", "--model_name", "m", "--output_dir", "o", "--preset", "paper", *flags]
-    args = train.parse(parser, given)
+    args = parse("train", given)
     found = asdict(train.check(args))
     assert {name: found[name] for name in expected} == expected
     # What is written down repeats it.
-    again = asdict(train.check(train.parse(parser, args.resolved)))
+    again = asdict(train.check(parse("train", args.resolved)))
     assert again == found
 
 
 def test_what_is_followed_or_idle_is_said_on_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--train_file", "a", "--model_name", "m", "--output_dir", "o"]
-    parser = Parser(prog="stepjepa", allow_abbrev=False)
-    train.add_arguments(parser)
-    args = train.parse(parser, [*given, "--linear=random_span", "--lbd=0.3", "--eval_accuracy", "--wandb", "--seed=7"])
+    args = parse("train", [*given, "--linear=random_span", "--lbd=0.3", "--eval_accuracy", "--wandb", "--seed=7"])
     notes = capsys.readouterr().err.splitlines()
     assert notes == [
         "note: --linear random_span --lbd 0.3 is --regular --stp 0.3",
@@ -164,10 +154,8 @@ def test_what_is_followed_or_idle_is_said_on_one_line_each(capsys: pytest.Captur
     assert vars(args) == before, "following twice changes nothing"
     assert capsys.readouterr().err == ""
 
-    parser = Parser(prog="stepjepa", allow_abbrev=False)
-    evaluate.add_arguments(parser)
     flags = ["--original_model_name", "x", "--nosplit_data", "--device_map=cuda:0", "--no_lora", "--max_new_tokens=-1"]
-    args = parser.parse_args(["--model_path", "m", "--test_file", "a", "--output_file", "o", *flags])
+    args = parse("evaluate", ["--model_path", "m", "--test_file", "a", "--output_file", "o", *flags])
     follow_evaluation_flags(args)
     assert args.max_new_tokens == 512
     assert capsys.readouterr().err.splitlines() == [
@@ -313,7 +301,7 @@ def test_an_evaluation_line_runs(
 
 def test_a_published_line_without_model_or_folder_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--train_file", "gsm8k_step_jepa.jsonl", "--step_jepa"]) == 2
-    assert "--model_name and --output_dir are missing" in capsys.readouterr().err
+    assert "are required: --model_name, --output_dir" in capsys.readouterr().err
 
 
 def rows_of(title: str) -> list[tuple[str, str]]:
@@ -323,28 +311,26 @@ def rows_of(title: str) -> list[tuple[str, str]]:
     return [(row[0], row[1]) for row in rows[1:]]
 
 
-def options_of(*modules: ModuleType) -> set[str]:
+def options_of(*commands: str) -> set[str]:
     """Every flag of some commands."""
     options: set[str] = set()
-    for module in modules:
-        parser = argparse.ArgumentParser()
-        module.add_arguments(parser)
-        options |= {option for action in parser._actions for option in action.option_strings}
+    for command in commands:
+        options |= {*make_parser(command)._option_string_actions}
     return options
 
 
 @pytest.mark.parametrize(
-    ("title", "modules", "lines"),
+    ("title", "commands", "lines"),
     [
-        ("Training", (train,), [*TRAINING, *TUBE_REFUSED]),
-        ("Evaluation", (evaluate, analyze), EVALUATION),
+        ("Training", ("train",), [*TRAINING, *TUBE_REFUSED]),
+        ("Evaluation", ("evaluate", "analyze"), EVALUATION),
     ],
     ids=["training", "evaluation"],
 )
 def test_the_page_names_every_published_flag_and_only_flags_of_ours_that_exist(
-    title: str, modules: tuple[ModuleType, ...], lines: list[Line]
+    title: str, commands: tuple[str, ...], lines: list[Line]
 ) -> None:
-    known = options_of(*modules)
+    known = options_of(*commands)
     if title == "Training":
         known |= {f"--{field.name}" for field in fields(TrainingArguments)}
     rows = rows_of(title)

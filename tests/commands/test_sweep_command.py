@@ -174,7 +174,6 @@ def test_a_grid_of_flags_is_that_of_the_file(grid: dict[str, Any], tmp_path: Pat
     )
     assert "lbd: argument --lbd: expected a number, got 'x'" in error_of(capsys, *command[1:], *flags, "--lbd", 1, "x")
     assert "--lbd is there twice" in error_of(capsys, *command[1:], *flags, "--lbd=1", "--lbd=2")
-    assert "unknown argument 'x'" in error_of(capsys, *command[1:], "x", *flags)
 
 
 def test_the_example_is_a_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -64,6 +64,7 @@ def test_forms_of_other_tools(row: dict[str, object], turns: list[str], tmp_path
         ({"messages": [{"content": "q"}, ASSISTANT]}, r"messages\[0\] has no 'role'"),
         ({"messages": [USER, {"role": "assistant", "content": None}]}, r"messages\[1\].content is NoneType"),
         ({"messages": [USER, {"role": "critic", "content": "x"}]}, "role is 'critic', expected one of system"),
+        ({"messages": [USER, {"role": "tool", "content": "x"}, ASSISTANT]}, r"messages\[1\] is part of a tool call"),
         ({"messages": [USER, {"role": "assistant", "content": " \n"}]}, r"content \(assistant\) is empty"),
         ({"messages": [USER, SYSTEM, ASSISTANT]}, "a system message that is not the first"),
         ({"messages": [USER]}, "no assistant message"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import re
@@ -21,9 +20,8 @@ from document_marks import NOT_RUN, why_not
 from document_world import World, make_shared
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.cli import normalise
-from stepjepa.commands import COMMANDS
+from stepjepa.commands import COMMANDS, make_parser
 from stepjepa.objectives.term import TERMS
-from stepjepa.parser import Parser, add_general_flags
 
 PAGES = [page for page in documents() if any(block.commands() or block.language for block in blocks(page))]
 
@@ -95,9 +93,7 @@ def every_command() -> list[tuple[Block, list[str]]]:
 
 def options(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
     """The parser of a command of ours, or of its sub-command, and its flags."""
-    parser = Parser(prog=f"stepjepa {words[0]}", allow_abbrev=False)
-    importlib.import_module(f"stepjepa.commands.{words[0]}").add_arguments(parser)
-    add_general_flags(parser)
+    parser: argparse.ArgumentParser = make_parser(words[0])
     if words[0] == "prepare":
         (kinds,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
         parser = kinds.choices[words[1]]
@@ -105,7 +101,7 @@ def options(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
 
 
 def test_flags_exist_in_every_command_also_in_those_that_are_not_run() -> None:
-    from stepjepa.commands.train import training_fields
+    from stepjepa.arguments import training_fields
 
     training = {f"--{name}" for name in training_fields()}
     for block, words in every_command():

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import importlib
 import re
 
 import pytest
 
 from document_blocks import ROOT, blocks
+from stepjepa.arguments import training_fields
 from stepjepa.cli import normalise
-from stepjepa.commands import train
+from stepjepa.commands import make_parser, parse
+from stepjepa.commands.train import check
 from stepjepa.config import JepaConfig
-from stepjepa.parser import NO_COUNTERPART, OTHER_TOOLS, Parser
 
 PAGES = ("docs/coming-from.md", "docs/ecosystem.md")
 TRAIN = ["--train_file", "train.jsonl", "--model_name", "M", "--output_dir", "runs/a"]
-
-
-def parser(command: str) -> Parser:
-    made = Parser(prog=f"stepjepa {command}", allow_abbrev=False)
-    importlib.import_module(f"stepjepa.commands.{command}").add_arguments(made)
-    return made
-
-
-def parse(words: list[str]) -> argparse.Namespace:
-    """A command of ours, as the command line reads it."""
-    command, flags = words[0], normalise(words[1:])
-    with contextlib.chdir(ROOT):
-        if command == "train":
-            return train.parse(parser(command), flags)
-        return parser(command).parse_args(flags)
 
 
 def ours(words: list[str]) -> list[str] | None:
@@ -46,9 +30,11 @@ def test_every_command_of_ours_is_one(page: str) -> None:
     assert len(commands) >= 4
     for words in commands:
         # A file of the reader's.
-        known = parse([word for word in words if word not in ("--config", "run.yaml")] + _missing(words))
+        flags = [word for word in words[1:] if word not in ("--config", "run.yaml")] + _missing(words)
+        with contextlib.chdir(ROOT):
+            known = parse(words[0], normalise(flags))
         if words[0] == "train" and "--push_to_hub" not in words:
-            config = train.check(known)
+            config = check(known)
             assert isinstance(config, JepaConfig)
 
 
@@ -65,25 +51,12 @@ def cells(page: str) -> list[str]:
 
 
 def test_every_flag_in_the_tables_exists() -> None:
-    known = {option for action in parser("train")._actions for option in action.option_strings}
-    known |= {f"--{name}" for name in train.training_fields()}
+    known = {*make_parser("train")._option_string_actions}
+    known |= {f"--{name}" for name in training_fields()}
     for command in ("export", "prepare", "evaluate"):
-        known |= {option for action in parser(command)._actions for option in action.option_strings}
+        known |= {*make_parser(command)._option_string_actions}
     # Of 'stepjepa prepare NAME'.
     known |= {"--dataset", "--columns"}
     named = [flag for cell in cells("docs/coming-from.md") for flag in re.findall(r"`?(--[\w-]+)", cell)]
     assert len(named) > 60
     assert [flag for flag in named if flag not in known] == []
-
-
-def test_flags_of_other_tools_are_led_to_ours(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
-    for theirs, meant in OTHER_TOOLS.items():
-        with pytest.raises(SystemExit):
-            train.parse(parser("train"), [*TRAIN, theirs, "3"])
-        assert f"did you mean {meant}?" in capsys.readouterr().err
-    for theirs in NO_COUNTERPART:
-        assert theirs.removeprefix("--") in page
-        with pytest.raises(SystemExit):
-            train.parse(parser("train"), [*TRAIN, theirs, "3"])
-        assert "has no counterpart here (docs/coming-from.md)" in capsys.readouterr().err

@@ -54,13 +54,9 @@ def test_the_published_end_of_turn_wins_where_it_is_known(plain):
     ],
 )
 def test_the_system_prompt_of_training_is_known_if_there_was_one(shown, expected, tmp_path):
+    assert training_system_prompt(tmp_path) is None
     write_json(tmp_path / "run.json", {"system_prompts": shown})
     assert training_system_prompt(tmp_path) == expected
-
-
-def test_without_a_run_folder_nothing_is_known(tmp_path):
-    assert training_system_prompt(tmp_path) is None
-    assert training_system_prompt("org/name") is None
 
 
 def test_a_system_prompt_is_put_in_the_place_of_another_or_in_front():
@@ -100,7 +96,3 @@ def test_evaluation_shows_the_prompt_of_training_unless_told_otherwise(flags, sh
     assert ("system prompt: that of training ('Do it.')" in capsys.readouterr().out) == (shown == "Do it.")
     lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     assert all(f"system\n{shown}<|im_end|>" in line["prompt"] for line in lines)
-    # The other prompt is another evaluation.
-    other = [] if flags else ["--use_test_prompts"]
-    assert main(["evaluate", *map(str, given), "--task", "generic", "--max_new_tokens", "2", *other]) == 2
-    assert "begun with another prompt" in capsys.readouterr().err

@@ -1,8 +1,10 @@
-"""Evaluations: their files, resuming, guarding, summarising."""
+"""Evaluations: lines and summary, resuming, and what must not be mistaken, lost or mixed."""
 
 import dataclasses
 import json
 import math
+import resource
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -11,23 +13,32 @@ from questions import ANSWERS, NEW, QUESTIONS, make_tokenizer, push
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
-from stepjepa.evaluation.batcher import Batcher
+from stepjepa.evaluation.answering import Batcher
 from stepjepa.evaluation.generation import Generator
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.evaluation.prompts import make_examples
 from stepjepa.evaluation.run import Evaluation
 from stepjepa.evaluation.settings import EvaluationSettings, Sampling
-from stepjepa.files import write_jsonl
+from stepjepa.files import write_json, write_jsonl
 from stepjepa.models.presets import train_tokenizer
 from tiny import make_model
 
 SAMPLING = [field.name for field in dataclasses.fields(Sampling)]
 
 
+@pytest.fixture
+def loaded(model, tokenizer):
+    return model, tokenizer
+
+
 def settings(test_file, name="out.jsonl", **changes):
     sampling = {"max_new_tokens": NEW} | {key: changes.pop(key) for key in SAMPLING if key in changes}
-    fields = {"batch_size": 2} | changes
-    return EvaluationSettings("tiny", test_file, test_file.parent / name, sampling=Sampling(**sampling), **fields)
+    fields = {"model_path": "tiny", "batch_size": 2, "task": "generic", "sampling": Sampling(**sampling)} | changes
+    return EvaluationSettings(test_file=test_file, output_file=test_file.parent / name, **fields)
+
+
+def run(loaded, test_file, name="out.jsonl", **changes):
+    return Evaluation(settings(test_file, name, **changes)).run(lambda: loaded)
 
 
 def read(path):
@@ -36,36 +47,6 @@ def read(path):
 
 def never():
     raise AssertionError("the model was loaded")
-
-
-def test_a_model_that_must_stop_and_one_that_never_does(model, tokenizer, test_file):
-    end = tokenizer.eos_token_id
-    stopping = Evaluation(settings(test_file, "stop.jsonl")).run(lambda: (push(model, end, 1e4), tokenizer))
-    assert stopping["scores"]["stopped"]["mean"] == 1.0
-    assert (stopping["ran_on"], stopping["generated_tokens"]) == (0.0, len(QUESTIONS))
-    lines = read(test_file.parent / "stop.jsonl")
-    assert all(line["stopped"] and line["new_tokens"] == 1 and line["generated"] == "" for line in lines)
-
-    running = Evaluation(settings(test_file, "run.jsonl")).run(lambda: (push(model, end, -1e4), tokenizer))
-    assert running["scores"]["stopped"] == {"mean": 0.0, "low": 0.0, "high": pytest.approx(0.4345, abs=1e-4)}
-    assert (running["ran_on"], running["generated_tokens"]) == (1.0, NEW * len(QUESTIONS))
-
-
-def test_lines_and_summary_say_what_happened(model, tokenizer, test_file):
-    summary = Evaluation(settings(test_file)).run(lambda: (model, tokenizer))
-    lines = read(test_file.parent / "out.jsonl")
-    assert [line["index"] for line in lines] == list(range(5))
-    assert [line["truth"] for line in lines] == ANSWERS
-    assert lines[0]["prompt"] == (
-        "<|im_start|>system\nAnswer.<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert set(lines[0]["scores"]) == {"exact", "prefix", "contains"}
-    assert summary == json.loads((test_file.parent / "out.summary.json").read_text(encoding="utf-8"))
-    assert (summary["n"], summary["task"], summary["generated_now"]) == (5, "generic", 5)
-    assert summary["generated_tokens"] == sum(line["new_tokens"] for line in lines)
-    tokens = sum(line["gold_tokens"] for line in lines)
-    assert summary["gold_loss"] == pytest.approx(sum(ln["gold_loss"] * ln["gold_tokens"] for ln in lines) / tokens)
-    assert summary["tokens_per_second"] == pytest.approx(summary["generated_tokens"] / summary["seconds"])
 
 
 class KilledError(Exception):
@@ -87,20 +68,47 @@ def killed_before(batch_number):
         yield
 
 
+def test_a_model_that_must_stop_and_one_that_never_does(model, tokenizer, test_file):
+    end = tokenizer.eos_token_id
+    stopping = run((push(model, end, 1e4), tokenizer), test_file, "stop.jsonl")
+    assert stopping["scores"]["stopped"]["mean"] == 1.0
+    assert (stopping["ran_on"], stopping["generated_tokens"]) == (0.0, len(QUESTIONS))
+    lines = read(test_file.parent / "stop.jsonl")
+    assert all(line["stopped"] and line["new_tokens"] == 1 and line["generated"] == "" for line in lines)
+
+    running = run((push(model, end, -1e4), tokenizer), test_file, "run.jsonl")
+    assert running["scores"]["stopped"] == {"mean": 0.0, "low": 0.0, "high": pytest.approx(0.4345, abs=1e-4)}
+    assert (running["ran_on"], running["generated_tokens"]) == (1.0, NEW * len(QUESTIONS))
+
+
+def test_lines_and_summary_say_what_happened(loaded, test_file):
+    summary = run(loaded, test_file)
+    lines = read(test_file.parent / "out.jsonl")
+    assert [line["index"] for line in lines] == list(range(5))
+    assert [line["truth"] for line in lines] == ANSWERS
+    assert lines[0]["prompt"] == (
+        "<|im_start|>system\nAnswer.<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert set(lines[0]["scores"]) == {"exact", "prefix", "contains"}
+    assert summary == json.loads((test_file.parent / "out.summary.json").read_text(encoding="utf-8"))
+    assert (summary["n"], summary["task"], summary["generated_now"]) == (5, "generic", 5)
+    assert summary["generated_tokens"] == sum(line["new_tokens"] for line in lines)
+    tokens = sum(line["gold_tokens"] for line in lines)
+    assert summary["gold_loss"] == pytest.approx(sum(ln["gold_loss"] * ln["gold_tokens"] for ln in lines) / tokens)
+    assert summary["tokens_per_second"] == pytest.approx(summary["generated_tokens"] / summary["seconds"])
+
+
 WEIGHED = {"task": "user_task:Weighing", "temperature": 1.0, "num_samples": 2}
 
 
-@pytest.mark.parametrize(
-    ("keep", "changes"), [(0.01, {}), (0.7, {"temperature": 1.5}), (0.999, {}), (0.6, WEIGHED), (1.0, WEIGHED)]
-)
-def test_a_killed_run_goes_on_to_the_same_file(keep, changes, model, tokenizer, test_file):
+@pytest.mark.parametrize(("keep", "changes"), [(0.01, {}), (0.7, {"temperature": 1.5}), (0.6, WEIGHED), (1.0, WEIGHED)])
+def test_a_killed_run_goes_on_to_the_same_file(keep, changes, loaded, test_file):
     """Also with several samples and with likelihoods."""
-    whole = test_file.parent / "whole.jsonl"
-    Evaluation(settings(test_file, whole.name, **changes)).run(lambda: (model, tokenizer))
+    whole, path = test_file.parent / "whole.jsonl", test_file.parent / "part.jsonl"
+    run(loaded, test_file, whole.name, **changes)
     part = settings(test_file, "part.jsonl", **changes)
-    path = test_file.parent / "part.jsonl"
     with killed_before(2):
-        Evaluation(part).run(lambda: (model, tokenizer))
+        Evaluation(part).run(lambda: loaded)
     written = path.read_bytes()
     assert written.count(b"\n") == 4
     # What was killed while it wrote leaves half a line.
@@ -111,38 +119,37 @@ def test_a_killed_run_goes_on_to_the_same_file(keep, changes, model, tokenizer, 
     assert second.finished == cut.count(b"\n")
     assert (second.finished == 4) == (keep == 1.0)
     with killed_before(2):
-        second.run(lambda: (model, tokenizer))
+        second.run(lambda: loaded)
     last = Evaluation(part)
     assert last.finished == 4
-    summary = last.run(lambda: (model, tokenizer))
+    assert last.run(lambda: loaded)["generated_now"] == 1
     assert path.read_bytes() == whole.read_bytes()
-    assert summary["generated_now"] == 1
     assert all(line.get("likelihoods") for line in read(path)) == (changes is WEIGHED)
 
 
-def test_a_finished_file_is_summarised_without_the_model(model, tokenizer, test_file):
-    first = Evaluation(settings(test_file)).run(lambda: (model, tokenizer))
+def test_a_finished_file_is_summarised_without_the_model(loaded, test_file):
+    first = run(loaded, test_file)
     assert Evaluation(settings(test_file)).run(never) == first
-    (test_file.parent / "out.summary.json").unlink()
-    again = Evaluation(settings(test_file)).run(never)
-    assert (again["generated_now"], again["tokens_per_second"]) == (0, None)
-    same = ("n", "scores", "gold_loss", "generated_tokens")
-    assert {name: again[name] for name in same} == {name: first[name] for name in same}
+    for damage in (None, "{"):
+        summary = test_file.parent / "out.summary.json"
+        summary.unlink() if damage is None else summary.write_text(damage, encoding="utf-8")
+        again = Evaluation(settings(test_file)).run(never)
+        assert (again["generated_now"], again["tokens_per_second"]) == (0, None)
+        same = ("n", "scores", "gold_loss", "generated_tokens")
+        assert {name: again[name] for name in same} == {name: first[name] for name in same}
 
 
-def test_what_does_not_belong_together_is_not_mixed(model, tokenizer, test_file):
-    Evaluation(settings(test_file)).run(lambda: (model, tokenizer))
+def test_what_does_not_belong_together_is_not_mixed(loaded, test_file):
+    run(loaded, test_file)
     before = (test_file.parent / "out.jsonl").read_bytes()
-    with pytest.raises(
-        UserError, match=rf"out\.jsonl: was begun with another max_new_tokens {NEW} instead of 3;.*--overwrite"
+    for changes, words in (
+        ({"max_new_tokens": 3}, rf"out\.jsonl: was begun with another max_new_tokens {NEW} instead of 3;.*--overwrite"),
+        ({"temperature": 1.0}, r"temperature 0\.0 instead of 1\.0, seed None instead of 42"),
+        ({"max_examples": 2}, "examples 5 instead of 2"),
+        ({"model_path": "other"}, "another model tiny instead of other;"),
     ):
-        Evaluation(settings(test_file, max_new_tokens=3))
-    with pytest.raises(UserError, match=r"temperature 0\.0 instead of 1\.0, seed None instead of 42"):
-        Evaluation(settings(test_file, temperature=1.0))
-    with pytest.raises(UserError, match="examples 5 instead of 2"):
-        Evaluation(settings(test_file, max_examples=2))
-    with pytest.raises(UserError, match="another model tiny instead of other;"):
-        Evaluation(dataclasses.replace(settings(test_file), model_path="other"))
+        with pytest.raises(UserError, match=words):
+            Evaluation(settings(test_file, **changes))
     # Greedy answers do not depend on how they are batched: after running out of memory a smaller batch goes on.
     assert Evaluation(settings(test_file, batch_size=1, seed=7)).finished == 5
     text = test_file.read_text(encoding="utf-8")
@@ -152,20 +159,31 @@ def test_what_does_not_belong_together_is_not_mixed(model, tokenizer, test_file)
     assert (test_file.parent / "out.jsonl").read_bytes() == before
 
 
-def test_lines_made_of_other_columns_are_not_mixed(model, tokenizer, test_file):
+def test_lines_made_of_other_columns_are_not_mixed(loaded, test_file):
     write_jsonl(test_file, [{"question": question, "answer": "4", "other": "5"} for question in QUESTIONS])
-    part = settings(test_file, columns=["question", "answer"])
-    with killed_before(2):
-        Evaluation(part).run(lambda: (model, tokenizer))
+    run(loaded, test_file, columns=["question", "answer"])
     for columns in (["question", "other"], None):
         with pytest.raises(UserError, match="begun with another prompt"):
             Evaluation(settings(test_file, columns=columns))
-    assert Evaluation(part).run(lambda: (model, tokenizer))["generated_now"] == 1
 
 
-def test_overwrite_starts_anew_but_only_once_the_model_is_there(model, tokenizer, test_file):
-    Evaluation(settings(test_file)).run(lambda: (model, tokenizer))
-    before = (test_file.parent / "out.jsonl").read_bytes()
+def test_lines_scored_by_an_older_version_of_a_users_task_are_not_taken_up(loaded, test_file, monkeypatch):
+    source = "from stepjepa.tasks.generic import GenericTask\nclass Mine(GenericTask):\n    name = 'mine'\n"
+    module = test_file.with_name("edited_task.py")
+    module.write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(module.parent)
+    chosen = settings(test_file, task="edited_task:Mine")
+    Evaluation(chosen).run(lambda: loaded)
+    assert Evaluation(chosen).finished == 5
+    module.write_text(f"{source}    lenient = 'contains'\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"out\.jsonl: was begun with another task_source;"):
+        Evaluation(chosen)
+    sys.modules.pop("edited_task")
+
+
+def test_overwrite_starts_anew_but_only_once_there_are_answers(loaded, test_file):
+    run(loaded, test_file)
+    before = {file.name: file.read_bytes() for file in test_file.parent.iterdir()}
     changed = settings(test_file, max_new_tokens=3, overwrite=True)
 
     def missing():
@@ -173,30 +191,53 @@ def test_overwrite_starts_anew_but_only_once_the_model_is_there(model, tokenizer
 
     with pytest.raises(UserError, match="no such model"):
         Evaluation(changed).run(missing)
-    assert (test_file.parent / "out.jsonl").read_bytes() == before
+    # Which scores a task has shows at the first answers.
+    with pytest.raises(UserError, match=r"no score 'prefix'.*leave --startswith out"):
+        run(loaded, test_file, task="user_task:LastWord", startswith=True, overwrite=True)
+    assert {file.name: file.read_bytes() for file in test_file.parent.iterdir()} == before
     with killed_before(2):
-        Evaluation(changed).run(lambda: (model, tokenizer))
+        Evaluation(changed).run(lambda: loaded)
     # Nothing of the old file is among the new lines.
     again = Evaluation(settings(test_file, max_new_tokens=3))
     assert again.finished == 4
-    assert again.run(lambda: (model, tokenizer))["generated_tokens"] <= 15
+    assert again.run(lambda: loaded)["generated_tokens"] <= 15
     assert len(read(test_file.parent / "out.jsonl")) == 5
 
 
-def test_a_file_of_another_kind_is_left_alone(model, tokenizer, test_file):
-    other = test_file.parent / "out.jsonl"
-    other.write_text("mine\n", encoding="utf-8")
+def test_a_file_of_another_kind_or_with_a_damaged_line_is_left_alone(loaded, test_file):
+    path = test_file.parent / "out.jsonl"
+    path.write_text("mine\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"out\.jsonl: is no output of an evaluation.*--overwrite"):
         Evaluation(settings(test_file))
-    other.unlink()
-    Evaluation(settings(test_file)).run(lambda: (model, tokenizer))
-    lines = other.read_text(encoding="utf-8").splitlines(keepends=True)
-    other.write_text("".join([*lines, lines[0]]), encoding="utf-8")
-    with pytest.raises(UserError, match=r"out\.jsonl:6: is no line of this evaluation"):
-        Evaluation(settings(test_file))
-    other.write_text(lines[0] + "{broken\n" + lines[1], encoding="utf-8")
-    with pytest.raises(UserError, match=r"out\.jsonl:2: not valid JSON"):
-        Evaluation(settings(test_file))
+    path.unlink()
+    run(loaded, test_file)
+    lines = read(path)
+    incomplete = {name: value for name, value in lines[2].items() if name != "stopped"}
+    for damaged in (*(lines[2] | {"index": index} for index in (None, 9, 1)), incomplete):
+        write_jsonl(path, [*lines[:2], damaged, *lines[3:]])
+        with pytest.raises(UserError, match=r"out\.jsonl:3: is no line of this evaluation; remove it, or"):
+            Evaluation(settings(test_file))
+    # What the message says.
+    write_jsonl(path, lines[:2] + lines[3:])
+    assert run(loaded, test_file)["generated_now"] == 1
+
+
+def test_a_full_disk_names_the_file_and_costs_nothing_that_is_there(loaded, test_file):
+    """By the largest size that a file may have."""
+    run(loaded, test_file, "whole.jsonl")
+    path = test_file.parent / "out.jsonl"
+    whole = (test_file.parent / "whole.jsonl").read_bytes()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) * 2 // 3, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as error:
+            run(loaded, test_file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert error.value.filename == str(path)
+    assert 0 < Evaluation(settings(test_file)).finished < 5
+    run(loaded, test_file)
+    assert path.read_bytes() == whole
 
 
 def test_the_tokenizer_of_the_caller_is_not_changed(model, test_file):
@@ -204,24 +245,26 @@ def test_the_tokenizer_of_the_caller_is_not_changed(model, test_file):
     own.pad_token = None
     own.padding_side = "right"
     before = own.backend_tokenizer.to_str()
-    Evaluation(settings(test_file)).run(lambda: (model, own))
+    run((model, own), test_file)
     assert own.backend_tokenizer.to_str() == before
     assert (own.pad_token, own.padding_side) == (None, "right")
 
 
-def test_too_few_positions_are_refused_with_the_line(model, tokenizer, test_file):
-    with pytest.raises(
-        UserError, match=r"questions\.jsonl:\d: the prompt's \d+ tokens and 500 new ones .* 509 positions"
-    ):
-        Evaluation(settings(test_file, max_new_tokens=500)).run(lambda: (model, tokenizer))
-    assert not (test_file.parent / "out.jsonl").exists()
-
-
-def test_a_loss_that_overflows_is_refused_with_the_line(model, tokenizer, test_file):
+def test_what_the_model_can_not_do_is_refused_with_the_line(model, tokenizer, test_file, monkeypatch):
+    too_long = r"questions\.jsonl:\d: the prompt's \d+ tokens and an answer \(of 500 new ones .* 509 positions"
+    with pytest.raises(UserError, match=too_long):
+        run((model, tokenizer), test_file, max_new_tokens=500)
     broken = push(model, 0, math.nan)
     for temperature in (0.0, 1.0):
         with pytest.raises(UserError, match=r"questions\.jsonl:\d: the model's loss on this record is nan.*float32"):
-            Evaluation(settings(test_file, temperature=temperature)).run(lambda: (broken, tokenizer))
+            run((broken, tokenizer), test_file, temperature=temperature)
+
+    def fails(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(Generator, "answer", fails)
+    with pytest.raises(UserError, match="out of memory with --batch_size 2; lower it"):
+        run((model, tokenizer), test_file)
     assert not (test_file.parent / "out.jsonl").exists()
 
 
@@ -229,6 +272,7 @@ def test_a_loss_that_overflows_is_refused_with_the_line(model, tokenizer, test_f
     ("change", "words"),
     [
         ({"temperature": math.nan}, r"--temperature: expected 0 \(greedy\) or more"),
+        ({"num_samples": 2}, "--num_samples does nothing without --temperature"),
         ({"similarity": "jepa"}, "--similarity: expected one of llm-jepa, step-jepa, got 'jepa'"),
         ({"name": "questions.jsonl"}, "--output_file is the test file"),
         ({"name": ""}, "is a folder"),
@@ -239,59 +283,61 @@ def test_wrong_settings_are_refused(change, words, test_file):
         settings(test_file, **change)
 
 
-def test_the_longest_prompts_come_first_and_only_the_first_records_if_asked(model, tokenizer, test_file, monkeypatch):
-    lengths = []
-
-    lines = Batcher.lines
+def test_the_longest_prompts_come_first_and_only_the_first_records_if_asked(loaded, test_file, monkeypatch):
+    lengths, lines = [], Batcher.lines
 
     def watched(self, batch, number):
         lengths.extend(len(example.prompt_ids) for example in batch)
         return lines(self, batch, number)
 
     monkeypatch.setattr(Batcher, "lines", watched)
-    Evaluation(settings(test_file)).run(lambda: (model, tokenizer))
+    run(loaded, test_file)
     assert lengths == sorted(lengths, reverse=True)
     assert len(set(lengths)) > 2
-    summary = Evaluation(settings(test_file, "two.jsonl", max_examples=2)).run(lambda: (model, tokenizer))
-    assert summary["n"] == 2
+    assert run(loaded, test_file, "two.jsonl", max_examples=2)["n"] == 2
     assert [line["truth"] for line in read(test_file.parent / "two.jsonl")] == ANSWERS[:2]
 
 
-def test_what_a_task_leaves_out_is_counted_and_the_others_keep_their_places(model, tokenizer, test_file):
-    kept = [index for index, answer in enumerate(ANSWERS) if any(map(str.isdigit, answer))]
-    assert kept == [0, 2]
+def test_what_a_task_leaves_out_is_counted_and_the_others_keep_their_places(loaded, test_file):
     chosen = settings(test_file, task="user_task:Choosy", batch_size=1)
     with killed_before(1):
-        Evaluation(chosen).run(lambda: (model, tokenizer))
+        Evaluation(chosen).run(lambda: loaded)
     evaluation = Evaluation(chosen)
     assert evaluation.finished == 1
-    summary = evaluation.run(lambda: (model, tokenizer))
+    summary = evaluation.run(lambda: loaded)
     assert (summary["n"], summary["left_out"]) == (2, {"no number": 3})
     lines = read(test_file.parent / "out.jsonl")
-    assert [(line["index"], line["truth"]) for line in lines] == [(index, ANSWERS[index]) for index in kept]
+    assert [(line["index"], line["truth"]) for line in lines] == [(index, ANSWERS[index]) for index in (0, 2)]
     assert all(QUESTIONS[line["index"]] in line["prompt"] for line in lines)
-    assert Evaluation(chosen).run(never) == summary
+    test_file.write_text(test_file.read_text(encoding="utf-8").splitlines()[1], encoding="utf-8")
     with pytest.raises(UserError, match=r"no record is left to evaluate \(no number: 1\)"):
-        only = test_file.with_name("only.jsonl")
-        only.write_text(test_file.read_text(encoding="utf-8").splitlines()[1], encoding="utf-8")
-        Evaluation(settings(only, "o.jsonl", task="user_task:Choosy"))
+        Evaluation(settings(test_file, "o.jsonl", task="user_task:Choosy"))
 
 
-def test_training_a_model_again_changes_its_fingerprint(model, tokenizer, tmp_path):
-    folder = tmp_path / "run"
+def test_training_a_model_or_the_base_of_an_adapter_changes_its_fingerprint(loaded, tmp_path):
+    model, tokenizer = loaded
+    folder, adapter = tmp_path / "run", tmp_path / "adapter"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    first = model_fingerprint(folder)
+    adapter.mkdir()
+    write_json(adapter / "adapter_config.json", {"base_model_name_or_path": str(folder)})
+    first, adapted = model_fingerprint(folder), model_fingerprint(adapter)
     (folder / "out.summary.json").write_text("{}", encoding="utf-8")
-    (folder / "metrics.jsonl").write_text("{}", encoding="utf-8")
-    assert model_fingerprint(folder) == first
+    assert (model_fingerprint(folder), model_fingerprint(adapter)) == (first, adapted)
     push(model, 5, 0.5).save_pretrained(folder)
     assert model_fingerprint(folder) != first
+    assert model_fingerprint(adapter) != adapted
     assert model_fingerprint("org/name") == "org/name"
 
 
-@pytest.mark.parametrize("name", ["synth_test", "gsm8k_test"])
-def test_a_model_that_says_the_right_answer_gets_full_marks(name, shared_data, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "task", "headline", "zero"),
+    # Of regular expressions also that none is left undecided is shown, as a score of 0.
+    [("synth_test", "nl-rx", "equivalent", {"undecided"}), ("gsm8k_test", "gsm8k", "correct", set())],
+)
+def test_a_model_that_says_the_right_answer_gets_full_marks(
+    name, task, headline, zero, shared_data, tmp_path, monkeypatch
+):
     """The whole way through files, template, tokens and back, on real records; only the model's words are given."""
     path = shared_data / "llm_jepa" / f"{name}.jsonl"
     records = read_records(path)
@@ -305,14 +351,11 @@ def test_a_model_that_says_the_right_answer_gets_full_marks(name, shared_data, t
 
     monkeypatch.setattr(Generator, "answer", oracle)
     monkeypatch.setattr(Batcher, "_check_length", lambda *_: None)
-    chosen = EvaluationSettings("tiny", path, tmp_path / "out.jsonl", max_examples=67, batch_size=13)
+    chosen = EvaluationSettings(
+        model_path="tiny", test_file=path, output_file=tmp_path / "out.jsonl", max_examples=67, batch_size=13
+    )
     summary = Evaluation(chosen).run(lambda: (model, tokenizer))
-    assert (summary["task"], summary["headline"], summary["n"]) == {
-        "synth_test": ("nl-rx", "equivalent", 67),
-        "gsm8k_test": ("gsm8k", "correct", 67),
-    }[name]
-    # Of regular expressions also that none is left undecided is shown, as a score of 0.
-    assert {name: value["mean"] for name, value in summary["scores"].items() if value["mean"] != 1.0} == {
-        "synth_test": {"undecided": 0.0},
-        "gsm8k_test": {},
-    }[name]
+    assert (summary["task"], summary["headline"], summary["n"]) == (task, headline, 67)
+    assert {name: value["mean"] for name, value in summary["scores"].items() if value["mean"] != 1.0} == dict.fromkeys(
+        zero, 0.0
+    )

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from stepjepa.evaluation.summary import format_summary, mean_with_interval, summarise
+from stepjepa.evaluation.output import format_summary, mean_with_interval, summarise
 
 
 @pytest.mark.parametrize(
@@ -54,43 +54,33 @@ def test_the_gold_loss_is_a_mean_over_tokens_not_over_examples():
     assert math.isclose(summary["ran_on"] + summary["scores"]["stopped"]["mean"], 1)
 
 
-@pytest.mark.parametrize(
-    ("now", "speed", "words"),
-    [
-        (3, 9.0, "ran on; 2.0 s, 9 tokens/s"),
-        (1, 9.0, "ran on; the last 1 examples: 2.0 s, 9 tokens/s"),
-        (0, None, "nothing generated in this run"),
-    ],
-)
-def test_the_table_shows_every_score(now, speed, words):
-    about = {
-        "generated_now": now,
-        "test_file": "t.jsonl",
-        "task": "generic",
-        "model_path": "runs/a",
-        "seconds": 2.0,
-        "similarity": None,
-        "details": {},
-        "left_out": {},
-    }
-    table = format_summary({**summarise(lines(), "exact"), **about, "tokens_per_second": speed})
-    assert "3 examples of t.jsonl, task generic, model runs/a" in table
-    assert "exact           33.33%   6.15 .. 79.23" in table
-    assert "f1              0.5000\n" in table
-    assert "0.7500 (10 tokens)" in table
-    assert words in table
-    assert "not right by exact: wrong answer 1, ran on 1" in table
-    assert "similarity" not in table
-    about["similarity"] = {"matched_similarity": 0.25, "shuffled_similarity": -0.5}
-    table = format_summary({**summarise(lines(), "exact"), **about, "tokens_per_second": speed})
-    assert "matched similarity: 0.2500\n  shuffled similarity: -0.5000" in table
+ABOUT = {"generated_now": 3, "test_file": "t.jsonl", "task": "generic", "details": {}, "left_out": {}}
+
+
+def test_the_table_shows_every_score():
+    about = ABOUT | {"model_path": "runs/a", "seconds": 2.0, "tokens_per_second": 9.0}
+    about |= {"similarity": {"matched_similarity": 0.25}, "details": {"by class": {"a": 0.5}}, "left_out": {"odd": 3}}
+    table = format_summary({**summarise(lines(), "exact"), **about})
+    for words in (
+        *("3 examples of t.jsonl, task generic, model runs/a", "exact           33.33%   6.15 .. 79.23"),
+        *(
+            "f1              0.5000\n",
+            "0.7500 (10 tokens)",
+            "ran on; 2.0 s, 9 tokens/s",
+            "matched similarity: 0.2500\n",
+        ),
+        *("not right by exact: wrong answer 1, ran on 1", "by class: a 0.5000", "left out: 3 records (odd)"),
+    ):
+        assert words in table
     assert max(map(len, table.splitlines())) <= 100
+    assert "ran on; the last 1 examples: 2.0 s" in format_summary(
+        {**summarise(lines(), "exact"), **about, "generated_now": 1}
+    )
 
 
 def test_of_several_samples_the_majority_is_right_or_wrong():
     samples = [line | {"scores": line["scores"] | {"majority": False}, "error": "wrong answer"} for line in lines()]
-    about = {"test_file": "t.jsonl", "task": "generic", "details": {}, "generated_now": 3}
-    table = format_summary({**summarise(samples, "exact"), **about})
+    table = format_summary({**summarise(samples, "exact"), **ABOUT})
     assert "not right by majority: wrong answer 3" in table
     assert "exact           33.33%" in table
 
@@ -99,16 +89,6 @@ def test_what_nobody_knows_is_left_out():
     unknown = [{"scores": {"exact": True}, "error": None, "stopped": None, "new_tokens": None}]
     summary = summarise(unknown, "exact")
     assert [summary[name] for name in ("ran_on", "gold_loss", "generated_tokens")] == [None, None, None]
-    table = format_summary(
-        {
-            **summary,
-            "test_file": "t.jsonl",
-            "task": "generic",
-            "details": {"by class": {"a": 0.5}},
-            "left_out": {"odd": 3},
-        }
-    )
-    assert "by class: a 0.5000" in table
-    assert "left out: 3 records (odd)" in table
+    table = format_summary({**summary, **ABOUT})
     assert "tokens" not in table
     assert "model" not in table

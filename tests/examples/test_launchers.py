@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 
 import tiny
 from stepjepa.cli import normalise
-from stepjepa.commands import evaluate, train
+from stepjepa.commands import parse
+from stepjepa.commands.train import check
 from stepjepa.files import write_jsonl
-from stepjepa.parser import Parser
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "examples" / "slurm").glob("*.sh"))
@@ -43,16 +43,11 @@ def test_a_job_script(script: Path) -> None:
     found = commands(script)
     assert len(found) == 1
     name, *flags = found[0]
-    parser = Parser(prog=f"stepjepa {name}", allow_abbrev=False)
-    module = {"train": train, "evaluate": evaluate}[name]
-    module.add_arguments(parser)
     with contextlib.chdir(ROOT):
-        if module is train:
-            parsed = train.parse(parser, normalise(flags))
-            train.check(parsed)
+        parsed = parse(name, normalise(flags))
+        if name == "train":
+            check(parsed)
             assert (parsed.training["save_strategy"], parsed.resume_from_checkpoint) == ("steps", "auto")
-        else:
-            parser.parse_args(normalise(flags))
 
 
 @pytest.mark.parametrize("file", ACCELERATE, ids=lambda path: path.name)

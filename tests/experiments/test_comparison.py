@@ -1,11 +1,12 @@
-"""Runs become arms, and arms are paired with the baseline by seed."""
+"""Runs become arms, arms are paired with the baseline by seed; what can't be compared is refused, and named."""
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 
-from made_up_runs import change, evaluate, make_run
+from made_up_runs import PROTOCOL, change, evaluate, make_run
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import model_fingerprint
@@ -29,12 +30,13 @@ def test_three_seeds_by_hand(runs):
     assert (test.mean, test.std, test.t) == (pytest.approx(2 / 8), pytest.approx(1 / 8), pytest.approx(12**0.5))
     assert difference.holm == test.p_greater == pytest.approx(0.0371, abs=1e-4)
     assert difference.seeds == ("23", "37", "82")
-    assert difference.tokens == pytest.approx(1.5)
+    assert difference.token_ratio == pytest.approx(1.5)
     assert {seed: each[:2] for seed, each in difference.by_seed.items()} == {"23": (2, 0), "37": (1, 0), "82": (3, 0)}
     # Net over seeds, example by example: 0 1 1+1 1+1 0 1 0 0; all gains, so one of 2^4 assignments is as far out.
     assert difference.by_example == (6, 0, pytest.approx(1 / 16), pytest.approx(1 / 8))
     assert difference.by_example_holm == pytest.approx(1 / 16)
-    assert not any("t-test" in note or "left out" in note for note in found.notes)
+    assert found.notes[0].startswith("compared at equal steps (10)")
+    assert not any("t-test" in note or "skipped" in note for note in found.notes)
 
 
 def test_two_tails_and_two_arms_are_corrected(runs, tmp_path):
@@ -72,7 +74,7 @@ def test_does_the_gain_come_from_stopping(tmp_path):
     means = {name: test.mean for name, test in found.measures.items()}
     assert means == {"headline": 0.75, "lenient": 0.25, "stopped": 0.5}
     # Of three examples gained, the baseline had two but ran on.
-    assert (found.by_example.gained, found.known) == (3, 2)
+    assert (found.by_example.gained, found.gained_lenient_before) == (3, 2)
 
 
 def test_what_is_not_known_is_none(tmp_path):
@@ -87,17 +89,9 @@ def test_what_is_not_known_is_none(tmp_path):
     change(summary, "gold_loss", to=float("nan"))
     found = compare(folders)
     difference = found.differences["llm-jepa"]
-    assert difference.measures["stopped"] is difference.by_example is difference.known is None
+    assert difference.measures["stopped"] is difference.by_example is difference.gained_lenient_before is None
     assert found.arms[0].spread("stopped") is found.arms[0].spread("gold_loss") is None
     assert difference.measures["headline"].mean == pytest.approx(0.5)
-
-
-def test_notes_say_on_what_footing_the_arms_stand(runs, tmp_path):
-    assert compare(runs).notes[0].startswith("compared at equal steps (10)")
-    longer = make_run(tmp_path / "longer", "1" * 8, seed=23, training={"num_train_epochs": 4.0}, steps=14)
-    notes = compare([*runs, longer], baseline="regular num_train_epochs=3").notes
-    assert notes[0].startswith("not all arms are compared at equal steps: ")
-    assert "regular num_train_epochs=4 14" in notes[0]
 
 
 def test_compute_is_compared_by_seed(tmp_path):
@@ -111,57 +105,41 @@ def test_compute_is_compared_by_seed(tmp_path):
     folders = {name: [tmp_path / f"{name}{seed}" for seed in (3, 5)] for name in "rabc"}
     found = compare([folder for pair in folders.values() for folder in pair], names=list("rabc"), baseline="r")
     differences = [found.differences[name] for name in "abc"]
-    assert [each.flops for each in differences] == pytest.approx([1.5, 1.019, 0.97])
+    assert [each.flops_ratio for each in differences] == pytest.approx([1.5, 1.019, 0.97])
     assert [each.equal for each in differences] == [("steps",), ("FLOPs",), ()]
+    assert found.notes[0] == "not all arms are compared at equal steps: r 10; a 10; b 11; c 11"
     assert not any("nothing here is comparable" in note for note in found.notes)
     without = compare([folder for name in "rac" for folder in folders[name]]).notes
     remedy = "nothing here is comparable at equal FLOPs (within 2% of regular); add runs trained with --same_flop"
     assert any(note.startswith(remedy) for note in without)
-    # One run that does not know them, and the arm has none.
-    run = folders["b"][1] / "run.json"
-    change(
-        run,
-        "results",
-        to={key: value for key, value in json.loads(run.read_text())["results"].items() if key != "flops"},
-    )
-    notes = compare([*folders["r"], *folders["b"]]).notes
-    assert any(note.startswith("FLOPs are not in all run folders") for note in notes)
-    assert compare([*folders["r"], *folders["b"]]).differences["llm-jepa"].flops is None
-    # Nothing is made of tokens instead.
-    assert compare([*folders["r"], *folders["b"]]).differences["llm-jepa"].equal == ()
-
-
-def test_runs_that_were_loaded_in_another_way_are_named(runs):
-    """Older runs don't say, and are not warned of."""
-    loaded = {"dtype": "float32", "chat_template": "{% for %}\n" * 20, "attn_implementation": None}
-    for place in (1, 2):
-        change(runs[place] / "run.json", "loaded", to=loaded)
-    assert not any("were trained with different" in note for note in compare(runs).notes)
-    change(
-        runs[3] / "run.json", "loaded", to={"dtype": "bfloat16", "chat_template": "x", "attn_implementation": "sdpa"}
-    )
-    notes = [note for note in compare(runs).notes if "were trained with different" in note]
-    assert [note.partition(" with different ")[2] for note in notes] == [
-        "dtype: bfloat16, float32; arms that differ in it say less",
-        f"chat_template: {hashlib.sha256(loaded['chat_template'].encode()).hexdigest()[:12]}, x; arms that differ in "
-        "it say less",
-        "attn_implementation: null, sdpa; arms that differ in it say less",
-    ]
+    # One run that does not know them, and the arm has none. Nothing is made of tokens instead.
+    change(folders["b"][1] / "run.json", "results", "flops", to=None)
+    found = compare([*folders["r"], *folders["b"]])
+    assert any(note.startswith("FLOPs are not in all run folders") for note in found.notes)
+    assert found.differences["llm-jepa"].flops_ratio is None and found.differences["llm-jepa"].equal == ()
 
 
 def test_doubtful_runs_are_named(runs):
+    loaded = {"dtype": "float32", "chat_template": "{% for %}\n" * 20, "attn_implementation": None}
+    change(runs[1] / "run.json", "loaded", to=loaded)
+    change(runs[3] / "run.json", "loaded", to={**loaded, "dtype": "bfloat16", "chat_template": "x"})
     change(runs[1] / "run.json", "versions", "stepjepa", to="0.2.0")
+    change(runs[4] / "test.summary.json", "trained_on", to={"exact": 0.25, "normalised": 0.5})
     change(runs[2] / "test.summary.json", "settings", "model", to=model_fingerprint(runs[0]))
     # What is in the folder is asked, unless its weights have been removed to save space.
-    with pytest.raises(UserError, match="is of another model than the one that is in the folder now") as caught:
+    with pytest.raises(UserError, match="is of another model than the folder holds now") as caught:
         compare(runs)
     assert str(caught.value).startswith(f"{runs[2] / 'test.summary.json'}: ")
     (runs[2] / "model.safetensors").unlink()
     notes = compare(runs).notes
-    assert any("different versions of stepjepa: 0.1.0, 0.2.0" in note for note in notes)
+    # Where they ran makes no difference, and older runs don't say how they were loaded.
+    assert [note for note in notes if note.startswith("the runs differ in ")] == [
+        "the runs differ in version of stepjepa: 0.1.0, 0.2.0",
+        "the runs differ in dtype: bfloat16, float32",
+        f"the runs differ in chat_template: {hashlib.sha256(loaded['chat_template'].encode()).hexdigest()[:12]}, x",
+    ]
     assert any(f"the very same model was evaluated in {runs[0]} and in {runs[2]}" in note for note in notes)
-    # Where they ran makes no difference.
-    assert not any("platform" in note for note in notes)
+    assert any(note.startswith(f"{runs[4]}: 25.0% of the test prompts were trained on") for note in notes)
 
 
 NAMES = [
@@ -267,9 +245,7 @@ def test_names_and_baseline(runs, tmp_path):
     with pytest.raises(UserError, match="differ in nothing but their seeds"):
         compare(runs[:3])
     others = [make_run(tmp_path / f"k{k}", "1" * 8, jepa={**LLM, "predictors": k}) for k in (1, 2)]
-    with pytest.raises(
-        UserError, match=r"none of the arms is regular.*--baseline with one of llm-jepa K=1; llm-jepa K=2"
-    ):
+    with pytest.raises(UserError, match=r"0 arms are regular; pass --baseline with one of llm-jepa K=1; llm-jepa K=2"):
         compare(others)
     quick = make_run(tmp_path / "quick", "1" * 8, training={"learning_rate": 1e-3})
     with pytest.raises(
@@ -288,3 +264,94 @@ def test_one_of_several_evaluations_is_chosen(runs):
     assert compare(runs, evaluation="test").differences["llm-jepa"].by_example.gained == 6
     with pytest.raises(UserError, match=r"no finished evaluation 'other' \(there is long.v2, test\)"):
         compare(runs, evaluation="other")
+
+
+DIFFERENT = [
+    ("run.json", ("data", "train", "sha256"), "e" * 64, r"training data \(sha256\) is e+\.\.\. instead of d"),
+    ("run.json", ("system_prompts",), ["Sum."], r'system prompts of training is \["Sum\."\] instead of \["Add\."\]'),
+    ("test.summary.json", ("test_fingerprint",), "0" * 64, r"test file \(sha256\) is 0+\.\.\. instead of f"),
+    ("test.summary.json", ("headline",), "prefix", "headline is prefix instead of exact"),
+    ("test.summary.json", ("settings", "max_new_tokens"), 32, "max new tokens is 32 instead of 16"),
+    ("test.summary.json", ("settings", "prompt"), {"system": "x", "plain": False}, 'prompt is {"system": "x"'),
+    ("test.summary.json", ("settings",), {"missing": "wrong"}, "task options is unknown instead of {}"),
+]
+
+
+@pytest.mark.parametrize(("file", "path", "value", "words"), DIFFERENT, ids=[words for *_, words in DIFFERENT])
+def test_what_is_different_is_refused_and_named(file, path, value, words, runs):
+    change(runs[4] / file, *path, to=value)
+    with pytest.raises(UserError, match=words) as caught:
+        compare(runs)
+    assert str(caught.value).startswith(f"{runs[4]}: can't be compared with {runs[0]}: ")
+
+
+def test_records_that_a_task_leaves_out(runs):
+    def renumber(folder, indices):
+        lines = [json.loads(line) for line in (folder / "test.jsonl").read_text().splitlines()]
+        numbered = [line | {"index": index} for line, index in zip(lines, indices, strict=True)]
+        (folder / "test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in numbered))
+
+    before = compare(runs)
+    for folder in runs:
+        renumber(folder, [0, 2, 3, 4, 5, 6, 8, 9])
+    assert compare(runs).differences == before.differences
+    renumber(runs[5], [0, 2, 3, 4, 5, 7, 8, 9])
+    with pytest.raises(UserError, match="only one of them was asked example 6") as caught:
+        compare(runs)
+    assert str(caught.value).startswith(f"{runs[5]}: can't be compared with {runs[0]}")
+    for wrong in ([0, 2, 3, 4, 5, 6, 8, 8], [2, 0, 3, 4, 5, 6, 8, 9]):
+        renumber(runs[5], wrong)
+        with pytest.raises(UserError, match="its 8 lines are not the 8 examples"):
+            compare(runs)
+
+
+@pytest.mark.parametrize("split", [{"eval_split": 0.2, "split_seed": 1}, {"eval_split": 0.1, "split_seed": 2}])
+def test_another_split_of_the_same_file_is_other_data(split, tmp_path):
+    parts = {"sha256": "d" * 64, "eval_split": 0.1, "split_seed": 1}
+    folders = [make_run(tmp_path / "a", "10", data={"data": parts})]
+    folders.append(make_run(tmp_path / "b", "10", jepa=LLM, data={"data": {**parts, **split}}))
+    name = next(name for name in split if split[name] != parts[name])
+    with pytest.raises(UserError, match=f"{name.replace('_', ' ')} is {split[name]} instead of {parts[name]}"):
+        compare(folders)
+
+
+def test_what_may_differ_between_evaluations(runs):
+    for name, value in {"similarity": "llm-jepa", "batch_size": 3, "seed": 5, "base_model": "other"}.items():
+        assert PROTOCOL[name] is None
+        change(runs[4] / "test.summary.json", "settings", name, to=value)
+    assert compare(runs).differences
+
+
+def test_a_seed_twice_is_refused(runs, tmp_path):
+    again = make_run(tmp_path / "again", "1" * 8, seed=23)
+    with pytest.raises(UserError) as caught:
+        compare([*runs, again])
+    assert str(caught.value) == f"{again}: is of the same arm and seed (23) as {runs[0]}; leave one out"
+
+
+BROKEN = [
+    ("run.json", None, "is no run folder"),
+    ("run.json", "{", "run.json:1: is damaged"),
+    ("run.json", '{"status": "running"}', r"the run is not finished \(status 'running'\)"),
+    ("run.json", '{"status": "finished"}', r"run.json: 'results' is missing, expected an object; restore"),
+    ("test.summary.json", "{", r"test.summary.json:1: is damaged: not valid JSON \(.*\); evaluate"),
+    ("test.jsonl", None, "test.jsonl: no such file of answers"),
+    ("test.jsonl", "{}\n", "test.jsonl:1: 'index' is missing, expected a whole number of at least 0; evaluate"),
+    ("test.jsonl", '{"index": 0}\n', "its 1 lines are not the 8 examples of test.summary.json"),
+]
+
+
+@pytest.mark.parametrize(("file", "content", "words"), BROKEN, ids=[f"{file} {words}" for file, _, words in BROKEN])
+def test_broken_folders_are_refused(file, content, words, runs):
+    broken: Path = runs[1] / file
+    broken.unlink() if content is None else broken.write_text(content)
+    with pytest.raises(UserError, match=words) as caught:
+        compare(runs)
+    assert str(runs[1]) in str(caught.value)
+
+
+def test_lines_of_another_evaluation_are_refused(runs):
+    lines = (runs[1] / "test.jsonl").read_text()
+    (runs[0] / "test.jsonl").write_text(lines)
+    with pytest.raises(UserError, match=r"its lines don't give the mean of test.summary.json"):
+        compare(runs)

@@ -7,7 +7,7 @@ import pytest
 
 from stepjepa.errors import UserError
 from stepjepa.experiments.grid import Trial, expand, make_grid, read_grid, select
-from stepjepa.flag_files import as_arguments
+from stepjepa.options import as_arguments
 
 
 def accept(arguments: list[str]) -> Any:

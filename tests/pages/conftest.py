@@ -22,14 +22,8 @@ def browser() -> Iterator[Any]:
         (pytest.fail if os.environ.get("STEPJEPA_BROWSER") else pytest.skip)("needs chromium and chromedriver")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
-    for flag in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--window-size=1280,3000",
-    ):
-        options.add_argument(flag)
+    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1280,3000"):
+        options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     # A machine that is busy with other things takes its time.
@@ -44,13 +38,11 @@ def browser() -> Iterator[Any]:
 def arms(tmp_path: Path) -> list[Path]:
     """Regular training and Step-JEPA with three seeds each: 1, 2 and 1 against 2, 2 and 3 of four examples right."""
     folders = []
-    for name, jepa, right in (
-        ("regular", None, ("1000", "1100", "0100")),
-        ("step", STEP_JEPA, ("1100", "1100", "1110")),
-    ):
+    rights = {"regular": ("1000", "1100", "0100"), "step": ("1100", "1100", "1110")}
+    for name, right in rights.items():
+        jepa = None if name == "regular" else STEP_JEPA
         for seed, each in zip((2, 3, 5), right, strict=True):
-            folder = tmp_path / name / f"seed{seed}"
-            make_run(folder, each, seed=seed, jepa=jepa, lenient="1110")
+            folder = make_run(tmp_path / name / f"seed{seed}", each, seed=seed, jepa=jepa, lenient="1110")
             log(folder, views=jepa is not None)
             folders.append(folder)
     return folders

@@ -1,4 +1,4 @@
-"""Answers and records in headless Chromium: filters, search, side by side, highlights, keys, hostile text, a phone."""
+"""Answers in headless Chromium: filters, search, side by side, hostile text, a phone."""
 
 import json
 import re
@@ -7,15 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_answers import say
-from test_page_embeddings import make_analysis
-from test_page_inspector import trained, write_records
+from test_sections import say
 
 from made_up_runs import make_run
-from stepjepa.analysis.files import save
 from stepjepa.files import write_jsonl
-from stepjepa.pages import page as page_module
-from stepjepa.pages.embeddings import embedding_section
 from stepjepa.pages.page import write_page
 from stepjepa.pages.runs import read_runs
 
@@ -57,10 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(folder: Path, plain_tokenizer: Any) -> str:
-    """A page of two runs with seven answers each, five of them the same; the first with three records."""
-    file = write_records(folder / "train.jsonl", "3+4=7\n\n7+5=12\n\n12", "<b onclick=alert(4)>\n\n<i>", "One")
-    first = trained(folder / "first", file, plain_tokenizer).folder
+def address(folder: Path) -> str:
+    """A page of two runs with seven answers each, five of them the same."""
+    first = make_run(folder / "first", "1001000")
     second = make_run(folder / "second", "0110100", stopped="1111111")
     shared = [f"begin\nquestion {place}" for place in range(7)]
     for run, generated in ((first, GENERATED), (second, [*GENERATED[:5], "six", "eleven"])):
@@ -129,9 +123,7 @@ def test_what_a_model_wrote_stays_text(page):
     shown = page.execute_script("return [...document.querySelectorAll('.answers-answer pre')].map(e => e.textContent)")
     assert shown[:3] == list(HOSTILE[:3])
     assert shown[3] == "\\u202eright to left\\u2066 \\x1b[31mred\\x07"
-    assert (
-        page.execute_script("return document.querySelectorAll('pre *, main img, .answers b, .inspector b').length") == 0
-    )
+    assert page.execute_script("return document.querySelectorAll('pre *, main img, .answers b').length") == 0
     assert (
         page.execute_script("return document.querySelectorAll('main script:not([type=\"application/json\"])').length")
         == 0
@@ -140,70 +132,6 @@ def test_what_a_model_wrote_stays_text(page):
 
     with pytest.raises(NoAlertPresentException):
         page.switch_to.alert  # noqa: B018  # asking is enough
-
-
-def test_a_token_lights_up_what_it_sees_and_what_sees_it(page):
-    data = page.execute_script("return JSON.parse(document.getElementById('inspector-data').textContent)")
-    tokens = data["records"][0]["trees"]["2"]["tokens"]
-    source = next(place for place, token in enumerate(tokens) if token[5].startswith("source"))
-
-    def lit(name: str) -> set[int]:
-        script = (
-            f"return [...document.querySelectorAll('.inspector-token')].flatMap((e, i) => "
-            f"e.classList.contains('inspector-{name}') ? [i] : [])"
-        )
-        return set(page.execute_script(script))
-
-    def keys(place: int) -> set[int]:
-        return {key for key in range(tokens[place][6], place + 1) if place < tokens[key][7]}
-
-    assert lit("current") == {source}, "what stands there first is the source of the first pair"
-    for place in (source, 3, len(tokens) - 1):
-        page.execute_script(
-            "document.querySelectorAll('.inspector-token')[arguments[0]]"
-            ".dispatchEvent(new MouseEvent('mouseover', {bubbles: true}))",
-            place,
-        )
-        assert lit("current") == {place}
-        assert lit("seen") == keys(place) - {place}
-        assert lit("seeing") == {other for other in range(len(tokens)) if place in keys(other)} - {place}
-        assert lit("faded") == set(range(len(tokens))) - lit("current") - lit("seen") - lit("seeing")
-    assert lit("readout") == {place for place, token in enumerate(tokens) if token[5]}
-    told = page.find_element("css selector", ".inspector-detail").get_attribute("textContent")
-    assert f"place{len(tokens) - 1}position" in told and "must predict" in told
-
-
-def test_keys_and_other_k_and_other_records(page):
-    from selenium.webdriver.common.keys import Keys
-
-    def focused() -> int:
-        script = "return [...document.querySelectorAll('.inspector-token')].indexOf(document.activeElement)"
-        return int(page.execute_script(script))
-
-    page.execute_script("document.querySelector('.inspector-token[tabindex=\"0\"]').focus()")
-    begin = focused()
-    tree = page.execute_script("return JSON.parse(document.getElementById('inspector-data').textContent).records[0]")
-    starts = [0, *(branch["end"] for branch in tree["trees"]["2"]["branches"])]
-    own = max(start for start in starts if start <= begin)
-    for key, expected in (
-        (Keys.ARROW_LEFT, begin - 1),
-        (Keys.ARROW_RIGHT, begin),
-        (Keys.HOME, own),
-        (Keys.ARROW_UP, starts[starts.index(own) - 1]),
-        (Keys.ARROW_DOWN, own),
-    ):
-        page.switch_to.active_element.send_keys(key)
-        assert focused() == expected
-    rows = {}
-    for count in (1, 2, 3):
-        page.execute_script("document.querySelector(`[name=count][value='${arguments[0]}']`).click()", count)
-        rows[count] = len(page.find_elements("css selector", ".inspector-token"))
-        assert rows[count] == rows[1] + count - 1
-    page.execute_script(
-        "const field = document.querySelector('.inspector [name=record]'); field.value = '2';"
-        "field.dispatchEvent(new Event('change', {bubbles: true}))"
-    )
-    assert len(page.find_elements("css selector", ".inspector-branch")) == 1, "one step makes no pair"
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -223,29 +151,6 @@ def test_a_phone_scrolls_in_one_direction_in_either_theme(page, theme):
         ]
     )
     assert (red + green + blue > 3 * 128) is (theme == "light")
-
-
-def test_points_change_colour_and_keep_hostile_labels_as_text(browser, tmp_path, monkeypatch):
-    run = read_runs([make_run(tmp_path / "run", "1011010")])[0]
-    save(make_analysis("steps", 1000, path=str(run.folder)), tmp_path)
-    section = embedding_section(run, tmp_path)
-    monkeypatch.setattr(page_module, "_sections", lambda *_: iter([section]))
-    write_page([run], tmp_path / "page.html")
-    browser.get_log("browser")
-    browser.get(f"file://{tmp_path / 'page.html'}")
-    points = "return document.querySelectorAll('#scatter-0-pca .point').length"
-    assert wait(browser, points) == 26
-    names = "return document.getElementById('scatter-0-pca').data.map(trace => trace.name)"
-    assert browser.execute_script(names) == ["next step", "step"]
-    for choice, expected in {"step": ["step 1", "step 2", "step 3"], "right or wrong": ["right", "wrong"]}.items():
-        browser.execute_script(
-            "const field = document.querySelector('.scatter select'); field.value = arguments[0];"
-            "field.dispatchEvent(new Event('change'))",
-            choice,
-        )
-        assert browser.execute_script(names) == expected and browser.execute_script(points) == 26
-    assert browser.execute_script("return document.querySelector('figcaption').textContent") == "<b>model, PCA"
-    assert browser.get_log("browser") == []
 
 
 def test_twenty_thousand_answers_open_at_once(browser, tmp_path):

@@ -8,8 +8,9 @@ import pytest
 from made_up_logs import log
 from made_up_runs import change, evaluate, make_run
 from stepjepa.errors import UserError
+from stepjepa.experiments.evaluated_run import run_names
 from stepjepa.files import write_json
-from stepjepa.pages.runs import read_runs, run_names
+from stepjepa.pages.runs import read_runs
 
 
 def test_names_are_as_long_as_they_must_be():
@@ -28,7 +29,7 @@ def test_a_run_without_evaluation_and_logs_has_notes(tmp_path):
     assert run.metrics == [] and run.evaluations == {}
     assert run.notes == [
         "The run is not finished (status interrupted); the page shows it as far as it came.",
-        "There is no metrics.jsonl, so nothing is shown over steps.",
+        f"Nothing is shown over steps: {folder / 'metrics.jsonl'}: no such file; check the path.",
     ]
 
 
@@ -54,11 +55,10 @@ def test_what_is_damaged_is_noted_and_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("scores",), None, "it has no scores"),
-        (("scores", "exact", "mean"), "much", "its score exact is no number"),
-        (("scores", "exact", "mean"), float("nan"), "its score exact is no number"),
-        (("headline",), ["exact"], "it does not say which score is the headline"),
-        (("n",), 0, "it does not say of how many examples"),
+        (("scores",), None, "'scores' is null"),
+        (("scores", "exact", "mean"), float("nan"), "scores.exact.mean"),
+        (("headline",), ["exact"], "'headline' is a list"),
+        (("n",), 0, "'n' is 0"),
     ],
 )
 def test_a_summary_that_cannot_be_shown_says_why(path, value, said, tmp_path):
@@ -67,7 +67,8 @@ def test_a_summary_that_cannot_be_shown_says_why(path, value, said, tmp_path):
     change(folder / "test.summary.json", *path, to=value)
     (run,) = read_runs([folder])
     assert run.evaluations == {}
-    assert run.notes == [f"The evaluation test.summary.json is skipped: {said}; evaluate again."]
+    (note,) = run.notes
+    assert note.startswith("An evaluation is skipped: ") and said in note
 
 
 def test_an_evaluation_of_another_model_is_noted(tmp_path):

@@ -2,22 +2,26 @@
 
 import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from made_up_logs import STEP_JEPA, log
 from made_up_runs import change, evaluate, make_run
 from stepjepa.errors import UserError
-from stepjepa.pages.curves import POINTS, looks, loss_section, representation_section
-from stepjepa.pages.overview import differing, facts, overview_section
-from stepjepa.pages.render import chart, chart_text, duration, interval, json_block, magnitude, number, plain
-from stepjepa.pages.results import (
+from stepjepa.files import write_jsonl
+from stepjepa.pages.charts import POINTS, chart_text, json_block, looks
+from stepjepa.pages.page import (
     accuracy_section,
+    answers_section,
     compare_runs,
     comparison_section,
-    error_counts,
-    error_section,
-    score_table,
+    embedding_section,
+    loss_section,
+    overview_section,
+    representation_section,
+    shown_text,
 )
 from stepjepa.pages.runs import read_runs
 from stepjepa.terminal import PALETTE
@@ -29,67 +33,41 @@ def charts(html: str) -> dict[str, dict]:
     return {name: json.loads(data) for name, data in found}
 
 
-@pytest.mark.parametrize(
-    ("shown", "value"),
-    [
-        (plain(None), "–"),
-        (plain(True), "yes"),
-        (plain({"a": [1]}), '{"a": [1]}'),
-        (number(1234567), "1,234,567"),
-        (number(float("nan")), "–"),
-        (interval({"mean": 0.5, "low": 0.25, "high": 0.75}), "50.0% [25.0, 75.0]"),
-        (interval({"mean": 0.5, "low": None, "high": None}), "50.0%"),
-        (duration(-1), "–"),
-        (duration(3 * 3600 + 20 * 60), "3 h 20 min"),
-        (magnitude(2924312088576.0), "2.92 T"),
-    ],
-)
-def test_formatted_values(shown, value):
-    assert shown == value
+def rows(html: str) -> list[list[str]]:
+    """The cells of all tables."""
+    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", html)]
 
 
-def test_data_and_labels_are_not_markup():
-    value = {"a": "</script><script>alert(1)</script>", "b": "\u2028&", "c": [float("nan"), float("inf"), 1.5]}
-    block = json_block("name", value)
-    assert block.count("<") == 2 and block.count(">") == 2 and "\u2028" not in block
-    assert json.loads(block.partition(">")[2].rpartition("<")[0]) == {**value, "c": [None, None, 1.5]}
-    assert chart_text("<b>5 & 7</b>") == "&lt;b&gt;5 &amp; 7&lt;/b&gt;"
-    assert '"><script>' not in chart("a", '"><script>', [], height=7)
+def say(folder: Path, **fields: Any) -> Path:
+    """Give the lines of a run's evaluation these fields: a value for each line, or one for all."""
+    file = folder / "test.jsonl"
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    for place, line in enumerate(lines):
+        line |= {name: value[place] if isinstance(value, list) else value for name, value in fields.items()}
+    write_jsonl(file, lines)
+    return folder
 
 
-def test_the_facts_and_scores_of_a_run(tmp_path):
-    parts = {
-        "counts": {"records": 1009, "pairs": 997, "without a pair": 12, "over length": 0},
-        "encoding": {"used": "tree", "because": "all layers are attention"},
-        "parameters": {"trained": 11, "total": 1013},
-        "command": ["train", "--train_file=a b.jsonl"],
-    }
-    jepa = {**STEP_JEPA, "sigreg": 0.05, "target_grad": "stop", "jepa_ratio": 0.75}
-    folder = make_run(tmp_path / "a", "1101", jepa=jepa, flops=2.5e12, **parts)
-    change(folder / "run.json", "tokens", to={"all": 130, "main": 100, "ratio": 1.3})
-    (run,) = read_runs([folder])
-    expected = {
-        "Parameters trained": "11 of 1,013",
-        "Mode": "step-jepa, K = 2 predictors, layout branched",
-        "Encoding": "tree: all layers are attention",
-        "Objective": "1 × LM loss + 0.5 × cosine + 0.05 × sigreg, target gradient stop, loss dropout 0.25",
-        "Data": "train: train.jsonl (9 records, sha256 dddddddddddd)",
-        "Records and pairs": "1,009 records, 997 pairs, 12 without a pair",
-        "Cost over regular": "× 1.30 tokens",
-        "FLOPs of training": "2.5 T",
-        "Time of training": "2.5 s",
-    }
-    assert expected.items() <= facts(run).items()
-    assert "stepjepa train &#39;--train_file=a b.jsonl&#39;" in overview_section([run]).html
+def test_data_for_scripts_ends_no_element():
+    block = json_block("x", {"text": "</script><!-- &\u2028", "bad": float("nan")})
+    inner = re.fullmatch(r'<script type="application/json" id="x">(.*)</script>', block, re.DOTALL)[1]
+    assert not set("<>&\u2028") & set(inner)
+    assert json.loads(inner) == {"text": "</script><!-- &\u2028", "bad": None}
+    assert chart_text("<b>&amp;") == "&lt;b&gt;&amp;amp;"
 
 
-def test_only_settings_that_differ_are_put_side_by_side(arms):
-    regular, step = read_runs([arms[0], arms[3]])
-    columns, rows = differing([regular, step])
+def test_the_overview_says_what_was_trained_and_what_differs(tmp_path):
+    parts = {"command": ["train", "--train_file=a b.jsonl"], "parameters": {"trained": 11, "total": 1013}}
+    folders = [make_run(tmp_path / "a", "1101", jepa=STEP_JEPA, flops=2.5e12, **parts), make_run(tmp_path / "b", "1")]
+    html = overview_section(read_runs(folders)).html
+    found = rows(html)
+    facts = dict(zip(found[0], found[1], strict=True))
+    assert (facts["mode"], facts["trained parameters"]) == ("step-jepa, K = 2, layout branched", "11")
+    assert (facts["FLOPs"], facts["time"], facts["records"]) == ("2.5e+12", "2.5 s", "9")
+    assert "stepjepa train &#39;--train_file=a b.jsonl&#39;" in html
+    differing = dict(zip(found[3], zip(*found[4:], strict=True), strict=True))
     # A regular run has no use for the settings of views.
-    assert [row[columns.index("lbd")] for row in rows] == ["–", "0.5"] and "mode" in columns
-    assert not {"front_pred", "output_dir", "learning_rate"} & set(columns)
-    assert differing([regular, regular])[0] == ["run"]
+    assert differing["lbd"] == ("0.5", "–") and not {"output_dir", "learning_rate"} & set(differing)
 
 
 def test_a_run_without_any_facts_still_has_an_overview(tmp_path):
@@ -97,29 +75,29 @@ def test_a_run_without_any_facts_still_has_an_overview(tmp_path):
     text = '{"jepa": {"mode": 7}, "counts": 3, "lora": [7], "versions": {"x": [1]}}'
     (tmp_path / "a" / "run.json").write_text(text, encoding="utf-8")
     runs = read_runs([tmp_path / "a"])
-    assert facts(runs[0])["Records and pairs"] == "–"
     assert overview_section(runs).title == "What was trained"
     look = looks(runs, [])
-    empty = [accuracy_section(runs), error_section(runs), loss_section(runs, look), representation_section(runs, look)]
-    assert [*empty, comparison_section(compare_runs(runs))] == [None] * 5
+    empty = [accuracy_section(runs), loss_section(runs, look), representation_section(runs, look)]
+    assert [*empty, answers_section(runs), embedding_section(runs), comparison_section([])] == [None] * 6
 
 
 def test_losses_over_steps_of_one_run(tmp_path):
     folder = make_run(tmp_path / "a", "1", jepa=STEP_JEPA)
-    log(folder, 3, views=True, eval_lm_loss=5.0, eval_answer_exact=0.25)
+    log(folder, 3, views=True, eval_lm_loss=5.0, eval_answer_exact=0.25, grad_norm=1.0)
     runs = read_runs([folder])
     section = loss_section(runs, looks(runs, []))
     found = charts(section.html)
     total, lm, held_out = found["losses-0"]["data"]
     assert total["x"] == [7, 14, 21] and total["y"] == [13, 6.5, 4.33333]
-    assert (lm["name"], held_out["name"], held_out["line"]["dash"]) == ("LM loss", "LM loss, held-out", "dot")
-    assert [each["name"] for each in found["losses-1"]["data"]] == ["Alignment loss"]
-    assert "Answers during training: exact" in section.html
+    assert (lm["name"], held_out["name"], held_out["line"]["dash"]) == ("lm loss", "lm loss, held-out", "dot")
+    assert [each["name"] for each in found["losses-1"]["data"]] == ["jepa loss"]
+    assert found["losses-2"]["layout"]["yaxis"]["tickformat"] == ".0%" and "<figcaption>exact<" in section.html
+    assert [each["name"] for each in found["losses-rest-0"]["data"]] == ["grad norm"]
 
 
 def test_of_several_runs_each_column_has_a_chart(arms):
     runs = read_runs(arms)
-    look = looks(runs, compare_runs(runs))
+    look = looks(runs, [compare_runs(runs)[0][1]])
     traces = charts(loss_section(runs, look).html)["losses-0"]["data"]
     assert [trace["meta"]["run"] for trace in traces] == [run.name for run in runs]
     # Arms have colours, seeds have line styles.
@@ -151,59 +129,74 @@ def test_a_collapse_is_reported(shuffled, warned, tmp_path):
 
 def test_scores_and_errors(tmp_path):
     first = make_run(tmp_path / "a", "1100", lenient="1110", stopped="1101")
-    runs = read_runs([first, make_run(tmp_path / "b", "1000", seed=3)])
-    evaluated = [(run, run.evaluations["test"]) for run in runs]
-    columns, rows = score_table(evaluated)
-    assert columns[:4] == ["run", "exact", "prefix", "stopped by itself"]
-    assert rows[0][1:5] == ["50.0% [15.0, 85.0]", "75.0% [30.1, 95.4]", "75.0% [30.1, 95.4]", "25.0%"]
-    assert rows[0][-2:] == ["0.750", "0.250"]
-    assert error_counts(evaluated) == (["right", "wrong answer"], [[2, 2], [1, 3]])
-    html = error_section(runs).html
-    assert "3 (75.0%)" in html
-    assert [bar["x"] for bar in charts(html)["errors-0"]["data"]] == [[50, 25], [50, 75]]
-    dots = charts(accuracy_section(runs).html)["accuracy-0"]["data"]
-    assert dots[0]["x"] == [50, 25] and dots[0]["error_x"]["array"][0] == pytest.approx(35.0, abs=0.05)
+    html = accuracy_section(read_runs([first, make_run(tmp_path / "b", "1000", seed=3)])).html
+    scores, a, _, errors, *counts = rows(html)
+    assert scores[:4] == ["run", "exact", "prefix", "stopped by itself"]
+    assert a[1:4] == ["50.0% [15.0, 85.0]", "75.0% [30.1, 95.4]", "75.0% [30.1, 95.4]"] and a[-2:] == ["0.750", "0.250"]
+    assert [errors, *counts] == [["run", "wrong answer"], ["a", "2 (50.0%)"], ["b", "3 (75.0%)"]]
 
 
 def test_arms_are_compared_over_seeds(arms):
-    section = comparison_section(compare_runs(read_runs(arms)))
-    found = charts(section.html)
+    html = comparison_section(compare_runs(read_runs(arms))).html
+    found = charts(html)
     means, seeds = found["arms-0"]["data"]
     # Of four examples right: 1, 2, 1 and 2, 2, 3.
     assert means["x"] == pytest.approx([100 / 3, 175 / 3])
     assert seeds["x"] == [25, 50, 25, 50, 50, 75]
     assert means["error_x"]["array"] == pytest.approx([14.43, 14.43], abs=0.01)
-    (difference,) = found["difference-0"]["data"]
+    difference, _ = found["difference-0"]["data"]
     # Differences of 25, 0 and 50 points: mean 25, standard error 14.43, t of 2 degrees of freedom 4.303.
     assert difference["x"] == [25]
     assert difference["error_x"]["array"][0] == pytest.approx(62.10, abs=0.01)
-    assert section.html.index("no arm is shown to be better than regular") < section.html.index("<table")
-    assert "At equal steps" in section.html and "+25.00 [-37.10, +87.10]" in section.html
+    assert html.index("no arm is shown to be better than regular") < html.index("<table")
+    assert "+25.00 [-37.10, +87.10]" in html
 
 
-def test_runs_that_cannot_be_compared_say_why(arms):
-    section = comparison_section(compare_runs(read_runs(arms[:3])))
-    assert "the runs differ in nothing but their seeds" in section.html
-    with pytest.raises(UserError, match="--baseline: no arm"):
-        compare_runs(read_runs(arms), baseline="other")
-
-
-def test_a_sweep_names_its_arms(tmp_path, arms):
-    trials = [
-        {"name": f"{arm}/seed{seed}", "arm": arm, "label": f"{arm} of mine"}
-        for arm in ("step", "regular")
-        for seed in (2, 3)
-    ]
-    sweep = {"grid": {"baseline": "step"}, "trials": trials}
-    (tmp_path / "sweep.json").write_text(json.dumps(sweep), encoding="utf-8")
-    (compared,) = compare_runs(read_runs([tmp_path]))
-    assert [arm.name for arm in compared.comparison.arms] == ["step of mine", "regular of mine"]
-
-
-def test_each_evaluation_is_compared_by_itself(arms):
+def test_each_evaluation_is_compared_by_itself_or_says_why_not(arms):
     for folder in arms[::3]:
         evaluate(folder, "1111", name="dev")
     change(arms[0] / "dev.summary.json", "task", to="other")
     compared = compare_runs(read_runs(arms))
-    assert [(each.evaluation, each.comparison is None) for each in compared] == [("dev", True), ("test", False)]
-    assert "can't be compared" in compared[0].reason
+    assert [(name, comparison is None) for name, comparison, _ in compared] == [("dev", True), ("test", False)]
+    assert "The runs are not compared: " in comparison_section(compared).html
+    with pytest.raises(UserError, match="--baseline: no arm"):
+        compare_runs(read_runs(arms[1:3] + arms[4:]), baseline="other")
+
+
+def test_a_sweep_names_its_arms(tmp_path, arms):
+    names = [(arm, seed) for arm in ("step", "regular") for seed in (2, 3)]
+    trials = [{"name": f"{arm}/seed{seed}", "arm": arm, "label": f"{arm} of mine"} for arm, seed in names]
+    text = json.dumps({"grid": {"baseline": "step"}, "trials": trials})
+    (tmp_path / "sweep.json").write_text(text, encoding="utf-8")
+    ((_, comparison, _),) = compare_runs(read_runs([tmp_path]))
+    assert [arm.name for arm in comparison.arms] == ["step of mine", "regular of mine"]
+
+
+def test_answers_are_those_of_the_lines(tmp_path):
+    folder = make_run(tmp_path / "one", "101", lenient="111", stopped="110")
+    said = ["3", "</script><b>", "3 3 3"]
+    say(folder, prompt=["S\nWhat is 3?", "S\nWhat is 5?", "S\nWhat is 7?"], truth=[["3", "three"], "5", "3"])
+    section = answers_section(read_runs([say(folder, generated=said)]))
+    value = json.loads(re.search(r'id="answers-data">(.*?)</script>', section.html, re.DOTALL)[1])
+    (found,) = value["evaluations"]
+    assert (found["run"], found["name"], found["headline"]) == ("one", "test", "exact")
+    assert found["scores"] == ["exact", "prefix"] and found["begin"] == "S\n"
+    # index, prompt, right answer, generated, right, stopped, error, scores
+    index, prompt, truth, generated, right, stopped, error, scores = map(list, zip(*found["answers"], strict=True))
+    assert index == [0, 1, 2] and generated == said
+    assert [value["texts"][place] for place in prompt] == ["What is 3?", "What is 5?", "What is 7?"]
+    assert [value["texts"][place] for place in truth] == ["3\nthree", "5", "3"]
+    assert right == [True, False, True] and stopped == [True, True, False]
+    assert error == ["", "wrong answer", ""] and scores == [[1, 1], [0, 1], [1, 1]]
+    assert shown_text("a\n\x1b[2J\u202eb\ud800") == "a\n\\x1b[2J\\u202eb\\ud800"
+
+
+def test_pictures_of_an_analysis(tmp_path):
+    folder = make_run(tmp_path / "run", "1")
+    (folder / "look").mkdir()
+    for name in ("analysis.json", "a.png", "projection.png"):
+        (folder / "look" / name).write_text(name)
+    html = embedding_section(read_runs([folder])).html
+    assert re.findall("<figcaption>(.*?)<", html) == ["projection", "a"]
+    assert 'src="data:image/png;base64,cHJvamVjdGlvbi5wbmc="' in html
+    assert embedding_section(read_runs([folder]), tmp_path) is None

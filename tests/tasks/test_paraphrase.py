@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from stepjepa.analysis.numbers import within_and_between
 from stepjepa.errors import UserError
 from stepjepa.preparing.conversion import CONVERSIONS, convert_rows
-from stepjepa.tasks.paraphrase import within_and_between
 
 
 def made(*rows):
@@ -94,15 +94,3 @@ def test_similarity_in_and_between_groups_against_the_double_loop(size, width, c
     for name, values in cosines.items():
         assert found[f"{name}_pairs"] == len(values)
         assert found[name] == (pytest.approx(np.mean(values), abs=1e-12) if values else None)
-
-
-@pytest.mark.parametrize(
-    ("embeddings", "groups", "words"),
-    [
-        (np.array([[1.0, 0], [0, 0]]), [1, 1], "row 1"),
-        (np.array([[np.nan, 0], [1, 0]]), [1, 1], "row 0"),
-    ],
-)
-def test_similarity_refuses_what_has_no_direction(embeddings, groups, words):
-    with pytest.raises(ValueError, match=words):
-        within_and_between(embeddings, groups)

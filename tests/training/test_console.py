@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import tiny
-from stepjepa.commands import evaluate, train
+from stepjepa.commands import parse
 from stepjepa.config import JepaConfig
-from stepjepa.parser import Parser
 from stepjepa.terminal import print_rows
 from stepjepa.training.callbacks import ConsoleCallback, console_line
 from stepjepa.training.record import finished_json, first_screen, last_lines, next_command
@@ -33,10 +32,7 @@ def trainer(tokenizer: Any, folder: Path, jepa: JepaConfig, **arguments: Any) ->
 
 
 def arguments(folder: Path | str, *flags: str) -> Any:
-    parser = Parser(prog="stepjepa train", allow_abbrev=False)
-    train.add_arguments(parser)
-    given = ["--train_file", "t.jsonl", "--model_name", "m", "--output_dir", str(folder), *flags]
-    return train.parse(parser, given)
+    return parse("train", ["--train_file", "t.jsonl", "--model_name", "m", "--output_dir", str(folder), *flags])
 
 
 class Terminal(io.StringIO):
@@ -109,9 +105,7 @@ def test_logs_that_are_no_losses_have_no_line() -> None:
 def test_the_next_command_is_one_that_evaluate_takes(flags: list[str], expected: dict[str, Any]) -> None:
     command = next_command(arguments("runs/a b", *flags))
     assert command[:2] == ["stepjepa", "evaluate"]
-    parser = Parser(prog="stepjepa evaluate", allow_abbrev=False)
-    evaluate.add_arguments(parser)
-    parsed = vars(parser.parse_args(command[2:]))
+    parsed = vars(parse("evaluate", command[2:]))
     assert (parsed["model_path"], parsed["output_file"]) == ("runs/a b", str(Path("runs/a b/test.jsonl")))
     assert {name: parsed[name] for name in expected} == expected
 

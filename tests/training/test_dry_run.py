@@ -14,14 +14,13 @@ import yaml
 from transformers import AutoConfig, PretrainedConfig
 
 import tiny
-from stepjepa.arguments import jepa_config
+from stepjepa.arguments import jepa_config, training_fields
 from stepjepa.cli import main
-from stepjepa.commands import train as command
+from stepjepa.commands import parse
 from stepjepa.config import JepaConfig
 from stepjepa.data.sources import read_records
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import load_model
-from stepjepa.parser import Parser
 from stepjepa.run_folder import read_run
 from stepjepa.training.settings import training_arguments
 from stepjepa.training.trainer import JepaTrainer
@@ -64,9 +63,7 @@ def tiny_shape(**changes: Any) -> dict[str, Any]:
 
 
 def arguments_of(*flags: object) -> tuple[Any, JepaConfig]:
-    parser = Parser()
-    command.add_arguments(parser)
-    args = command.parse(parser, [str(flag) for flag in flags])
+    args = parse("train", [str(flag) for flag in flags])
     return args, jepa_config(args)
 
 
@@ -127,7 +124,7 @@ def test_its_tokens_are_those_that_the_trainer_runs(
 
 # The newer name, where transformers has it already.
 FULL = "--activation_checkpointing"
-if "activation_checkpointing" not in command.training_fields():
+if "activation_checkpointing" not in training_fields():
     FULL = "--gradient_checkpointing"
 
 

@@ -79,7 +79,6 @@ def test_a_command_whose_upload_is_refused_keeps_its_run_and_says_how_to_go_on(
     [
         (["--push_to_hub", "--offline"], "--push_to_hub needs a connection, and --offline"),
         (["--push_to_hub"], "--push_to_hub needs a connection, and --offline (or HF_HUB_OFFLINE)"),
-        (["--hub_model_id", "me/mine"], "--hub_model_id does nothing without --push_to_hub"),
         (["--hub_token", "hf_sEcReT", "--push_to_hub"], "--hub_token would be read by others"),
     ],
 )

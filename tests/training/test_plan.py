@@ -15,7 +15,7 @@ import torch
 
 import tiny
 from stepjepa.batch.collate import Batch, Collator, Item
-from stepjepa.batch.sampler import Key, StepSampler
+from stepjepa.batch.dataset import Key, StepSampler
 from stepjepa.batch.sequences import Pair, TokenizedRecord, View
 from stepjepa.config import JepaConfig
 from stepjepa.training.flops import FlopModel, Shape

@@ -100,7 +100,7 @@ def test_errors_of_a_disk_name_what_was_being_written(error: Exception) -> None:
 def test_an_evaluation_keeps_what_is_answered(
     whole: Path, material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from stepjepa.evaluation.batcher import Batcher
+    from stepjepa.evaluation.answering import Batcher
 
     def arguments(output: Path) -> list[str]:
         flags = f"--model_path {whole} --test_file {material}/test.jsonl --batch_size 2 --max_new_tokens 3"

@@ -174,3 +174,33 @@ def _cells(numbers: Mapping[str, Any]) -> dict[str, str]:
 
 def _number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def within_and_between(embeddings: NDArray[np.float32], groups: Sequence[str]) -> dict[str, float | int | None]:
+    """How alike embeddings [N, D] are in a group and across groups: mean cosine over all pairs of different rows.
+
+    Linear in N: the cosines of all pairs of unit vectors add up to (|their sum|^2 - their number) / 2.
+
+    Args:
+        embeddings: [N, D]
+        groups: of each row, N.
+
+    Returns:
+        ``within`` and ``between``, None where there is no such pair; ``within_pairs`` and ``between_pairs``, how many
+        there are; ``groups``, how many different ones.
+    """
+    rows = unit_rows(embeddings)
+    _, members, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(sizes), rows.shape[1]))  # [groups, D]
+    np.add.at(sums, members, rows)
+    within_pairs = int((sizes * (sizes - 1)).sum()) // 2
+    between_pairs = len(rows) * (len(rows) - 1) // 2 - within_pairs
+    squared, own = float((sums**2).sum()), float((rows**2).sum())
+    within, between = (squared - own) / 2, (float((sums.sum(axis=0) ** 2).sum()) - squared) / 2
+    return {
+        "within": within / within_pairs if within_pairs else None,
+        "between": between / between_pairs if between_pairs else None,
+        "within_pairs": within_pairs,
+        "between_pairs": between_pairs,
+        "groups": len(sizes),
+    }

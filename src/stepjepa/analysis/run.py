@@ -168,12 +168,10 @@ def _embed(
 def _numbers(
     embeddings: ViewEmbeddings, views: tuple[str, str], records: Sequence[Record], settings: AnalysisSettings
 ) -> dict[str, Any]:
-    from stepjepa.analysis.numbers import analyse
+    from stepjepa.analysis.numbers import analyse, within_and_between
 
     numbers = analyse(embeddings, seed=settings.seed)
     if settings.t_sne_type == "paraphrase":
-        from stepjepa.tasks.paraphrase import within_and_between
-
         texts = embeddings.target if views[1] == "text" else embeddings.source
         numbers["groups"] = within_and_between(texts, [group_of(records[index]) for index in embeddings.record])
     return numbers

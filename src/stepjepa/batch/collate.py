@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stepjepa.batch.layouts import LAYOUTS, PUBLISHED, Reading, without_views
+from stepjepa.batch.layouts import LAYOUTS, Reading
 from stepjepa.batch.mask import Trees
 from stepjepa.batch.pack import Numbers, Rows, pack_passes
-from stepjepa.batch.sequences import Ids, Sequence, TokenizedRecord
-from stepjepa.config import JepaConfig
+from stepjepa.batch.sequences import Ids, Sequence, TokenizedRecord, main_sequence
 
 Encoding = Literal["tree", "rows", "concatenated"]
 """``tree``: rows of prefix trees under a mask. ``rows``: one plain row for each sequence. ``concatenated``: all
@@ -58,7 +57,7 @@ class Batch(dict[str, Any]):
       averaged; only then: ``source_tokens``, ``source_pair`` (``target_...``), the flat positions and which pair each
       belongs to.
     * ``start``, ``end`` ``[R, T]`` of trees, see ``mask.Trees``; ``cu_seq_lens`` ``[S + 1]`` of concatenated
-      sequences.
+      sequences, and the ``longest`` of these.
     * ``num_tokens`` ``[1]`` tokens that are computed, without padding; ``num_records`` ``[2]`` records, and those
       without a pair.
     * ``members``: whose they are, see :class:`Members`.
@@ -115,7 +114,7 @@ class Collator:
 
     layout: str
     predictors: Ids
-    reading: Reading = PUBLISHED
+    reading: Reading = field(default_factory=Reading)
     encoding: Encoding = "tree"
     row_length: int = 512
     attention_length: int | None = None
@@ -125,9 +124,8 @@ class Collator:
     pad_id: int = 0
 
     @classmethod
-    def of(cls, config: JepaConfig, predictors: Many[int], **options: Any) -> Collator:
-        """The collator of a configuration, with the ids of its predictor tokens; ``options`` are the other fields."""
-        assert config.layout is not None
+    def of(cls, config: Any, predictors: Many[int], **options: Any) -> Collator:
+        """The collator of a ``JepaConfig``, with the ids of its predictor tokens; ``options`` are the other fields."""
         reading = Reading(config.front_pred, config.reverse_pred, config.last_token, config.pooling == "mean")
         return cls(config.layout, np.asarray(predictors, np.int32), reading, **options)
 
@@ -140,7 +138,7 @@ class Collator:
         if item.with_views:
             found = LAYOUTS[self.layout].place(item.record, self.predictors, self.reading)
         else:
-            found = without_views(item.record)
+            found = [main_sequence(item.record)]
         longest = max(map(len, found))
         if self.positions is not None and longest > self.positions:
             raise ValueError(
@@ -155,108 +153,83 @@ class Collator:
         parts = [self.sequences(item) for item in present]
         sequences = [sequence for part in parts for sequence in part]
         owners = [number for number, part in enumerate(parts) for _ in part]
+        joined = self.encoding == "concatenated"
         passes = pack_passes(
             sequences,
             row_length=self.row_length,
-            attention_length=None if self.encoding == "concatenated" else self.attention_length,
+            attention_length=None if joined else self.attention_length,
             groups=None if self.share_prefixes else owners,
             one_each=self.encoding != "tree",
+            joined=joined,
             pad_id=self.pad_id,
         )
-        found = _Found()
-        for owner, sequence, path in zip(owners, sequences, passes[0].paths, strict=True):
-            found.add(owner, sequence, path, prompt=self.prompt_labels)
-        batch = _one_pass(passes[0])
+        paths = passes[0].paths
+        batch, *further = (_inputs(rows, joined=joined) for rows in passes)
+        batch |= self._labels(sequences, paths) | _readouts(owners, sequences, paths)
+        if further:
+            batch["further"] = further
         tokens = sum(int(rows.lengths.sum()) for rows in passes)
         batch["num_tokens"] = torch.tensor([tokens])
         batch["num_records"] = torch.tensor([len(present), sum(not item.record.pairs for item in present)])
-        batch.update(found.tensors())
-        if len(passes) > 1:
-            batch["further"] = [_one_pass(rows) for rows in passes[1:]]
+        texts = [(each, path) for each, path in zip(sequences, paths, strict=True) if len(each.text)]
+        none = np.zeros(0, bool)
         batch["members"] = Members(
             tuple(item.record.line for item in present),
             tuple(sum(map(len, part)) for part in parts),
             tuple(item.draw for item in present),
-            tuple(found.texts),
-            tuple(found.isolated),
+            tuple(path[each.text] for each, path in texts),
+            tuple(np.flatnonzero(none if each.start is None else each.start[each.text] > 0) for each, _ in texts),
             tuple(item.record.messages for item in present),
             tokens,
             sum(len(item.record.ids) for item in present),
         )
-        return batch if self.encoding != "concatenated" else _concatenated(batch, passes[0].lengths)
+        return batch
+
+    def _labels(self, sequences: Many[Sequence], paths: Many[Numbers]) -> Batch:
+        """The positions that predict a token, each once, and the tokens that they must predict."""
+        rows, ids = [], []
+        for kind in ("labels", "prompt"):
+            tables = [getattr(each, kind) for each in sequences if kind == "labels" or self.prompt_labels]
+            places = [path[table[:, 0]] for path, table in zip(paths, tables, strict=False)]
+            rows.append(np.concatenate([np.empty(0, np.int64), *places]))
+            ids.append(np.concatenate([np.empty(0, np.int64), *(table[:, 1] for table in tables)]))
+        head_index, row = np.unique(np.concatenate(rows), return_inverse=True)
+        label_row, prompt_row = row[: len(rows[0])], row[len(rows[0]) :]
+        return _tensors(
+            head_index=head_index, label_row=label_row, label_ids=ids[0], prompt_row=prompt_row, prompt_ids=ids[1]
+        )
 
 
-def _one_pass(rows: Rows) -> Batch:
-    """What a model is called with."""
-    batch = Batch(input_ids=torch.from_numpy(rows.ids), attention_mask=torch.ones(rows.ids.shape, dtype=torch.long))
-    if rows.branches:
-        batch["position_ids"] = torch.from_numpy(rows.positions)
-        batch["start"], batch["end"] = torch.from_numpy(rows.start), torch.from_numpy(rows.end)
-        batch["isolates"] = bool(rows.start.any())
-    return batch
-
-
-@dataclass
-class _Found:
-    """Labels and readouts of the sequences of a micro-batch, as flat positions."""
-
-    labels: list[Numbers] = field(default_factory=list)
-    prompts: list[Numbers] = field(default_factory=list)
-    texts: list[Numbers] = field(default_factory=list)
-    isolated: list[Numbers] = field(default_factory=list)
-    # (record, pair) -> tokens that are averaged, by kind.
-    readouts: dict[str, dict[tuple[int, int], Numbers]] = field(default_factory=lambda: {"source": {}, "target": {}})
-
-    def add(self, owner: int, sequence: Sequence, path: Numbers, *, prompt: bool) -> None:
-        """Take in a sequence of record ``owner`` whose tokens stand at ``path``."""
-        self.labels.append(np.stack([path[sequence.labels[:, 0]], sequence.labels[:, 1]]))
-        if prompt:
-            self.prompts.append(np.stack([path[sequence.prompt[:, 0]], sequence.prompt[:, 1]]))
-        if len(sequence.text):
-            self.texts.append(path[sequence.text])
-            alone = np.zeros(0, bool) if sequence.start is None else sequence.start[sequence.text] > 0
-            self.isolated.append(np.flatnonzero(alone))
-        for readout in sequence.readouts:
-            self.readouts[readout.kind][owner, readout.pair] = path[readout.start : readout.end]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """By the names of :class:`Batch`."""
-        none = np.empty((2, 0), np.int64)
-        labels, prompts = (np.concatenate([none, *each], axis=1) for each in (self.labels, self.prompts))
-        head_index, rows = np.unique(np.concatenate([labels[0], prompts[0]]), return_inverse=True)
-        found = {
-            "head_index": head_index,
-            "label_row": rows[: labels.shape[1]],
-            "label_ids": labels[1],
-            "prompt_row": rows[labels.shape[1] :],
-            "prompt_ids": prompts[1],
+def _readouts(owners: Many[int], sequences: Many[Sequence], paths: Many[Numbers]) -> Batch:
+    """Where the embeddings of all pairs are read, in the order of records and pairs."""
+    found = {}
+    for kind in ("source", "target"):
+        places = {
+            (owner, readout.pair): path[readout.start : readout.end]
+            for owner, sequence, path in zip(owners, sequences, paths, strict=True)
+            for readout in sequence.readouts
+            if readout.kind == kind
         }
-        for kind, places in self.readouts.items():
-            tokens = [places[key] for key in sorted(places)]
-            found[f"{kind}_index"] = np.array([each[-1] for each in tokens], np.int64)
-            if any(len(each) > 1 for each in tokens):
-                found[f"{kind}_tokens"] = np.concatenate(tokens)
-                found[f"{kind}_pair"] = np.repeat(np.arange(len(tokens)), [len(each) for each in tokens])
-        return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in found.items()}
+        tokens = [places[key] for key in sorted(places)]
+        found[f"{kind}_index"] = np.array([each[-1] for each in tokens], np.int64)
+        if any(len(each) > 1 for each in tokens):
+            found[f"{kind}_tokens"] = np.concatenate(tokens)
+            found[f"{kind}_pair"] = np.repeat(np.arange(len(tokens)), [len(each) for each in tokens])
+    return _tensors(**found)
 
 
-def _concatenated(batch: Batch, lengths: Numbers) -> Batch:
-    """One row without padding, and where its sequences begin, as FlashAttention takes it."""
-    width = batch["input_ids"].shape[1]
-    bounds = np.concatenate([[0], np.cumsum(lengths)])
-    # Flat places of the padded rows to those of the one row.
-    moved = np.zeros(len(lengths) * width, np.int64)
-    kept = np.concatenate([row * width + np.arange(length) for row, length in enumerate(lengths)])
-    moved[kept] = np.arange(len(kept))
-    table = torch.from_numpy(moved)
-    for name in ("head_index", "source_index", "target_index", "source_tokens", "target_tokens"):
-        if name in batch:
-            batch[name] = table[batch[name]]
-    members: Members = batch["members"]
-    batch["members"] = replace(members, paths=tuple(moved[path] for path in members.paths))
-    batch["input_ids"] = batch["input_ids"].flatten()[torch.from_numpy(kept)][None]
-    batch["attention_mask"] = torch.ones_like(batch["input_ids"])
-    batch["position_ids"] = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths]))[None]
-    batch["cu_seq_lens"] = torch.from_numpy(bounds.astype(np.int32))
-    batch["longest"] = int(lengths.max())
+def _inputs(rows: Rows, *, joined: bool) -> Batch:
+    """What a model is called with."""
+    batch = _tensors(input_ids=rows.ids, attention_mask=np.ones_like(rows.ids))
+    if rows.branches:
+        batch |= _tensors(position_ids=rows.positions, start=rows.start, end=rows.end)
+        batch["isolates"] = bool(rows.start.any())
+    if joined:
+        bounds = np.concatenate([[0], np.cumsum(rows.lengths)]).astype(np.int32)
+        batch |= _tensors(position_ids=rows.positions, cu_seq_lens=bounds)
+        batch["longest"] = int(rows.lengths.max())
     return batch
+
+
+def _tensors(**arrays: np.ndarray) -> Batch:
+    return Batch({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()})

@@ -1,4 +1,4 @@
-"""Records of any source to a data set of tokens: tokenised once, kept in memory or in a cache."""
+"""Records of any source to a data set of tokens: tokenised once, kept in memory or in a cache, read in one order."""
 
 from __future__ import annotations
 
@@ -6,34 +6,32 @@ import gc
 import hashlib
 import json
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import KW_ONLY, dataclass, field, replace
 from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 from tqdm.auto import tqdm
 
-from stepjepa import files
 from stepjepa.batch.collate import Item
 from stepjepa.batch.layouts import LAYOUTS
-from stepjepa.batch.sampler import Key
 from stepjepa.batch.sequences import Ids, Pair, TokenizedRecord, View
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
 from stepjepa.config import JepaConfig, affecting
 from stepjepa.data.records import Data, Record, Views, as_records
 from stepjepa.data.sources import read_any
 from stepjepa.errors import UserError
+from stepjepa.files import atomic_write, write_json
 from stepjepa.run_folder import is_main_process
 
 if TYPE_CHECKING:
@@ -45,11 +43,85 @@ CacheDir = str | os.PathLike[str] | Literal[False] | None
 BLOCK = 1000
 """Records that are tokenised at once."""
 
-LIMIT = 10 * 2**30
-"""Bytes that a cache folder may take; what was not used for longest is removed first."""
 
-PREFIX = "prepared-"
+# -- the order of records ----------------------------------------------------------------------------------------------
 
+
+class Key(NamedTuple):
+    """What the sampler yields for a place in a batch."""
+
+    record: int  # its index; -1 for an empty place
+    with_views: bool = True
+    epoch: int = 0  # decides what is drawn for the record
+
+
+STRATEGIES = ("random", "group_by_length", "sequential")
+
+# Steps whose records are sorted together under group_by_length.
+_POOL = 50
+
+
+def draw(seed: int, *place: int) -> float:
+    """A number in [0, 1) that depends on nothing but its arguments: not on any generator, process or resume."""
+    digest = hashlib.sha256(repr((seed, *place)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+@dataclass(eq=False)
+class StepSampler(Sampler[Key]):
+    """Yields one epoch of records in the order in which they are trained.
+
+    It is the same for one process and many, for any accumulation, and after a resume. The records of an optimizer step
+    are chosen first and then sorted by length, so that its micro-batches are tight: that changes no gradient, since
+    losses are normalised over the whole step (except for InfoNCE, see ``tight``). Loss dropout is drawn per step, the
+    same on every process. Places that the last step can't fill evenly over processes stay empty: no record is repeated.
+    """
+
+    lengths: Sequence[int] | NDArray[np.integer]  # tokens of each record's main text
+    records_per_step: int  # batch size x accumulation x processes
+    _: KW_ONLY
+    seed: int = 0
+    # 'group_by_length' puts records of like length into one step; 'sequential' keeps the file's order of steps.
+    strategy: str = "random"
+    jepa_ratio: float = 1.0  # share of steps whose views are run
+    tight: bool = True  # sort the records of a step by length; off for losses that compare the pairs of a micro-batch
+    multiple: int = 1  # the number of keys is padded to a multiple of this (batch size x processes)
+    epoch: int = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order is yielded next."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-len(self.lengths) // self.multiple) * self.multiple
+
+    def __iter__(self) -> Iterator[Key]:
+        keys: list[Key] = []
+        for number, step in enumerate(self._steps(np.random.default_rng([self.seed, self.epoch]))):
+            with_views = draw(self.seed, self.epoch, number) < self.jepa_ratio
+            members = step.tolist()
+            if self.tight:
+                members.sort(key=lambda index: (self.lengths[index], index))
+            keys += [Key(index, with_views, self.epoch) for index in members]
+        return iter(keys + [Key(-1, False, self.epoch)] * (len(self) - len(keys)))
+
+    def _steps(self, generator: np.random.Generator) -> list[np.ndarray]:
+        count, size = len(self.lengths), self.records_per_step
+        order = np.arange(count) if self.strategy == "sequential" else generator.permutation(count)
+        if self.strategy == "group_by_length":
+            pools, lengths = np.split(order, range(size * _POOL, count, size * _POOL)), np.asarray(self.lengths)
+            order = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools])
+        steps = [order[start : start + size] for start in range(0, count, size)]
+        if self.strategy == "group_by_length":
+            # The one short step, if any, stays last, as it must for the count of batches to come out.
+            full = [step for step in steps if len(step) == size]
+            steps = [full[index] for index in generator.permutation(len(full))] + steps[len(full) :]
+        return steps
+
+
+# -- tokens of records -------------------------------------------------------------------------------------------------
+
+# Of each view the length of its own text (-1 for the main text), start, end, predictors; ``texts`` are joined.
 _LISTS = ("ids", "labels", "prompt", "messages", "views", "texts")
 _SCHEMA = pa.schema([("line", pa.int64()), *((name, pa.list_(pa.int32())) for name in _LISTS)])
 
@@ -81,23 +153,20 @@ class TokenizedDataset(Dataset[Item | None]):
     def __getitem__(self, key: int | Key) -> Item | None:
         """Look up a record; None for an empty place (``Key.record`` -1)."""
         number, with_views, epoch = key if isinstance(key, Key) else Key(int(key))
-        return None if number < 0 else Item(self._record(number), with_views, (epoch, number))
-
-    def _record(self, number: int) -> TokenizedRecord:
+        if number < 0:
+            return None
         ids, labels, prompt, messages, places, texts = (column[number].values.to_numpy() for column in self._lists)
         views, begin = [], 0
         for length, start, end, predictors in places.reshape(-1, 4).tolist():
-            if length < 0:
-                views.append(View(ids, start, end, True, predictors))
-            else:
-                views.append(View(texts[begin : begin + length], start, end, False, predictors))
-                begin += length
+            own = ids if length < 0 else texts[begin : begin + length]
+            views.append(View(own, start, end, length < 0, predictors))
+            begin += max(length, 0)
         pairs, line = tuple(map(Pair, views[::2], views[1::2])), self._table.column("line")[number].as_py()
-        return TokenizedRecord(ids, labels, prompt, pairs, line, messages.reshape(-1, 3))
+        record = TokenizedRecord(ids, labels, prompt, pairs, line, messages.reshape(-1, 3))
+        return Item(record, with_views, (epoch, number))
 
 
 def _as_table(records: Sequence[TokenizedRecord]) -> pa.Table:
-    """Records as a table; of each view the length of its own text (-1 for the main text), start, end, predictors."""
     views, texts = [], []
     for record in records:
         found = [view for pair in record.pairs for view in pair]
@@ -105,14 +174,13 @@ def _as_table(records: Sequence[TokenizedRecord]) -> pa.Table:
         views.append(np.array(table, np.int32).reshape(-1))
         texts.append(np.concatenate([np.empty(0, np.int32), *(v.ids for v in found if not v.in_main)]))
     lists = [
-        [record.ids for record in records],
-        [record.labels for record in records],
-        [record.prompt for record in records],
+        *([getattr(record, name) for record in records] for name in ("ids", "labels", "prompt")),
         [record.messages.reshape(-1) for record in records],
         views,
         texts,
     ]
-    return pa.table([pa.array([record.line for record in records], pa.int64()), *map(_as_lists, lists)], schema=_SCHEMA)
+    lines = pa.array([record.line for record in records], pa.int64())
+    return pa.table([lines, *map(_as_lists, lists)], schema=_SCHEMA)
 
 
 def _as_lists(arrays: Sequence[Ids]) -> pa.ListArray:
@@ -120,72 +188,34 @@ def _as_lists(arrays: Sequence[Ids]) -> pa.ListArray:
     return pa.ListArray.from_arrays(bounds, np.concatenate([np.empty(0, np.int32), *arrays]))
 
 
+# -- preparing ---------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Prepared:
-    """Records ready for training.
-
-    Attributes:
-        dataset: their tokens.
-        counts: by the names of ``tokenize.COUNTS``.
-        tokens: ``main``: tokens of the main texts; ``all``: those of the views as well, as far as a record does not
-            share them with its own main text.
-        template: what was derived from the chat template.
-        source: what errors call the records' file.
-    """
+    """Records ready for training."""
 
     dataset: TokenizedDataset
-    counts: dict[str, int]
-    tokens: dict[str, int]
-    template: dict[str, str] = field(default_factory=dict)
-    source: str = "<memory>"
-
-    def describe(self) -> str:
-        """One line for people."""
-        return describe(self.counts, self.tokens)
+    counts: dict[str, int]  # by the names of ``tokenize.COUNTS``
+    tokens: dict[str, int]  # see :func:`count_tokens`
+    template: dict[str, str] = field(default_factory=dict)  # what was derived from the chat template
+    source: str = "<memory>"  # what errors call the records' file
 
 
-def describe(counts: Mapping[str, int], tokens: Mapping[str, int]) -> str:
-    """One line for people; see :class:`Prepared`."""
-    named = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count or name == "records")
-    return f"{named}; {tokens['all']:,} tokens, {tokens['all'] / max(tokens['main'], 1):.2f} of regular"
-
-
-def refuse_useless(counts: Mapping[str, int], config: JepaConfig, path: object) -> None:
-    """Refuse data that can't be trained on as it is meant.
-
-    Args:
-        counts: of all records, by the names of ``COUNTS``.
-        config: whether there should be pairs.
-        path: where the records come from.
-
-    Raises:
-        UserError: no record is left, or a mode with views has found no pair at all.
-    """
-    found, skipped = counts.get("records", 0), counts.get("skipped", 0)
-    if not found:
-        raise UserError(f"none of the {skipped} records can be trained on; check --max_length", path=path)
-    if config.uses_views and not counts.get("pairs"):
-        remedy = (
-            "check --step_separator (blank, line or a string)" if config.mode == "step-jepa" else "check --max_length"
-        )
-        raise UserError(f"none of the {found} records has a pair; {remedy}, or use --regular", path=path)
-
-
-def count_tokens(records: Iterable[TokenizedRecord], config: JepaConfig) -> Counter[str]:
-    """Count tokens as ``Prepared.tokens`` does."""
-    assert config.layout is not None and config.predictors is not None
-    found: Counter[str] = Counter()
+def count_tokens(records: Iterable[TokenizedRecord], config: JepaConfig) -> dict[str, int]:
+    """Tokens of the main texts (``main``), and with what a record does not share of its views with them (``all``)."""
+    main = views = 0
+    changes_text = LAYOUTS[str(config.layout)].changes_text
     for record in records:
-        found["main"] += len(record.ids)
-        found["all"] += len(record.ids)
+        main += len(record.ids)
         for pair in record.pairs:
             source, target = pair[::-1] if config.reverse_pred else pair
-            found["all"] += source.end if not source.in_main else config.predictors
+            views += source.end if not source.in_main else (config.predictors or 0)
             if not target.in_main:
-                found["all"] += target.end
-            elif not (LAYOUTS[config.layout].changes_text or config.reverse_pred):
-                found["all"] += target.end - target.start
-    return found
+                views += target.end
+            elif not (changes_text or config.reverse_pred):
+                views += target.end - target.start
+    return {"main": main, "all": main + views}
 
 
 def prepare(
@@ -213,84 +243,81 @@ def prepare(
     Raises:
         UserError: a record is wrong, none is left, or a mode with views finds no pair at all.
     """
-    records: list[Record] | _Rows
-    if isinstance(data, str | os.PathLike):
-        records = read_any(data)
-    else:
-        records = _Rows(data) if isinstance(data, datasets.Dataset) else list(as_records(data))
-    if views is not None:
-        if config.mode != "llm-jepa":
-            raise ValueError(f"views: expected mode 'llm-jepa', got '{config.mode}', which finds its views itself")
-        records = [replace(record, views=tuple(views(record))) for record in records]
-    paths = {record.path for record in records} if isinstance(records, list) else {"<memory>"}
+    if views is not None and config.mode != "llm-jepa":
+        raise ValueError(f"views: expected mode 'llm-jepa', got '{config.mode}', which finds its views itself")
+    rows: Any = read_any(data) if isinstance(data, str | os.PathLike) else data
+    if not isinstance(rows, datasets.Dataset):
+        rows = list(as_records(rows))
     # A record knows its line, and not in which of several files.
+    paths = {"<memory>"} if isinstance(rows, datasets.Dataset) else {record.path for record in rows}
     source = paths.pop() if len(paths) == 1 else "<several files>"
 
+    def records() -> Iterator[Record]:
+        for record in as_records(rows):
+            yield record if views is None else replace(record, views=tuple(views(record)))
+
     def make(file: Path | None) -> Prepared:
-        prepared = _tokenize(records, RecordTokenizer(tokenizer, config), what, file)
-        refuse_useless(prepared.counts, config, source if len(records) else what)
-        return prepared
+        made, bar = (
+            RecordTokenizer(tokenizer, config),
+            tqdm(range(0, len(rows), BLOCK), f"prepare {what}", disable=None),
+        )
+        dataset, tokens = _tokenize(records(), made, bar, source if len(rows) else what, file)
+        counts = {name: made.counts[name] for name in COUNTS}
+        return Prepared(dataset, counts, tokens, made.template.describe(), source)
 
-    found = None
-    if cache_dir is not False:
-        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = caches / "stepjepa" if cache_dir is None else Path(cache_dir)
-        entry = folder / f"{PREFIX}{fingerprint(records, tokenizer, config)}"
-        found = _load(entry, what, say)
-        if found is None and is_main_process():
-            try:
-                found = make(entry / _TABLE)
-                _store(entry, found)
-            except OSError as error:
-                say(f"cache: nothing stored ({error}); --cache_dir names another folder, --no_cache does without")
-            finally:
-                if not (entry / _ABOUT).is_file():
-                    shutil.rmtree(entry, ignore_errors=True)
-    return replace(found or make(None), source=source)
-
-
-class _Rows:
-    """The rows of a ``datasets.Dataset`` as records, read when they are needed."""
-
-    def __init__(self, rows: datasets.Dataset) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __iter__(self) -> Iterator[Record]:
-        return as_records(self._rows)
-
-
-def _tokenize(records: _Rows | list[Record], made: RecordTokenizer, what: str, file: Path | None) -> Prepared:
-    """Tokenise records into an Arrow file, or into memory."""
-    tokens, waiting = Counter(all=0, main=0), iter(records)
-    # Written whole or not at all: two runs that start at once may write the same file.
-    opened: Any = nullcontext(pa.BufferOutputStream()) if file is None else files.atomic_write(file, "wb")
-    with opened as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer, _without_garbage_collection():
-        for _ in tqdm(range(0, len(records), BLOCK), f"prepare {what}", disable=None):
-            found = made.tokenize(list(islice(waiting, BLOCK)))
-            tokens.update(count_tokens(found, made.config))
-            writer.write_table(_as_table(found))
-    dataset = TokenizedDataset(sink.getvalue() if file is None else str(file))
-    return Prepared(dataset, {name: made.counts[name] for name in COUNTS}, dict(tokens), made.template.describe())
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Leave cyclic garbage for later: none is made here, and looking for it takes a third of the time."""
-    collects = gc.isenabled()
-    gc.disable()
+    if cache_dir is False:
+        return make(None)
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepjepa"
+    file = Path(cache_dir or folder) / f"prepared-{fingerprint(records(), tokenizer, config)}.arrow"
     try:
-        yield
+        # The description is written last, and makes the table valid.
+        about = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+        found = Prepared(TokenizedDataset(str(file)), **about, source=source)
+    except (OSError, ValueError, TypeError):
+        pass
+    else:
+        say(f"cache: {what} as prepared before, from {file} (--no_cache prepares anew)")
+        return found
+    if not is_main_process():
+        return make(None)
+    try:
+        found = make(file)
+        about = {"counts": found.counts, "tokens": found.tokens, "template": found.template}
+        write_json(file.with_suffix(".json"), about)
+    except OSError as error:
+        say(f"cache: nothing stored ({error}); --cache_dir names another folder, --no_cache does without")
+        return make(None)
+    return found
+
+
+def _tokenize(
+    records: Iterator[Record], made: RecordTokenizer, blocks: Iterable[int], source: str, file: Path | None
+) -> tuple[TokenizedDataset, dict[str, int]]:
+    """Tokenise records, a block after the other, into an Arrow file, or into memory."""
+    tokens = Counter(all=0, main=0)
+    opened: Any = nullcontext(pa.BufferOutputStream()) if file is None else atomic_write(file, "wb")
+    gc.disable()  # no cyclic garbage is made here, and looking for it takes a third of the time
+    try:
+        with opened as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
+            for _ in blocks:
+                found = made.tokenize(islice(records, BLOCK))
+                tokens.update(count_tokens(found, made.config))
+                writer.write_table(_as_table(found))
+            _refuse_useless(made.counts, made.config, source)
     finally:
-        if collects:
-            gc.enable()
+        gc.enable()
+    return TokenizedDataset(sink.getvalue() if file is None else str(file)), dict(tokens)
 
 
-# -- the cache ---------------------------------------------------------------------------------------------------------
-
-_TABLE, _ABOUT = "records.arrow", "about.json"
+def _refuse_useless(counts: Mapping[str, int], config: JepaConfig, source: str) -> None:
+    found, skipped = counts["records"], counts["skipped"]
+    if not found:
+        raise UserError(f"none of the {skipped} records can be trained on; check --max_length", path=source)
+    if config.uses_views and not counts["pairs"]:
+        remedy = (
+            "check --step_separator (blank, line or a string)" if config.mode == "step-jepa" else "check --max_length"
+        )
+        raise UserError(f"none of the {found} records has a pair; {remedy}, or use --regular", path=source)
 
 
 def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> str:
@@ -310,38 +337,5 @@ def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, c
     ]
     digest.update(repr(parts).encode())
     for record in records:
-        digest.update(repr((record.messages, record.tools, record.views, record.line)).encode())
+        digest.update(repr((record.messages, record.views, record.line)).encode())
     return digest.hexdigest()[:32]
-
-
-def _store(entry: Path, found: Prepared) -> None:
-    """Describe a table that was written, which makes it valid, and remove entries beyond the limit."""
-    about = {"counts": found.counts, "tokens": found.tokens, "template": found.template}
-    files.write_json(entry / _ABOUT, {"sha256": files.fingerprint(entry / _TABLE), "about": about})
-    entries = []
-    for path in entry.parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # removed by another process meanwhile
-            entries.append((path.stat().st_mtime, sum(file.stat().st_size for file in path.iterdir()), path))
-    total = sum(size for _, size, _ in entries)
-    for _, size, path in sorted(entries):
-        if total > LIMIT and path != entry:
-            shutil.rmtree(path, ignore_errors=True)
-            total -= size
-
-
-def _load(entry: Path, what: str, say: Callable[[str], None]) -> Prepared | None:
-    """What was stored before; None where there is nothing, or nothing sound."""
-    try:
-        found = json.loads((entry / _ABOUT).read_text(encoding="utf-8"))
-        if found["sha256"] != files.fingerprint(entry / _TABLE):
-            raise ValueError("it is damaged")
-        prepared = Prepared(TokenizedDataset(str(entry / _TABLE)), **found["about"])
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        say(f"cache: {entry} can't be used ({error}); {what} is prepared anew")
-        return None
-    with suppress(OSError):  # a folder of others can be read all the same
-        os.utime(entry)
-    say(f"cache: {what} as prepared before, from {entry} (--no_cache prepares anew)")
-    return prepared

@@ -13,11 +13,10 @@ import numpy as np
 
 from stepjepa.batch.sequences import Ids, Kind, Readout, Sequence, TokenizedRecord, View, main_sequence
 from stepjepa.errors import UserError
-from stepjepa.own_code import load
 
 
 class Reading(NamedTuple):
-    """How embeddings are read, whatever the layout."""
+    """How embeddings are read, whatever the layout; by default as the papers read them."""
 
     front: bool = False  # predictor tokens stand before the source view, not after it
     reverse: bool = False  # the second view of a pair predicts the first
@@ -27,29 +26,18 @@ class Reading(NamedTuple):
     mean: bool = False  # average over several tokens instead of reading one
 
 
-PUBLISHED = Reading()
-"""As the papers read."""
-
 Place = Callable[[TokenizedRecord, Ids, Reading], list[Sequence]]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A registered layout.
+    """A registered layout."""
 
-    Attributes:
-        name: as on the command line.
-        place: what it makes of a record.
-        modes: the training modes that have it; the first layout registered for a mode is its default.
-        views_in_text: user messages are taken where they stand in the chat, not alone in the template.
-        changes_text: it puts tokens into the main sequence, so that the LM loss is another one.
-    """
-
-    name: str
-    place: Place
-    modes: tuple[str, ...]
-    views_in_text: bool = False
-    changes_text: bool = False
+    name: str  # as on the command line
+    place: Place  # what it makes of a record
+    modes: tuple[str, ...]  # that have it; the first layout registered for a mode is its default
+    views_in_text: bool = False  # user messages are taken where they stand in the chat, not alone in the template
+    changes_text: bool = False  # it puts tokens into the main sequence, so that the LM loss is another one
 
 
 LAYOUTS: dict[str, Layout] = {}
@@ -67,22 +55,16 @@ def layout(
     return register
 
 
-def load_layout(address: str) -> None:
-    """Register a layout of the user's own (``--layout module:function``) by its address.
+def name_layout(place: Place, address: str) -> None:
+    """Register a layout of the user's own under its address, too (``--layout module:function``).
 
     Raises:
-        UserError: there is no such function, or it is not registered.
+        UserError: the function is not registered.
     """
-    place = load("--layout", address)
     found = next((each for each in LAYOUTS.values() if each.place is place), None)
     if found is None:
         raise UserError(f"--layout: '{address}' is no layout; put @stepjepa.layout(...) above the function")
     LAYOUTS[address] = replace(found, name=address)
-
-
-def without_views(record: TokenizedRecord) -> list[Sequence]:
-    """The main sequence alone: plain fine-tuning, and steps that loss dropout leaves without views."""
-    return [main_sequence(record)]
 
 
 @layout("separate", ("regular", "llm-jepa"))

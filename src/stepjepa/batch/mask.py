@@ -69,8 +69,7 @@ def padded(trees: Trees, length: int) -> Trees:
 def static_length(length: int) -> int:
     """The next of few lengths, for kernels that are compiled for one length at a time.
 
-    Lengths are multiples of :data:`BLOCK`, and above 2048 of an eighth of the power of two below: eight to a doubling,
-    so that rows grow by an eighth at most, or by less than a block.
+    Lengths are multiples of :data:`BLOCK`, and above 2048 of an eighth of the power of two below: eight to a doubling.
     """
     step = max(BLOCK, (1 << (length.bit_length() - 1)) // 8)
     return -(-length // step) * step
@@ -79,36 +78,21 @@ def static_length(length: int) -> int:
 class Blocks(NamedTuple):
     """What is seen, block by block, ``[R, N, N]`` bool each; what is in neither is seen nowhere."""
 
-    partial: Tensor  # some queries of block i see some keys of block j
+    partial: Tensor  # some queries of block i may see some keys of block j
     full: Tensor  # all of them see all
 
 
-def blocks(trees: Trees) -> Blocks:
-    """The blocks of rows of a length that is a multiple of :data:`BLOCK`, from the integers alone, if none isolates.
+def blocks(trees: Trees, *, exact: bool) -> Blocks:
+    """The blocks of rows of a length that is a multiple of :data:`BLOCK`, from the integers alone.
 
     A query sees a key before it exactly if the key's subtree ends behind the query. So block j is seen by block i > j
     in part if the furthest end of j lies behind the first query of i, and wholly if the nearest lies behind the last.
+    With ``exact`` False something else takes keys away, isolation or a rule of the model: no block counts as full.
     """
     end = trees.end.unflatten(1, (-1, BLOCK))  # [R, N, BLOCK]
-    count = end.shape[1]
-    first = torch.arange(count, device=end.device) * BLOCK
+    first = torch.arange(end.shape[1], device=end.device) * BLOCK
     before = first[:, None] > first
     some = (end.amax(2)[:, None, :] > first[:, None]) & before  # [R, query, key]
-    full = (end.amin(2)[:, None, :] > first[:, None] + BLOCK - 1) & before
-    own = torch.eye(count, dtype=torch.bool, device=end.device)
+    full = (end.amin(2)[:, None, :] > first[:, None] + BLOCK - 1) & before & exact
+    own = torch.eye(len(first), dtype=torch.bool, device=end.device)
     return Blocks((some & ~full) | own, full)
-
-
-def evaluated_blocks(rule: Rule, rows: int, length: int, device: torch.device) -> Blocks:
-    """The blocks of any rule, evaluated for every pair of tokens, a block of queries at a time."""
-    batch = torch.arange(rows, device=device)[:, None, None, None]
-    head = torch.zeros((), dtype=torch.long, device=device)
-    key = torch.arange(length, device=device)
-    partial, full = [], []
-    for start in range(0, length, BLOCK):
-        query = torch.arange(start, start + BLOCK, device=device)[:, None]
-        tiles = rule(batch, head, query, key).expand(rows, 1, BLOCK, length)[:, 0].unflatten(2, (-1, BLOCK))
-        whole = tiles.all(3).all(1)
-        partial.append(tiles.any(3).any(1) & ~whole)
-        full.append(whole)
-    return Blocks(torch.stack(partial, 1), torch.stack(full, 1))

@@ -7,7 +7,7 @@ order the tokens of a row are prefix trees in preorder, and two integers a token
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,9 +23,6 @@ Numbers = NDArray[np.int64]
 PASS_COST = 64
 """What one more forward pass costs on a CPU, in tokens (measured on tiny models, where it counts most)."""
 
-_CAPS = 24
-"""Row lengths that are tried for the best cut."""
-
 
 @dataclass(frozen=True)
 class Rows:
@@ -35,10 +32,10 @@ class Rows:
     positions: Numbers  # [R, T] place of each token in its own sequences: its depth in the tree
     start: Numbers  # [R, T] first place in the row that the token sees; 0 almost everywhere
     end: Numbers  # [R, T] one past the last place in the row that sees the token, as far as causality allows
-    # For each sequence, in the order in which they were given, the flat place (row * T + column) of each of its tokens.
-    # In several passes, the places of one come behind those of the pass before, and all have the paths of all.
+    # For each sequence, as they were given, the flat place (row * T + column) of each of its tokens. In several passes
+    # the places of one come behind those of the pass before, and all have the paths of all.
     paths: list[Numbers]
-    lengths: Numbers  # [R] tokens of each row without padding
+    lengths: Numbers  # [R] tokens of each row without padding; of each sequence, if they are joined
     branches: bool  # some token of a row does not see all that is before it; else rows are ordinary causal text
 
 
@@ -54,44 +51,49 @@ def pack_passes(
     attention_length: int | None = None,
     groups: Many[int] | None = None,
     one_each: bool = False,
+    joined: bool = False,
     pad_id: int = 0,
 ) -> list[Rows]:
-    """Pack the sequences of a micro-batch for one or several forward passes.
+    """Pack the sequences of a micro-batch, in any order, for one or several forward passes.
 
-    One pass is cut so that rows x longest row is least. Several, each of rows of like length, are for a device on which
-    padding and masks cost what they compute, and a further pass next to nothing (a CPU). There a row of n tokens costs
-    ``n (1 + n / attention_length)``, or, where nothing branches and no mask is needed,
-    ``n (1 + n / (2 attention_length))``. The best cut of the sorted sequences into rows is found first, then the best
-    cut of the rows, sorted by length, into passes.
+    One pass is cut so that rows x longest row is least. Several, each of rows of like length, are for a CPU, where
+    padding and masks cost what they compute, and a further pass next to nothing: a row of n tokens costs
+    ``n (1 + n / attention_length)``, or, where nothing branches and no mask is needed, half the square. The best cut of
+    the sorted sequences into rows is found first, then the best cut of the rows, sorted by length, into passes.
 
     Args:
-        sequences: in any order.
+        sequences: of the micro-batch.
         row_length: most tokens of a row; a longer sequence makes rows as long as itself.
         attention_length: tokens of a row at which attention under a mask costs as much as all else; None for one pass.
-        groups: for each sequence the number of its group (its record); prefixes are shared within a group alone. None
-            shares them over the whole batch.
-        one_each: one row for each sequence, for models that can't run a tree. A sequence that is a beginning of another
-            has no row of its own.
+        groups: for each sequence the number of its record, within which alone it shares prefixes; None shares all.
+        one_each: one row for each sequence that is no beginning of another, for models that can't run a tree.
+        joined: put these rows behind each other, as one row without padding.
         pad_id: token id of padding.
     """
     if not sequences:
         none = np.zeros((1, 1), np.int64)
         return [Rows(none + pad_id, none, none, none + 1, [], np.zeros(1, np.int64), False)]
-    laid = _Laid(sequences, groups, pad_id)
+    laid = _Sorted(sequences, groups, pad_id)
+    if one_each:
+        last = np.append(np.flatnonzero(laid.shared[1:] < laid.lengths[:-1]) + 1, len(sequences))
+        rows = list(pairwise([0, *last.tolist()]))
+    elif attention_length is None:
+        rows = list(pairwise(cut(laid.lengths, laid.shared, row_length)))
+    else:
+        rows = laid.cheapest_rows(row_length, attention_length)
     if attention_length is None:
-        return [laid.rows(laid.ends() if one_each else pairwise(cut(laid.lengths, laid.shared, row_length)))]
-    rows = laid.ends() if one_each else laid.cheapest(row_length, attention_length)
+        return [laid.lay_out(rows, joined=joined)]
     passes: list[Rows] = []
     for masked in (False, True):
         own = sorted((row for row in rows if laid.is_masked(*row) == masked), key=lambda row: laid.size(*row))
         sizes = np.array([laid.size(*row) for row in own], np.int64)
-        for first, last in _passes(sizes, (1 if masked else 0.5) / attention_length):
-            passes.append(laid.rows(own[first:last]))
+        weight = (1 if masked else 0.5) / attention_length
+        passes += [laid.lay_out(own[first:last]) for first, last in _cheapest_passes(sizes, weight)]
     return passes
 
 
-class _Laid:
-    """Sequences in sorted order, being laid out."""
+class _Sorted:
+    """Sequences in the order in which those that begin alike stand beside each other; a row is a run of them."""
 
     def __init__(self, sequences: Many[Sequence], groups: Many[int] | None, pad_id: int) -> None:
         self._sequences, self._pad_id = sequences, pad_id
@@ -101,13 +103,14 @@ class _Laid:
         self._added = np.concatenate([[0], np.cumsum(self.lengths - self.shared)])
         # One that is no beginning of the next makes the tree branch; one that isolates tokens needs a mask anyway.
         branches = np.append(False, self.shared[1:] < self.lengths[:-1])
-        isolates = np.array([_isolates(sequences[index]) for index in self._order])
+        starts = [sequences[index].start for index in self._order]
+        isolates = [start is not None and start.any() for start in starts]
         self._branches, self._isolates = (np.concatenate([[0], np.cumsum(each)]) for each in (branches, isolates))
         self._paths: list[Numbers] = [np.empty(0, np.int64)] * len(sequences)
         self._cells = 0
 
     def size(self, first: Any, last: Any) -> Any:
-        """Tokens of a row of the sequences ``first`` to ``last``; the first is whole."""
+        """Tokens of a row of the sequences ``first`` to ``last``; the first is whole, what it shares is repeated."""
         return self._added[last] - self._added[first + 1] + self.lengths[first]
 
     def is_masked(self, first: Any, last: Any) -> Any:
@@ -115,12 +118,7 @@ class _Laid:
         branches = self._branches[last] > self._branches[first + 1]
         return branches | (self._isolates[last] > self._isolates[first])
 
-    def ends(self) -> list[tuple[int, int]]:
-        """A row for each sequence that is not a beginning of the next one."""
-        last = np.append(np.flatnonzero(self.shared[1:] < self.lengths[:-1]) + 1, len(self.lengths))
-        return list(pairwise([0, *last.tolist()]))
-
-    def cheapest(self, row_length: int, attention_length: int) -> list[tuple[int, int]]:
+    def cheapest_rows(self, row_length: int, attention_length: int) -> list[tuple[int, int]]:
         """The rows that cost least, padding left aside."""
 
         def costs(first: Numbers, last: int) -> NDArray[np.float64]:
@@ -130,78 +128,33 @@ class _Laid:
 
         return _cheapest_parts(len(self.lengths), costs)
 
-    def rows(self, rows: Iterable[tuple[int, int]]) -> Rows:
-        """Lay out some rows, each of the sequences from its first up to its last."""
-        rows = list(rows)
+    def lay_out(self, rows: list[tuple[int, int]], *, joined: bool = False) -> Rows:
+        """The tokens of some rows, each of the sequences from its first up to its last."""
         sizes = np.array([self.size(*row) for row in rows], np.int64)
-        shape = len(rows), int(sizes.max())
-        ids, positions, start = (np.zeros(shape, np.int64) for _ in range(3))
-        ids += self._pad_id
+        width = int(sizes.sum() if joined else sizes.max())
+        begins = np.cumsum(sizes) - sizes if joined else np.arange(len(rows)) * width
+        cells = width if joined else len(rows) * width
+        ids, positions, start = np.full(cells, self._pad_id), np.zeros(cells, np.int64), np.zeros(cells, np.int64)
         # Padding is causal text by itself, so that no query is left without a key.
-        end = np.full(shape, shape[1], np.int64)
-        for row, (first, last) in enumerate(rows):
-            # The first sequence of a row shares nothing: what it had in common is repeated.
-            shared = np.append(0, self.shared[first + 1 : last])
-            lengths = self.lengths[first:last]
-            offsets = np.cumsum(lengths - shared) - (lengths - shared)
-            path = np.empty(int(lengths.max()), np.int64)
-            for number, begin, length, place in zip(
-                self._order[first:last], shared.tolist(), lengths.tolist(), offsets.tolist(), strict=True
-            ):
-                sequence, own = self._sequences[number], slice(place, place + length - begin)
-                path[begin:length] = np.arange(own.start, own.stop)
-                ids[row, own] = sequence.ids[begin:]
-                positions[row, own] = np.arange(begin, length)
+        end = np.full(cells, width, np.int64)
+        path = np.empty(int(self.lengths.max()), np.int64)  # where the tokens of the latest sequence stand
+        for (first, last), begin in zip(rows, begins.tolist(), strict=True):
+            place, before = begin, 0
+            for index in range(first, last):
+                sequence = self._sequences[self._order[index]]
+                shared, length = int(self.shared[index]) if index > first else 0, len(sequence)
+                # Of what this sequence does not begin with, the subtrees are over.
+                end[path[shared:before]] = place - begin
+                path[shared:length] = own = np.arange(place, place + length - shared)
+                ids[own], positions[own] = sequence.ids[shared:], np.arange(shared, length)
                 if sequence.start is not None:
-                    start[row, own] = path[sequence.start[begin:]]
-                self._paths[number] = path[:length] + (self._cells + row * shape[1])
-            _close(end[row], shared, lengths, offsets)
-        self._cells += ids.size
-        return Rows(ids, positions, start, end, self._paths, sizes, any(self.is_masked(*row) for row in rows))
-
-
-def _isolates(sequence: Sequence) -> bool:
-    return sequence.start is not None and bool(sequence.start.any())
-
-
-def _passes(sizes: Numbers, weight: float) -> list[tuple[int, int]]:
-    """Cut rows, whose sizes ascend, into passes so that the work is least, padding and all.
-
-    A row of n tokens costs ``n (1 + weight n)``.
-    """
-
-    def costs(first: Numbers, last: int) -> NDArray[np.float64]:
-        longest = sizes[last - 1]
-        found: NDArray[np.float64] = (last - first) * longest * (1 + weight * longest) + PASS_COST
-        return found
-
-    return _cheapest_parts(len(sizes), costs)
-
-
-def _cheapest_parts(count: int, costs: Callable[[Numbers, int], NDArray[np.float64]]) -> list[tuple[int, int]]:
-    """Cut 0 .. count into the consecutive parts of least total cost, by dynamic programming.
-
-    ``costs(first, last)`` says what the parts from each of some first things up to (and without) a last one cost.
-    """
-    # best[j]: least cost of the first j things; before[j]: where the last part of that solution begins.
-    best, before = np.zeros(count + 1), [0] * (count + 1)
-    for last in range(1, count + 1):
-        totals = best[:last] + costs(np.arange(last), last)
-        before[last] = int(totals.argmin())
-        best[last] = totals[before[last]]
-    parts, last = [], count
-    while last:
-        parts.append((before[last], last))
-        last = before[last]
-    return parts[::-1]
-
-
-def _close(end: Numbers, shared: Numbers, lengths: Numbers, offsets: Numbers) -> None:
-    """Set where the subtrees of a row's tokens end: a token of depth d ends where a later sequence shares d or less."""
-    closing = np.full(int(lengths.max()), offsets[-1] + lengths[-1] - shared[-1], np.int64)
-    for begin, stop, place in zip(shared[::-1], lengths[::-1], offsets[::-1], strict=True):
-        end[place : place + stop - begin] = closing[begin:stop]
-        closing[begin:] = place
+                    start[own] = path[sequence.start[shared:]] - begin
+                self._paths[self._order[index]] = path[:length] + self._cells
+                place, before = place + length - shared, length
+            end[path[:before]] = place - begin
+        self._cells += cells
+        shaped = [each.reshape(-1, width) for each in (ids, positions, start, end)]
+        return Rows(*shaped, self._paths, sizes, any(self.is_masked(*row) for row in rows))
 
 
 def _sorted(sequences: Many[Sequence], groups: Many[int] | None) -> tuple[list[int], Numbers]:
@@ -216,8 +169,7 @@ def _sorted(sequences: Many[Sequence], groups: Many[int] | None) -> tuple[list[i
     group = [0] * len(keys) if groups is None else groups
     order = sorted(range(len(keys)), key=lambda index: (group[index], blobs[index]))
     shared = np.zeros(len(keys), np.int64)
-    for place in range(1, len(order)):
-        before, own = order[place - 1], order[place]
+    for place, (before, own) in enumerate(pairwise(order), start=1):
         if group[before] == group[own]:
             size = min(len(keys[before]), len(keys[own]))
             differs = keys[before][:size] != keys[own][:size]
@@ -225,32 +177,56 @@ def _sorted(sequences: Many[Sequence], groups: Many[int] | None) -> tuple[list[i
     return order, shared
 
 
-def cut(lengths: Numbers, shared: Numbers, row_length: int) -> Numbers:
-    """Cut sorted sequences into rows so that rows x longest row is least.
-
-    Args:
-        lengths: ``[S]`` tokens of each sequence.
-        shared: ``[S]`` tokens in common with the one before, which a row repeats if it begins with this one.
-        row_length: most tokens of a row; at least the longest sequence is allowed.
+def cut(lengths: Numbers, shared: Numbers, row_length: int) -> list[int]:
+    """Cut sorted sequences of ``[S]`` tokens, so many in common with the one before, so that rows x longest is least.
 
     Returns:
-        ``[R + 1]`` where rows begin, and the end of the last one.
+        Where rows begin, and the end of the last one. Rows of more than ``row_length`` hold one sequence, or are no
+        longer than the longest one.
     """
     added = np.concatenate([[0], np.cumsum(lengths - shared)])
 
     def rows_within(cap: int) -> list[int]:
         bounds = [0]
-        while bounds[-1] < len(lengths):
-            first = bounds[-1]
+        while (first := bounds[-1]) < len(lengths):
             # A row is its first sequence, whole, and what the others add.
             limit = added[first + 1] + cap - lengths[first]
             bounds.append(int(np.searchsorted(added, limit, "right")) - 1)
         return bounds
 
-    def cells(bounds: Numbers) -> int:
-        firsts, lasts = bounds[:-1], bounds[1:]
+    def cells(bounds: list[int]) -> int:
+        firsts, lasts = np.array(bounds[:-1]), np.array(bounds[1:])
         return int((added[lasts] - added[firsts + 1] + lengths[firsts]).max()) * len(firsts)
 
     longest = int(lengths.max())
-    caps = np.unique(np.linspace(longest, max(longest, row_length), _CAPS).astype(int))
-    return min((np.array(rows_within(int(cap))) for cap in caps), key=cells)
+    caps = np.unique(np.linspace(longest, max(longest, row_length), 24).astype(int)).tolist()
+    return min(map(rows_within, caps), key=cells)
+
+
+def _cheapest_passes(sizes: Numbers, weight: float) -> list[tuple[int, int]]:
+    """Cut rows, whose sizes ascend, into passes so that the work is least; a row of n tokens costs n (1 + weight n)."""
+
+    def costs(first: Numbers, last: int) -> NDArray[np.float64]:
+        longest = sizes[last - 1]
+        found: NDArray[np.float64] = (last - first) * longest * (1 + weight * longest) + PASS_COST
+        return found
+
+    return _cheapest_parts(len(sizes), costs)
+
+
+def _cheapest_parts(count: int, costs: Callable[[Numbers, int], NDArray[np.float64]]) -> list[tuple[int, int]]:
+    """Cut 0 .. count into consecutive parts of least total cost, by dynamic programming.
+
+    ``costs(first, last)`` of the parts from each of several first things up to (and without) a last one.
+    """
+    # best[j]: least cost of the first j things; before[j]: where the last part of that solution begins.
+    best, before = np.zeros(count + 1), [0] * (count + 1)
+    for last in range(1, count + 1):
+        totals = best[:last] + costs(np.arange(last), last)
+        before[last] = int(totals.argmin())
+        best[last] = totals[before[last]]
+    parts, last = [], count
+    while last:
+        parts.append((before[last], last))
+        last = before[last]
+    return parts[::-1]

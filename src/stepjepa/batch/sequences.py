@@ -1,13 +1,11 @@
-"""A record as tokens before and after a layout has placed it: views, and the token sequences that the model reads.
+"""A record as tokens before and after a layout has placed it: views, and the token sequences that the model reads."""
 
-Everything that a training step needs of a record is a list of sequences, see ``layouts``; ``pack`` computes what
-sequences have in common once.
-"""
+# ruff: noqa: RUF009  # _empty() makes the field
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +13,8 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int32]
 
 
-def _no_labels() -> Ids:
-    return np.empty((0, 2), np.int32)
-
-
-def _no_positions() -> Ids:
-    return np.empty(0, np.int32)
-
-
-def _no_messages() -> Ids:
-    return np.empty((0, 3), np.int32)
+def _empty(*shape: int) -> Any:
+    return field(default_factory=lambda: np.empty(shape, np.int32))
 
 
 class View(NamedTuple):
@@ -55,11 +45,11 @@ class TokenizedRecord:
 
     ids: Ids  # [N] the main text: the whole chat
     labels: Ids  # [L] its positions whose hidden state is trained to predict the next token
-    prompt: Ids = field(default_factory=_no_positions)  # [M] the same in front of the tokens of user messages
+    prompt: Ids = _empty(0)  # [M] the same in front of the tokens of user messages
     pairs: tuple[Pair, ...] = ()
     line: int = 0  # of the record in its file, counted from 1
     # [S, 3] of each message but the system's: first token, one past the last, 1 if the assistant says it.
-    messages: Ids = field(default_factory=_no_messages)
+    messages: Ids = _empty(0, 3)
 
 
 Kind = Literal["source", "target"]
@@ -77,24 +67,16 @@ class Readout(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Token ids that the model reads by themselves, with what is trained on in them and what is read from them.
+    """Token ids that the model reads by themselves, with what is trained on in them and what is read from them."""
 
-    Attributes:
-        ids: ``[N]`` the tokens.
-        labels: ``[L, 2]`` position that is read, token id that it must predict. Explicit, because with predictor tokens
-            inside the text the right token is not the next one.
-        prompt: ``[M, 2]`` the same for tokens of the prompt.
-        text: ``[K]`` positions of the record's own text, in its order; empty in all but the main sequence.
-        start: ``[N]`` the first token that each token sees; None stands for zeros (ordinary causal attention).
-        readouts: embeddings that are read from this sequence.
-    """
-
-    ids: Ids
-    labels: Ids = field(default_factory=_no_labels)
-    prompt: Ids = field(default_factory=_no_labels)
-    text: Ids = field(default_factory=_no_positions)
-    start: Ids | None = None
-    readouts: tuple[Readout, ...] = ()
+    ids: Ids  # [N]
+    # [L, 2] position that is read, token id that it must predict. Explicit, because with predictor tokens inside the
+    # text the right token is not the next one.
+    labels: Ids = _empty(0, 2)
+    prompt: Ids = _empty(0, 2)  # [M, 2] the same for tokens of the prompt
+    text: Ids = _empty(0)  # [K] positions of the record's own text; empty in all but the main sequence
+    start: Ids | None = None  # [N] the first token that each token sees; None for zeros (ordinary causal attention)
+    readouts: tuple[Readout, ...] = ()  # embeddings that are read from this sequence
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -102,10 +84,5 @@ class Sequence:
 
 def main_sequence(record: TokenizedRecord) -> Sequence:
     """The whole text of a record with its labels: all that plain fine-tuning runs."""
-
-    def with_next(positions: Ids) -> Ids:
-        return np.stack([positions, record.ids[positions + 1]], axis=1)
-
-    return Sequence(
-        record.ids, with_next(record.labels), with_next(record.prompt), np.arange(len(record.ids), dtype=np.int32)
-    )
+    labels, prompt = (np.stack([at, record.ids[at + 1]], axis=1) for at in (record.labels, record.prompt))
+    return Sequence(record.ids, labels, prompt, np.arange(len(record.ids), dtype=np.int32))

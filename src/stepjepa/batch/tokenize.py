@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,97 +26,40 @@ COUNTS = ("records", "pairs", "without a pair", "over length", "truncated", "pai
 """What is counted while records are tokenised."""
 
 
-# -- views -------------------------------------------------------------------------------------------------------------
+class ViewText(NamedTuple):
+    """A view as characters ``start`` to ``end`` of a rendered text, a step's separator included."""
 
-
-class MessageView(NamedTuple):
-    """A message alone in the chat template."""
-
-    role: str
-    content: str
-
-
-class SpanView(NamedTuple):
-    """Part of a message where it stands in the chat: characters ``start`` to ``end``, a step's separator included."""
-
-    message: int
+    text: Rendered
     start: int
     end: int
+    in_main: bool = False  # the text is the record's whole chat; otherwise it is a message alone
+    predictors: int = 0  # how many predictor tokens it holds
 
-    def characters(self, record: Record, whole: Rendered) -> tuple[int, int]:
-        """First and one past the last character in the rendered record."""
-        start, end = whole.spans[self.message]
-        # Templates that trim a content also trim it in front: its characters stand earlier than the record says.
-        shift = start - max(record.messages[self.message]["content"].find(whole.text[start:end]), 0)
-        return min(max(shift + self.start, start), end), min(max(shift + self.end, start), end)
+    def place(self, tokens: Tokens) -> tuple[int, int]:
+        """First and one past the last of the text's tokens.
 
+        A token belongs to the step in which it begins, so that a full stop fused with a blank line closes its step; the
+        first step takes the token that reaches into the content from outside.
+        """
+        begins = any(self.start == start for start, _ in self.text.spans)
+        first = tokens.first_overlapping(self.start) if begins else tokens.first_from(self.start)
+        return first, tokens.first_from(self.end)
 
-def step_views(record: Record, separator: str) -> list[SpanView]:
-    """The reasoning steps of a record's last assistant message."""
-    last = len(record.messages) - 1
-    return [SpanView(last, step.start, step.end) for step in find_steps(record.answer, separator)]
-
-
-def find_pairs(record: Record, config: JepaConfig) -> list[tuple[MessageView | SpanView, MessageView | SpanView]]:
-    """The pairs of a record, the first view of each predicts the second (before ``reverse_pred``).
-
-    There are none where it has too few steps or an explicit view is empty.
-
-    * Step-JEPA: steps of the last assistant message, each with the one ``pair_distance`` further on.
-    * LLM-JEPA: each user message with the assistant message that answers it; the record's explicit views
-      instead, where it has them. Layouts with ``views_in_text`` take the user's message where it stands in
-      the chat, except for explicit views, which do not stand there.
-    """
-    pairs: list[tuple[MessageView | SpanView, MessageView | SpanView]] = []
-    if config.mode == "step-jepa":
-        steps = step_views(record, config.step_separator)
-        pairs += zip(steps, steps[config.pair_distance :], strict=False)
-    elif config.mode == "llm-jepa" and record.views is not None:
-        spoken = [(source, target) for source, target in record.views if source.strip() and target.strip()]
-        pairs += [(MessageView("user", source), MessageView("assistant", target)) for source, target in spoken]
-    elif config.mode == "llm-jepa":
-        in_text, asked = LAYOUTS[str(config.layout)].views_in_text, 0
-        for index, message in enumerate(record.messages):
-            if message["role"] == "user":
-                asked = index
-            # A call is no text that a question could predict.
-            elif message["role"] == "assistant" and not message.get("tool_calls"):
-                user = record.messages[asked]["content"]
-                first = SpanView(asked, 0, len(user)) if in_text else MessageView("user", user)
-                pairs.append((first, MessageView("assistant", message["content"])))
-        # Without a chat format the last exchange is all there is.
-        pairs = pairs[-1:] if config.plain else pairs
-    return pairs[:1] if config.pairs == "first" else pairs
+    def located(self, tokens: Tokens, main: Ids) -> View:
+        """The view as tokens of its text, which is ``main`` where it stands in the chat."""
+        return View(main if self.in_main else tokens.ids, *self.place(tokens), self.in_main, self.predictors)
 
 
-def token_span(view: SpanView, record: Record, whole: Rendered, tokens: Tokens) -> tuple[int, int]:
-    """First and one past the last token of a part of a message.
-
-    A token belongs to the step in which it begins, so that a full stop fused with a blank line closes its step; the
-    first step takes the token that reaches into the content from outside.
-    """
-    start, end = view.characters(record, whole)
-    return tokens.first_overlapping(start) if view.start == 0 else tokens.first_from(start), tokens.first_from(end)
+ViewPairs = list[tuple[ViewText, ViewText]]
 
 
-# -- records -----------------------------------------------------------------------------------------------------------
-
-
-class _Alone(NamedTuple):
-    """A message alone in the template."""
-
-    text: Rendered  # whose span is what the record itself says
-    start: int  # characters of the view, its predictor tokens included
-    end: int
-    predictors: int
-
-
-class _Written(NamedTuple):
-    """A record as texts."""
-
-    record: Record
-    main: Rendered
-    pairs: list[list[_Alone | SpanView]]
+def step_views(record: Record, main: Rendered, separator: str) -> list[ViewText]:
+    """The reasoning steps of the last assistant message of a record, which is rendered as ``main``."""
+    start, end = main.spans[-1]
+    # Templates that trim a content also trim it in front: its characters stand earlier than the record says.
+    shift = start - max(record.answer.find(main.text[start:end]), 0)
+    places = [[min(max(shift + place, start), end) for place in step] for step in find_steps(record.answer, separator)]
+    return [ViewText(main, *place, in_main=True) for place in places]
 
 
 class RecordTokenizer:
@@ -158,49 +101,78 @@ class RecordTokenizer:
 
     def tokenize_each(self, records: Iterable[Record]) -> list[TokenizedRecord | None]:
         """The same with None in the place of a skipped record."""
-        written = list(map(self._write, records))
-        alone = (view.text for each in written for pair in each.pairs for view in pair if isinstance(view, _Alone))
+        written = [(record, main := self._render(record), self.pairs(record, main)) for record in records]
         # Equal texts are tokenised once.
-        texts = list(dict.fromkeys([*(each.main for each in written), *alone]))
+        texts = dict.fromkeys(
+            text for _, main, pairs in written for text in (main, *(view.text for pair in pairs for view in pair))
+        )
         tokens = self._texts([text.text for text in texts], [text.spans for text in texts])
         found = dict(zip(texts, tokens, strict=True))
-        return [self._read(each, found) for each in written]
+        return [self._read(record, main, pairs, found) for record, main, pairs in written]
 
     def tokens(self, whole: Rendered) -> Tokens:
         """Tokenise a rendered chat."""
         return self._texts([whole.text], [whole.spans])[0]
 
-    def _write(self, record: Record) -> _Written:
+    def _render(self, record: Record) -> Rendered:
         try:
-            main = self.template.render(record.messages, record.tools)
+            return self.template.render(record.messages)
         except UserError as error:
             raise UserError(str(error), path=record.path, line=record.line) from None
-        source = int(self.config.reverse_pred)  # which view of a pair it is
-        pairs = [
-            [
-                view if isinstance(view, SpanView) else self._write_alone(view, is_source=place == source)
-                for place, view in enumerate(pair)
-            ]
-            for pair in find_pairs(record, self.config)
-        ]
-        return _Written(record, main, pairs)
 
-    def _write_alone(self, view: MessageView, *, is_source: bool) -> _Alone:
-        """Write a message alone in the template. A source's predictors are part of the text before it is tokenised.
+    def pairs(self, record: Record, main: Rendered) -> ViewPairs:
+        """The pairs of a record, the first view of each predicts the second (before ``reverse_pred``).
 
-        Put in afterwards they could come to stand behind a token that the content shares with the template's tail,
-        such as OLMo-2's ``?`` with the line end.
+        There are none where it has too few steps or an explicit view is empty.
+
+        * Step-JEPA: steps of the last assistant message, each with the one ``pair_distance`` further on.
+        * LLM-JEPA: each user message with the assistant message that answers it; the record's explicit views
+          instead, where it has them. Layouts with ``views_in_text`` take the user's message where it stands in
+          the chat, except for explicit views, which do not stand there.
         """
-        added, front = self._predictor_text if is_source else "", self.config.front_pred
-        alone = self.template.render_alone(view.role, added + view.content if front else view.content + added)
+        config, found = self.config, ViewPairs()
+        if config.mode == "step-jepa":
+            steps = step_views(record, main, config.step_separator)
+            found += zip(steps, steps[config.pair_distance :], strict=False)
+        elif config.mode == "llm-jepa" and record.views is not None:
+            spoken = [(source, target) for source, target in record.views if source.strip() and target.strip()]
+            found += [
+                (self._alone(0, "user", source), self._alone(1, "assistant", target)) for source, target in spoken
+            ]
+        elif config.mode == "llm-jepa":
+            in_text, asked = LAYOUTS[str(config.layout)].views_in_text, 0
+            for index, message in enumerate(record.messages):
+                if message["role"] == "user":
+                    asked = index
+                elif message["role"] == "assistant":
+                    user = record.messages[asked]["content"]
+                    first = (
+                        ViewText(main, *main.spans[asked], in_main=True) if in_text else self._alone(0, "user", user)
+                    )
+                    found.append((first, self._alone(1, "assistant", message["content"])))
+            # Without a chat format the last exchange is all there is.
+            found = found[-1:] if config.plain else found
+        return found[:1] if config.pairs == "first" else found
+
+    def _alone(self, place: int, role: str, content: str) -> ViewText:
+        """The first or second view of a pair as a message alone in the template.
+
+        A source's predictors are part of the text before it is tokenised. Put in afterwards they could come to stand
+        behind a token that the content shares with the template's tail, such as OLMo-2's ``?`` with the line end.
+        """
+        is_source, front = place == self.config.reverse_pred, self.config.front_pred
+        added = self._predictor_text if is_source else ""
+        alone = self.template.render_alone(role, added + content if front else content + added)
         start, end = alone.spans[0]
         # What the record itself says, where special tokens are but text.
         own = (start + len(added), end) if front else (start, end - len(added))
-        return _Alone(alone._replace(spans=(own,)), start, end, len(self.predictors) if is_source else 0)
+        return ViewText(alone._replace(spans=(own,)), start, end, predictors=len(self.predictors) if is_source else 0)
 
-    def _read(self, written: _Written, encoded: Mapping[Rendered, Tokens]) -> TokenizedRecord | None:
-        record, main, config, counts = written.record, written.main, self.config, self.counts
-        tokens = encoded[main]
+    def _read(
+        self, record: Record, main: Rendered, written: ViewPairs, encoded: Mapping[Rendered, Tokens]
+    ) -> TokenizedRecord | None:
+        config, counts, tokens = self.config, self.counts, encoded[main]
+        where: Any = {"path": record.path, "line": record.line}
         starts, ends = np.array(main.spans, np.int32).T
         # For each message the first token of its content, one past the last, and one past the end of its turn.
         first, last = tokens.ends.searchsorted(starts, "right").tolist(), tokens.starts.searchsorted(ends).tolist()
@@ -213,8 +185,7 @@ class RecordTokenizer:
             raise UserError(
                 f"the record has {length} tokens, more than max_length {config.max_length}; raise --max_length, "
                 "or pass --over_length truncate or skip",
-                path=record.path,
-                line=record.line,
+                **where,
             )
         counts["over length"] += too_long
         counts["truncated"] += too_long and config.over_length == "truncate"
@@ -229,23 +200,21 @@ class RecordTokenizer:
             counts["skipped"] += 1
             return None
         pairs = []
-        for each in written.pairs:
-            pair = Pair(*(self._locate(view, written, encoded, ids) for view in each))
+        for texts in written:
+            pair = Pair(*(view.located(encoded[view.text], ids) for view in texts))
             # Behind what the record says there may be predictor tokens.
-            ends_of = [view.end - view.predictors for view in pair]
-            cut = any(
-                end > (len(ids) if view.in_main else config.max_length) for end, view in zip(ends_of, pair, strict=True)
-            )
+            ends = [view.end - view.predictors for view in pair]
+            limits = [len(ids) if view.in_main else config.max_length for view in pair]
+            cut = any(end > limit for end, limit in zip(ends, limits, strict=True))
             counts["pairs cut by truncation"] += cut
-            if not cut and all(end > view.start for end, view in zip(ends_of, pair, strict=True)):
+            if not cut and all(end > view.start for end, view in zip(ends, pair, strict=True)):
                 pairs.append(pair)
         if config.uses_views and not pairs:
             if config.require_pairs:
                 raise UserError(
                     "the record has no usable pair of views (fewer than two steps, an empty view, or cut by "
                     "truncation); check --step_separator and --max_length, or leave --require_pairs out",
-                    path=record.path,
-                    line=record.line,
+                    **where,
                 )
             counts["without a pair"] += 1
         counts["records"] += 1
@@ -257,14 +226,6 @@ class RecordTokenizer:
             if role != "system"
         ]
         return TokenizedRecord(ids, labels, prompt, tuple(pairs), record.line, np.array(messages, np.int32))
-
-    def _locate(self, view: _Alone | SpanView, written: _Written, encoded: Mapping[Rendered, Tokens], ids: Ids) -> View:
-        if isinstance(view, SpanView):
-            span = token_span(view, written.record, written.main, encoded[written.main])
-            return View(ids, *span, in_main=True)
-        tokens = encoded[view.text]
-        start, end = tokens.first_overlapping(view.start), tokens.first_from(view.end)
-        return View(tokens.ids, start, end, predictors=view.predictors)
 
 
 def _before(ranges: Sequence[tuple[int, int]], length: int) -> Ids:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION
-from stepjepa.data.records import uses_tools
 from stepjepa.errors import UserError
 
 if TYPE_CHECKING:
@@ -102,20 +101,17 @@ class ChatTemplate:
         self.end_of_turn = str(end_of_turn)
         self.end_of_turn_ids = [int(tokenizer.convert_tokens_to_ids(self.end_of_turn))]
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Rendered:
+    def render(self, messages: Sequence[Message]) -> Rendered:
         """Render a whole chat.
 
         Args:
             messages: of the chat.
-            tools: schemas of functions that can be called.
 
         Raises:
             UserError: the template refuses the messages, or rewrites a content so that it can't be found in the text.
         """
         if not self.has_system_role and messages and messages[0]["role"] == "system":
-            return self._render_folded(messages, tools)
-        if tools or uses_tools(messages):
-            return self._render_with_tools(messages, tools)
+            return self._render_folded(messages)
         contents = [message["content"] for message in messages]
         roles = tuple([message["role"] for message in messages])
         text = self._apply(messages)
@@ -137,14 +133,13 @@ class ChatTemplate:
         role = "user" if role == "assistant" and not self.lone_assistant else role
         return self.render([{"role": role, "content": content}])
 
-    def render_prompt(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Rendered:
+    def render_prompt(self, messages: Sequence[Message]) -> Rendered:
         """Render what precedes the answer in training, which is the prompt for generation.
 
         Args:
             messages: the chat without its last assistant message.
-            tools: schemas of functions that can be called.
         """
-        whole = self.render([*messages, {"role": "assistant", "content": _OPEN}], tools)
+        whole = self.render([*messages, {"role": "assistant", "content": _OPEN}])
         # A blank before the answer is part of the answer's first token in most vocabularies.
         text = whole.text[: whole.spans[-1][0]].rstrip(" ")
         return Rendered(text, whole.spans[:-1], whole.turn_ends[:-1])
@@ -172,9 +167,9 @@ class ChatTemplate:
             "last content token": ", ".join(back),
         }
 
-    def _apply(self, messages: Sequence[Message], **more: Any) -> str:
+    def _apply(self, messages: Sequence[Message]) -> str:
         try:
-            return str(self._compiled.render(self._variables | more, messages=messages))
+            return str(self._compiled.render(self._variables, messages=messages))
         except Exception as error:  # a template is a program and can raise any error
             raise UserError(
                 f"the chat template refuses these messages ({_reason(error)}); change them, or name another "
@@ -208,48 +203,13 @@ class ChatTemplate:
             position += len(found) + len(behind)
         return spans if position == len(text) else None
 
-    def _render_with_tools(self, messages: Sequence[Message], tools: Sequence[Any]) -> Rendered:
-        """Render a chat with tools; an assistant's span, calls included, goes from its prompt to its end of turn."""
-        if self.appends_end_of_turn:
-            raise UserError(
-                "the chat template has no end of turn to find a tool call's end; pass another with --chat_template"
-            )
-        schemas = list(tools) or None
-        text = self._apply(messages, tools=schemas)
-        spans: list[Span] = []
-        ends, position = [], 0
-        for index, message in enumerate(messages):
-            role, content = message["role"], message["content"].strip()
-            if role == "assistant":
-                prompt = self._apply(messages[:index], tools=schemas, add_generation_prompt=True)
-                start = len(prompt) if text.startswith(prompt) and len(prompt) >= position else -1
-                end = text.find(self.end_of_turn, start)
-                said = [content, *(call["function"]["name"] for call in message.get("tool_calls", ()))]
-                found = start >= 0 and end >= 0 and all(each in text[start:end] for each in said)
-                ends.append(end + len(self.end_of_turn))
-            else:
-                start = text.find(content, position)
-                found, end = start >= 0, start + len(content)
-                if role == "tool" and not found:
-                    # Some templates write a tool's answer as JSON, where it is not found; no view is made of it.
-                    found, start, end = True, 0, 0
-                ends.append(end)
-            if not found:
-                raise UserError(
-                    f"the chat template leaves out or rewrites message {index} ({role}) of a chat with tools; name "
-                    "another --chat_template"
-                )
-            spans.append((start, end))
-            position = max(position, end)
-        return Rendered(text, tuple(spans), tuple(ends))
-
-    def _render_folded(self, messages: Sequence[Message], tools: Sequence[Any]) -> Rendered:
+    def _render_folded(self, messages: Sequence[Message]) -> Rendered:
         """For templates without a system role: put the system text before the first user content."""
         system, user = messages[0]["content"].strip(), messages[1]["content"].strip()
         if not system:
-            inner = self.render(messages[1:], tools)
+            inner = self.render(messages[1:])
             return Rendered(inner.text, ((0, 0), *inner.spans), (0, *inner.turn_ends))
-        inner = self.render([{"role": "user", "content": f"{system}\n\n{user}"}, *messages[2:]], tools)
+        inner = self.render([{"role": "user", "content": f"{system}\n\n{user}"}, *messages[2:]])
         start, end = inner.spans[0]
         spans = ((start, start + len(system)), (end - len(user), end), *inner.spans[1:])
         return Rendered(inner.text, spans, (spans[0][1], *inner.turn_ends))
@@ -287,9 +247,9 @@ class PlainTemplate:
         self.end_of_turn_ids = [int(known[self.end_of_turn])]
         self.begin = str(tokenizer.bos_token) if _begins_texts(tokenizer) else ""
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Rendered:
+    def render(self, messages: Sequence[Message]) -> Rendered:
         """Render the last question and its answer; a message that is left out has the span ``(0, 0)``."""
-        prompt, answer = self.render_prompt(messages[:-1], tools), messages[-1]["content"]
+        prompt, answer = self.render_prompt(messages[:-1]), messages[-1]["content"]
         if not self.answers:
             text = prompt.text.removesuffix(PERCEPTION) + self.end_of_turn
             return Rendered(text, (*prompt.spans, (0, 0)), (*prompt.turn_ends[:-1], len(text), 0))
@@ -301,10 +261,8 @@ class PlainTemplate:
         text = self.begin + content
         return Rendered(text, ((len(self.begin), len(text)),), (len(text),))
 
-    def render_prompt(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Rendered:
-        """Render what precedes the answer: the last question and ``<|perception|>``. Tools are refused."""
-        if tools or uses_tools(messages):
-            raise UserError("--plain does not support tool calls; train without --plain")
+    def render_prompt(self, messages: Sequence[Message]) -> Rendered:
+        """Render what precedes the answer: the last question and ``<|perception|>``."""
         alone, earlier = self.render_alone("user", messages[-1]["content"]), len(messages) - 1
         spans = (*[(0, 0)] * earlier, *alone.spans)
         return Rendered(alone.text + PERCEPTION, spans, (*[0] * earlier, *alone.turn_ends))

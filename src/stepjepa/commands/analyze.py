@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping
-from typing import Any
 
 from stepjepa.analysis.settings import AnalysisSettings
+from stepjepa.commands import Command
 from stepjepa.errors import visible
-from stepjepa.options import add_options, from_args
-
-SUMMARY = "look at the representations of trained models: numbers and pictures"
+from stepjepa.options import from_args
 
 EPILOG = """\
 Embeds the two views of each test record where training read them: Enc(Text)
@@ -20,38 +17,23 @@ analysis.json (all numbers), embeddings.npz, projection.png/.svg and
 singular_values.png/.svg to --output_dir. Several models share each picture."""
 
 
-COMMON = (
-    *("model_path", "test_file", "output_dir", "labels", "overwrite", "views", "pairs", "layer"),
-    *("t_sne_type", "projections", "max_examples", "batch_size", "dtype"),
-)
-"""Options that ``--help`` shows."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add_options(parser, AnalysisSettings, "files")
-
-
 def run(args: argparse.Namespace) -> int:
     """Analyse the models, write the files and print the numbers.
 
     Raises:
         UserError: a flag, a file or a model is wrong.
     """
+    from stepjepa.analysis.files import output_files
+    from stepjepa.analysis.numbers import as_markdown
     from stepjepa.analysis.run import analyze, notes
 
     analysis = analyze(from_args(AnalysisSettings, args))
-
-    from stepjepa.analysis.files import output_files
-    from stepjepa.analysis.numbers import as_markdown
-
     for model in analysis.models:
-        print(f"{model.name}: {_reading(model.config, model.views)}")
-    print()
-    print(as_markdown([model.name for model in analysis.models], [model.numbers for model in analysis.models]))
-    print()
+        count = model.config["predictors"]
+        where = f"behind {count} predictor token{'s' if count > 1 else ''}" if count else "at its own end"
+        source, target = model.views
+        print(f"{model.name}: {model.config['mode']} views, source {source} read {where}, target {target}")
+    print(f"\n{as_markdown([each.name for each in analysis.models], [each.numbers for each in analysis.models])}\n")
     for note in notes(analysis):
         print(f"note: {visible(note)}")
     print(f"written: {', '.join(map(str, output_files(args.output_dir)))}")
@@ -60,8 +42,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _reading(config: Mapping[str, Any], views: tuple[str, str]) -> str:
-    """One line on the views of a model and the positions at which they are read."""
-    count = config["predictors"]
-    where = f"behind {count} predictor token{'s' if count > 1 else ''}" if count else "at its own end"
-    return f"{config['mode']} views, source {views[0]} read {where}, target {views[1]}"
+ANALYZE = Command(
+    run,
+    flags=((AnalysisSettings, "files"),),
+    common=(
+        *("model_path", "test_file", "output_dir", "labels", "overwrite", "views", "pairs", "layer"),
+        *("t_sne_type", "projections", "max_examples", "batch_size", "dtype"),
+    ),
+    epilog=EPILOG,
+)

@@ -1,20 +1,25 @@
-"""``stepjepa compare``: methods against a baseline, with statistics."""
+"""``stepjepa compare`` and ``stepjepa report``: arms against a baseline, runs in a table or on a page."""
+
+# ruff: noqa: RUF009  # option() makes the field
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from stepjepa.options import add_switch
-from stepjepa.terminal import visible_lines
+from stepjepa.commands import Command
+from stepjepa.errors import UserError
+from stepjepa.files import atomic_write, refuse_existing
+from stepjepa.options import option
+from stepjepa.terminal import print_json, visible_lines
 
 if TYPE_CHECKING:
     from stepjepa.experiments.comparison import Comparison
 
-SUMMARY = "compare methods over seeds with a baseline: tests, intervals, tables, a picture"
-
-EPILOG = """\
+COMPARE_EPILOG = """\
 Runs that differ only in their seeds form an arm; each arm is paired with the
 baseline by seed. Over seeds: Student's paired t-test, one- and two-tailed, 95 %
 intervals, Holm's correction over all arms. Over examples: McNemar's exact test
@@ -23,48 +28,44 @@ what they share with the baseline: the number of optimizer steps, the FLOPs of
 training (within 2 %), or neither. Runs with other data or another evaluation
 are refused."""
 
-FORMATS = ("text", "markdown", "csv", "latex", "json")
+REPORT_EPILOG = """\
+Prints a table of the evaluated runs. With --output_file FILE.html it writes one
+file that opens by double click and loads nothing: comparison of the arms,
+settings, accuracy, losses, similarities and ranks over steps, errors, answers,
+records. Unfinished and unevaluated runs are included with what they have. The
+folder of a sweep stands for its finished trials."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("runs", nargs="+", metavar="DIR", help="run folders, each evaluated, or folders of sweeps")
-    arms = parser.add_argument_group("what is compared")
-    arms.add_argument(
-        "--evaluation", metavar="NAME", help="evaluation to compare, if a run has several: NAME.summary.json"
+@dataclass
+class CompareFlags:
+    """What is compared, and where the tables go."""
+
+    runs: list[str] = option(help="evaluated run folders, or folders of sweeps", positional=True, metavar="DIR")
+    evaluation: str | None = option(
+        None, "evaluation to compare, if a run has several: NAME.summary.json", metavar="NAME"
     )
-    arms.add_argument("--baseline", metavar="ARM", help="name of the arm to compare with (the regular one)")
-    arms.add_argument(
-        "--names", metavar="A,B", help="names of the arms, in the order of their first runs (the settings that differ)"
+    baseline: str | None = option(None, "name of the arm to compare with (the regular one)", metavar="ARM")
+    names: str | None = option(
+        None, "names of the arms, in the order of their first runs (the settings that differ)", metavar="A,B"
     )
-    arms.add_argument(
-        "--tails",
-        choices=("one", "two"),
-        default="one",
-        help="one- or two-tailed p, to be corrected for the number of arms (one)",
+    tails: Literal["one", "two"] = option("one", "one- or two-tailed p, to be corrected for the number of arms")
+    format: Literal["text", "markdown", "json"] = option("text", "format of the tables", group="output")
+    json: bool = option(False, "short for --format json", group="output")
+    output_file: str | None = option(None, "write the tables to this file", group="output", metavar="FILE")
+    plot: str | None = option(
+        None, "draw means, error bars and seeds: FILE.png or FILE.svg", group="output", metavar="FILE"
     )
-    output = parser.add_argument_group("output")
-    output.add_argument("--format", choices=FORMATS, default="text", help="format of the tables (text)")
-    output.add_argument("--json", action="store_true", help="short for --format json")
-    output.add_argument("--output_file", metavar="FILE", help="write the tables to this file")
-    output.add_argument("--plot", metavar="FILE", help="draw means, error bars and seeds: FILE.png or FILE.svg")
-    add_switch(output, "--overwrite", help="replace --output_file and --plot (off)")
+    overwrite: bool = option(False, "replace --output_file and --plot", group="output")
 
 
-def run(args: argparse.Namespace) -> int:
+def compare(args: argparse.Namespace) -> int:
     """Compare the runs; print the tables or write them to files.
 
     Raises:
         UserError: a folder or a flag is wrong, or the runs can't be compared.
     """
-    from pathlib import Path
-
-    from stepjepa.errors import UserError
-    from stepjepa.experiments.comparison_plot import check_picture, write_picture
-    from stepjepa.experiments.comparison_table import FORMATS as WRITERS
-    from stepjepa.files import atomic_write, refuse_existing
+    from stepjepa.experiments.plot import check_picture, write_picture
+    from stepjepa.experiments.tables import FORMATS
 
     if args.json and args.format not in ("text", "json"):
         raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
@@ -75,12 +76,12 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--output_file and --plot are one file; name another", path=args.plot)
     for file in written:
         refuse_existing(file, args.overwrite)
-    comparison = _compare(args)
+    comparison = _comparison(args)
     read = {file.resolve() for arm in comparison.arms for run in arm.runs for file in run.files}
     for file in written:
         if file.resolve() in read:
             raise UserError("is an input of this comparison; name another file", path=file)
-    text = WRITERS["json" if args.json else args.format](comparison)
+    text = FORMATS["json" if args.json else args.format](comparison)
     if args.output_file is None:
         print(visible_lines(text), end="")
     else:
@@ -93,12 +94,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _compare(args: argparse.Namespace) -> Comparison:
+def _comparison(args: argparse.Namespace) -> Comparison:
     """Compare the runs, named by ``--names``, by the arms of their sweep, or by the settings in which they differ."""
-    from stepjepa.errors import UserError
-    from stepjepa.experiments.comparison import compare
-    from stepjepa.experiments.evaluated_run import SUMMARY
-    from stepjepa.pages.runs import compare_folders, find_run_folders
+    from stepjepa.experiments.comparison import compare, compare_folders
+    from stepjepa.experiments.evaluated_run import SUMMARY, find_run_folders
 
     places = find_run_folders(args.runs)
     # An unfinished sweep has trained runs without an evaluation: skip them. Runs named one by one must have one.
@@ -114,3 +113,65 @@ def _compare(args: argparse.Namespace) -> Comparison:
         return compare_folders(places, args.baseline, **settings)
     names = [" ".join(name.split()) for name in args.names.split(",")]
     return compare([place.folder for place in places], names=names, baseline=args.baseline, **settings)
+
+
+@dataclass
+class ReportFlags:
+    """Which runs, and the page."""
+
+    runs: list[str] = option(help="run folders, or folders of sweeps", positional=True, metavar="RUN")
+    json: bool = option(False, "the table for machines")
+    output_file: str | None = option(None, "gets the page", group="page", metavar="FILE.html")
+    title: str | None = option(None, "of the page (the names of the runs)", group="page")
+    analysis: str | None = option(
+        None, "of 'stepjepa analyze' (the first one in a folder of the runs)", group="page", metavar="DIR"
+    )
+    baseline: str | None = option(
+        None, "name of the arm to compare with (the regular one)", group="page", metavar="ARM"
+    )
+    overwrite: bool = option(False, "replace --output_file", group="page")
+
+
+def report(args: argparse.Namespace) -> int:
+    """Print the table or write the page.
+
+    Raises:
+        UserError: a folder or a flag is wrong, or the runs can't stand in one table.
+    """
+    if args.output_file is not None:
+        return _write_page(args)
+    from stepjepa.experiments.evaluated_run import find_run_folders
+    from stepjepa.experiments.tables import report, report_text
+
+    for flag in ("title", "baseline", "analysis", "overwrite"):
+        if getattr(args, flag):
+            raise UserError(f"--{flag} is for a page; add --output_file FILE.html, or leave it out")
+    rows = report([each.folder for each in find_run_folders(args.runs)])
+    if args.json:
+        print_json(rows)
+    else:
+        print(visible_lines(report_text(rows)))
+    return 0
+
+
+def _write_page(args: argparse.Namespace) -> int:
+    from stepjepa.analysis.files import JSON_FILE
+    from stepjepa.pages.page import write_page
+    from stepjepa.pages.runs import read_runs
+
+    target = Path(args.output_file)
+    if args.json:
+        raise UserError("--json prints the table, and --output_file writes the page; leave one of them out")
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise UserError("--output_file is an HTML page; end its name in .html", path=target)
+    refuse_existing(target, args.overwrite)
+    analysis = None if args.analysis is None else Path(args.analysis)
+    if analysis is not None and not (analysis / JSON_FILE).is_file():
+        raise UserError(f"holds no {JSON_FILE}; name an output folder of 'stepjepa analyze'", path=analysis)
+    size = write_page(read_runs(args.runs), target, title=args.title, baseline=args.baseline, analysis=analysis)
+    print(f"written: {visible_lines(str(target))} ({size / 1e6:.1f} MB); open it in a browser")
+    return 0
+
+
+COMPARE = Command(compare, flags=((CompareFlags, "what is compared"),), epilog=COMPARE_EPILOG)
+REPORT = Command(report, flags=((ReportFlags, "runs"),), epilog=REPORT_EPILOG)

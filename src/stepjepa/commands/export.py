@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepjepa.commands import Command
 from stepjepa.config import Dtype
 from stepjepa.errors import UserError, visible
 from stepjepa.files import read_json_object
-from stepjepa.options import add_options, option, refuse_without_effect
+from stepjepa.options import option, refuse_without_effect
 from stepjepa.run_folder import checksum_fault
-
-SUMMARY = "merge an adapter into its base, or copy a trained model, as a plain model folder"
 
 EPILOG = """\
 The folder loads with AutoModelForCausalLM.from_pretrained. Its model card has
@@ -47,22 +46,25 @@ class ExportFlags:
     hub_revision: str | None = option(None, "branch (main)", group="hub", metavar="NAME", only_with="push_to_hub")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add_options(parser, ExportFlags, "export")
-
-
 def run(args: argparse.Namespace) -> int:
-    """Export the model, upload it, or both."""
-    _check(args)
-    folder = Path(args.output_dir or args.model_path)
-    name = None
-    if args.push_to_hub is not None:
-        from stepjepa.training.hub import create_repository, refuse_lone_adapter
+    """Export the model, upload it, or both.
 
+    Raises:
+        UserError: a flag is missing or has no effect, or the folder can't be exported or uploaded.
+    """
+    if args.push_to_hub is None and args.output_dir is None:
+        raise UserError("--output_dir is missing: a folder to export to; or --push_to_hub to upload what is there")
+    refuse_without_effect(vars(args), ExportFlags)
+    folder, name = Path(args.output_dir or args.model_path), None
+    if args.push_to_hub is not None:
         # Fail before the model is loaded if the upload would be refused.
+        from stepjepa.training.hub import create_repository, refuse_lone_adapter, refuse_offline
+
+        refuse_offline()
+        files = ("config.json", "adapter_config.json")
+        if args.output_dir is None and not any((folder / file).is_file() for file in files):
+            told = f"holds no model ({' or '.join(files)}); a run that was stopped has its models in checkpoint-N"
+            raise UserError(told, path=folder)
         if args.output_dir is None:
             refuse_lone_adapter(folder)
         name = create_repository(args.push_to_hub, private=args.hub_private_repo or None)
@@ -75,25 +77,6 @@ def run(args: argparse.Namespace) -> int:
     if name is not None:
         _upload(args, folder, name)
     return 0
-
-
-def _check(args: argparse.Namespace) -> None:
-    """Refuse missing flags, flags without effect, and an upload of a folder that holds no model."""
-    if args.push_to_hub is None and args.output_dir is None:
-        raise UserError("--output_dir is missing: a folder to export to; or --push_to_hub to upload what is there")
-    refuse_without_effect(vars(args), ExportFlags)
-    if args.push_to_hub is None:
-        return
-    from stepjepa.training.hub import refuse_offline
-
-    refuse_offline()
-    files = ("config.json", "adapter_config.json")
-    if args.output_dir is None and not any((Path(args.model_path) / file).is_file() for file in files):
-        raise UserError(
-            "holds no model (neither config.json nor adapter_config.json); a run that was stopped has its models in "
-            "checkpoint-N",
-            path=args.model_path,
-        )
 
 
 def _export(args: argparse.Namespace, name: str | None) -> None:
@@ -163,3 +146,6 @@ def _base_rows(model_path: str, run: dict[str, Any] | None) -> int | None:
         return int(AutoConfig.from_pretrained(name, local_files_only=True).get_text_config().vocab_size)
     except Exception:  # any error of a base that is not stored here; strip_rows then does without
         return None
+
+
+EXPORT = Command(run, flags=((ExportFlags, "export"),), epilog=EPILOG)

@@ -8,31 +8,20 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepjepa.arguments import add_training_data, jepa_config
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
+from stepjepa.commands import Command
 from stepjepa.data.records import Record, bad_records, tell_bad_records
 from stepjepa.data.sources import read_records
 from stepjepa.files import refuse_existing
 from stepjepa.models.presets import PREFIX, preset_tokenizer
-from stepjepa.options import FROM_ONE, add_options, option
+from stepjepa.options import FROM_ONE, option
 from stepjepa.terminal import make_console
-
-if TYPE_CHECKING:
-    from stepjepa.inspection.record import Inspection
-
-SUMMARY = "show what records become: sequences, the tree of their tokens, labels, readouts"
 
 PIPE_WIDTH = 120
 """Columns of the output if standard output is not a terminal and ``COLUMNS`` is not set."""
-
-
-COMMON = (
-    *("train_file", "max_length", "model_name", "chat_template", "regular", "step_jepa", "layout", "predictors"),
-    *("pairs", "step_separator", "labels", "plain", "index", "records", "json", "png", "overwrite"),
-)
-"""Options that ``--help`` shows."""
 
 
 @dataclass
@@ -45,13 +34,6 @@ class ShowFlags:
     no_color: bool = option(False, "no colours, only marks; so does NO_COLOR in the environment")
     png: str | None = option(None, "write tree and attention matrix as a picture", metavar="FILE")
     overwrite: bool = option(False, "let --png replace a file")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    parser.epilog = "example: stepjepa inspect --train_file data.jsonl --model_name preset:tiny --step_jepa"
-    add_training_data(parser, required=("train_file", "model_name"))
-    add_options(parser, ShowFlags, "what to show")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,7 +60,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"model": args.model_name, **inspection.to_dict()}, ensure_ascii=False))
     else:
-        _print(inspection, colours=not args.no_color)
+        from stepjepa.inspection.view import show
+
+        known = sys.stdout.isatty() or "COLUMNS" in os.environ
+        width = shutil.get_terminal_size().columns if known else PIPE_WIDTH
+        show(inspection, make_console(width, colours=not args.no_color))
     if args.png is not None:
         from stepjepa.inspection.picture import write_png
         from stepjepa.inspection.view import title
@@ -90,21 +76,26 @@ def run(args: argparse.Namespace) -> int:
 
 def _tokenizer(args: argparse.Namespace, records: list[Record]) -> Any:
     """The tokenizer that training would use; a preset's is trained on the file's own texts."""
-    if not args.model_name.startswith(PREFIX):
-        from stepjepa.models.loading import load_tokenizer
+    if args.model_name.startswith(PREFIX):
+        texts = (message["content"] for record in records for message in record.messages)
+        return preset_tokenizer(args.model_name, texts, args.chat_template)
+    from stepjepa.models.loading import load_tokenizer
 
-        return load_tokenizer(
-            args.model_name,
-            chat_template=args.chat_template,
-            trust_remote_code=args.trust_remote_code,
-            gguf_file=args.gguf_file,
-        )
-    texts = (message["content"] for record in records for message in record.messages)
-    return preset_tokenizer(args.model_name, texts, args.chat_template)
+    return load_tokenizer(
+        args.model_name,
+        chat_template=args.chat_template,
+        trust_remote_code=args.trust_remote_code,
+        gguf_file=args.gguf_file,
+    )
 
 
-def _print(inspection: Inspection, *, colours: bool) -> None:
-    from stepjepa.inspection.view import show
-
-    known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    show(inspection, make_console(shutil.get_terminal_size().columns if known else PIPE_WIDTH, colours=colours))
+INSPECT = Command(
+    run,
+    add=lambda parser: add_training_data(parser, required=("train_file", "model_name")),
+    flags=((ShowFlags, "what to show"),),
+    common=(
+        *("train_file", "max_length", "model_name", "chat_template", "regular", "step_jepa", "layout", "predictors"),
+        *("pairs", "step_separator", "labels", "plain", "index", "records", "json", "png", "overwrite"),
+    ),
+    epilog="example: stepjepa inspect --train_file data.jsonl --model_name preset:tiny --step_jepa",
+)

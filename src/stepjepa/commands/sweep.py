@@ -1,30 +1,30 @@
 """``stepjepa sweep``: train and evaluate every combination of a grid."""
 
+# ruff: noqa: RUF009  # option() makes the field
+
 from __future__ import annotations
 
 import argparse
 import contextlib
 import io
-import os
 import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
-from stepjepa.arguments import objective_flags
+from stepjepa.arguments import SHORT_LOSSES, objective_flags
+from stepjepa.commands import Command, make_parser, parse
+from stepjepa.config import NEEDS_VIEWS
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
-from stepjepa.options import TRUE
-from stepjepa.parser import Parser, refuse_unknown
+from stepjepa.options import FROM_ONE, TRUE, Parser, option
 
 if TYPE_CHECKING:
     from stepjepa.experiments.grid import Flags, Grid
-    from stepjepa.experiments.sweep import Engine, Outcome
-    from stepjepa.experiments.sweep_folder import SweepFolder
-
-SUMMARY = "train and evaluate every combination of a grid, over several seeds"
+    from stepjepa.experiments.sweep import Engine, Outcome, SweepFolder
 
 EPILOG = """\
 The file is YAML:
@@ -53,44 +53,36 @@ Ctrl-C cancels the jobs. If the sweep's own process dies, the jobs continue, and
 the same command watches them again. A job that runs out of time is requeued and
 resumes from its last checkpoint."""
 
+OF_METHOD = {*NEEDS_VIEWS, *SHORT_LOSSES, "step_jepa", "additive_mask"}
+"""Flags without effect in regular training, so that the baseline does not get them."""
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--config", metavar="FILE", help="YAML file with the grid")
-    parser.add_argument("--output_dir", required=True, metavar="DIR", help="folder of all run folders")
-    parser.add_argument("--seeds", type=int, nargs="+", metavar="N", help="seeds, instead of those of the file")
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        metavar="N",
-        help="trials at a time (1, or one for each GPU; with SLURM its limit)",
-    )
-    parser.add_argument("--only", metavar="NAME,...", help="arms, combinations, trials or seeds: 'regular,82' is one")
-    parser.add_argument("--retry_failed", action="store_true", help="try those again that failed")
-    parser.add_argument("--dry_run", action="store_true", help="show what would be run, and write nothing")
-    parser.add_argument(
-        "--engine", choices=("local", "slurm"), default="local", help="this machine, or jobs of a cluster (local)"
-    )
-    parser.add_argument(
-        "--slurm", nargs="+", metavar="KEY=VALUE", help="what a job gets, by the names of submitit or of sbatch"
+
+@dataclass
+class SweepFlags:
+    """The grid, and how its trials are run."""
+
+    config: str | None = option(None, "YAML file with the grid", metavar="FILE")
+    output_dir: str | None = option(None, "folder of all run folders", metavar="DIR")
+    seeds: list[int] | None = option(None, "seeds, instead of those of the file")
+    jobs: int | None = option(None, "trials at a time (1, or one for each GPU; with SLURM its limit)", allowed=FROM_ONE)
+    only: str | None = option(None, "arms, combinations, trials or seeds: 'regular,82' is one", metavar="NAME,...")
+    retry_failed: bool = option(False, "try those again that failed")
+    dry_run: bool = option(False, "show what would be run, and write nothing")
+    engine: Literal["local", "slurm"] = option("local", "this machine, or jobs of a cluster")
+    slurm: list[str] | None = option(
+        None, "what a job gets, by the names of submitit or of sbatch", metavar="KEY=VALUE"
     )
 
 
-def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+def parse_grid(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the flags of sweep into ``args``; without a grid file, all others into ``args.flags``, by name."""
     args, rest = parser.parse_known_args(arguments)
+    if args.output_dir is None:
+        parser.error("the following arguments are required: --output_dir")
     if args.config is not None and rest:
-        refuse_unknown(parser, rest)
+        parser.refuse(rest)
     if args.config is None and not rest:
         parser.error("name a grid with --config, or the flags of train and evaluate")
-    args.flags = _flags(parser, rest)
-    return args
-
-
-def _flags(parser: argparse.ArgumentParser, rest: Sequence[str]) -> Flags:
-    """Flags of other commands, by name: True for a flag without a value, a list for several values."""
     flags: dict[str, list[str]] = {}
     for argument in rest:
         name, equals, value = argument.partition("=")
@@ -101,15 +93,9 @@ def _flags(parser: argparse.ArgumentParser, rest: Sequence[str]) -> Flags:
         elif flags:
             flags[next(reversed(flags))].append(argument)
         else:
-            refuse_unknown(parser, rest)
-    return {name: True if not values else values[0] if len(values) == 1 else values for name, values in flags.items()}
-
-
-class _Strict(Parser):
-    """A parser of another command that raises ``UserError`` instead of ending the program."""
-
-    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        raise UserError((message or "").partition("error: ")[2].strip() or "is no flag of a grid; leave it out")
+            parser.refuse(rest)
+    args.flags = {name: value if value[1:] else value[0] if value else True for name, value in flags.items()}
+    return args
 
 
 def _train_settings(arguments: list[str]) -> dict[str, Any]:
@@ -118,66 +104,44 @@ def _train_settings(arguments: list[str]) -> dict[str, Any]:
     Raises:
         UserError: one is unknown or wrong, they contradict each other, or a file is missing.
     """
-    from stepjepa.commands import train
+    from stepjepa.commands.train import check
 
-    parser = _Strict()
-    train.add_arguments(parser)
-    args = train.parse(parser, [*arguments, "--output_dir=."])
+    args = parse("train", [*arguments, "--output_dir=."])
     # Discard its notes: the log of the trial has them too.
     with contextlib.redirect_stderr(io.StringIO()):
-        config = train.check(args)
+        config = check(args)
     for name in ("train_file", "eval_file", "data_file", "chat_template"):
         if getattr(args, name) is not None:
             existing_file(getattr(args, name), f"--{name}")
     # ``jepa`` holds the whole objective; ``given`` and ``resolved`` only hold the spelling of the arguments.
     left_out = {*objective_flags(), "given", "resolved"}
-    rest = {name: value for name, value in vars(args).items() if name not in left_out}
-    return {**rest, "jepa": config.to_dict()}
+    return {**{name: value for name, value in vars(args).items() if name not in left_out}, "jepa": config.to_dict()}
 
 
 def _evaluate_settings(arguments: list[str]) -> dict[str, Any]:
     """As :func:`_train_settings`, for ``stepjepa evaluate``."""
-    parser = _evaluate_parser()
-    args, unknown = parser.parse_known_args([*arguments, "--model_path=.", "--output_file=."])
-    if unknown:
-        refuse_unknown(parser, unknown)
+    args = parse("evaluate", [*arguments, "--model_path=.", "--output_file=."])
     existing_file(args.test_file, "--test_file")
     return vars(args)
 
 
-def _evaluate_parser() -> argparse.ArgumentParser:
-    from stepjepa.commands import evaluate
-
-    parser = _Strict(allow_abbrev=False)
-    evaluate.add_arguments(parser)
-    return parser
-
-
-def _names(parser: argparse.ArgumentParser) -> set[str]:
-    return {option[2:] for action in parser._actions for option in action.option_strings}
-
-
 def _grid_of_flags(flags: Flags, seeds: Sequence[int] | None) -> Grid:
     """A grid of two arms: the method with all flags, and the baseline with those that affect regular training."""
-    from stepjepa.commands import train
     from stepjepa.experiments.grid import BASELINE, make_grid
 
-    parser = _Strict()
-    train.add_arguments(parser)
-    evaluating = _names(_evaluate_parser()) - _names(parser)
-    objective = objective_flags()
+    evaluating = {*make_parser("evaluate")._option_string_actions} - {*make_parser("train")._option_string_actions}
     grid: dict[str, Flags] = {"train": {}, "evaluate": {}}
     name = "step-jepa" if "step_jepa" in flags else "llm-jepa"
     own: Flags = {}
     baseline: Flags = {"regular": True}
     for flag, value in flags.items():
-        if flag in evaluating:
+        if f"--{flag}" in evaluating:
             grid["evaluate"][flag] = value
         elif flag == "same_flop":
             # It changes nothing in regular training. The suffix keeps this arm apart from the arm of equal steps.
             own[flag] = value
             name += "-same-flop" if str(value).lower() in TRUE else ""
-        elif flag in objective and not _changes_regular(flag, value):
+        elif flag in OF_METHOD:
             own[flag] = value
         elif isinstance(value, list):
             own[flag] = baseline[flag] = value
@@ -186,27 +150,11 @@ def _grid_of_flags(flags: Flags, seeds: Sequence[int] | None) -> Grid:
     return make_grid({**grid, "arms": {BASELINE: baseline, name: own}}, seeds)
 
 
-def _changes_regular(flag: str, value: Any) -> bool:
-    """Whether regular training accepts a flag of the objective and is changed by it."""
-    regular = ["--regular", "--model_name=", f"--train_file={os.devnull}"]
-    plain = _train_settings(regular)
-    for choice in value if isinstance(value, list) else [value]:
-        try:
-            if _train_settings([*regular, f"--{flag}={choice}"]) != plain:
-                return True
-        except UserError:
-            return False
-    return False
-
-
 def run(args: argparse.Namespace) -> int:
     """Expand and check the grid, run the trials that are left and show the table."""
     from stepjepa.experiments.grid import expand, read_grid, select
-    from stepjepa.experiments.sweep import sweep
-    from stepjepa.experiments.sweep_folder import SweepFolder
+    from stepjepa.experiments.sweep import SweepFolder, sweep
 
-    if args.jobs is not None and args.jobs < 1:
-        raise UserError(f"--jobs: expected 1 or more, got {args.jobs}")
     if args.slurm and args.engine != "slurm":
         raise UserError("--slurm does nothing on this machine; add --engine slurm or leave it out")
     grid = read_grid(args.config, args.seeds) if args.config else _grid_of_flags(args.flags, args.seeds)
@@ -222,9 +170,7 @@ def run(args: argparse.Namespace) -> int:
     narrowed = f", {len(chosen)} of them chosen" if len(chosen) < len(trials) else ""
     labels = len({trial.label for trial in trials})
     print(f"sweep: {len(trials)} trials ({labels} combinations, {len(grid.seeds)} seeds){narrowed}: {there}")
-    print(f"baseline: {grid.baseline}")
-    print(f"at a time: {where}")
-    print(f"logs: {path}/ARM/seedN.log", flush=True)
+    print(f"baseline: {grid.baseline}\nat a time: {where}\nlogs: {path}/ARM/seedN.log", flush=True)
     if args.dry_run:
         for trial in chosen:
             print(f"\n{trial.name} ({states[trial.name]})")
@@ -270,3 +216,12 @@ def _conclude(folder: SweepFolder, grid: Grid, outcome: Outcome, count: int) -> 
         line = ["stepjepa", "compare", *runs, "--names", ",".join(labels), "--baseline", *baselines]
         print(f"compare: {shlex.join(line)}")
     return 1 if outcome.failed else 0
+
+
+SWEEP = Command(
+    run,
+    flags=((SweepFlags, "sweep"),),
+    parse=parse_grid,
+    usage="stepjepa sweep --output_dir DIR [--config FILE] [flags below, or those of train and evaluate]",
+    epilog=EPILOG,
+)

@@ -1,10 +1,11 @@
-"""``stepjepa train``: train a model. Flags that are not ours go to ``transformers.TrainingArguments``."""
+"""``stepjepa train`` and ``stepjepa estimate``. Flags that are not ours go to ``transformers.TrainingArguments``."""
 
 # ruff: noqa: RUF009  # option() makes the field
 
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -12,30 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stepjepa.arguments import ModelFlags, add_training_data, jepa_config
+from stepjepa.arguments import (
+    OURS,
+    ModelFlags,
+    add_training_data,
+    arguments_of_file,
+    jepa_config,
+    named_training_fields,
+    training_parser,
+)
+from stepjepa.commands import Command
 from stepjepa.config import Dtype, JepaConfig
 from stepjepa.errors import UserError
-from stepjepa.flag_files import arguments_of_file
-from stepjepa.options import FROM_ONE, READERS, SHARE, Range, add_options, option, refuse_without_effect
-from stepjepa.parser import Parser, refuse_unknown
+from stepjepa.options import FROM_ONE, SHARE, Parser, Range, option, refuse_both, refuse_without_effect
 from stepjepa.published import TrainingFlags, follow_training_flags, preset_arguments
 from stepjepa.run_folder import FinishedError, is_main_process, read_run
 from stepjepa.terminal import lines_to_stderr, print_json, print_rows
-
-SUMMARY = "train a model: regular, LLM-JEPA or Step-JEPA"
-
-EPILOG = """\
-example: stepjepa train --train_file train.jsonl --model_name preset:tiny \\
-  --step_jepa --lbd 0.1 --output_dir runs/a
-All fields of transformers.TrainingArguments are flags too, such as --bf16."""
-
-COMMON = (
-    *("train_file", "eval_file", "max_length", "model_name", "dtype", "lora"),
-    *("regular", "step_jepa", "layout", "predictors", "lbd", "jepa_loss_type", "jepa_ratio", "eval_generate"),
-    *("output_dir", "batch_size", "grad_accum", "learning_rate", "num_epochs", "eval_steps", "finetune_seed"),
-    *("resume_from_checkpoint", "dry_run", "config"),
-)
-"""Options that ``--help`` shows."""
 
 SEED: Range = (lambda value: 0 <= value < 2**32, f"a whole number from 0 to {2**32 - 1}")
 
@@ -130,107 +123,44 @@ class RunFlags:
 FLAGS = (TrainData, TrainedModel, AnswerFlags, RunFlags)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_flags(parser: Parser) -> None:
     """Add our own flags, in groups."""
-    parser.usage = "stepjepa train --train_file FILE --model_name NAME --output_dir DIR [flags below]"
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_training_data(parser, TrainedModel)
-    add_options(parser, TrainData, "data")
-    add_options(parser, AnswerFlags, "answers during training")
-    add_options(parser, RunFlags, "run")
-    add_options(parser, TrainingFlags, "of the published scripts (docs/published.md)")
+    parser.add(TrainData, "data")
+    parser.add(AnswerFlags, "answers during training")
+    parser.add(RunFlags, "run")
+    parser.add(TrainingFlags, "of the published scripts (docs/published.md)")
 
 
 def more_help() -> str:
     """Help on the flags of TrainingArguments that are not ours, for ``--help_all``."""
-    ours = argparse.ArgumentParser(add_help=False)
-    add_arguments(ours)
-    inner = _training_parser()
+    ours = Parser(add_help=False)
+    add_flags(ours)
+    inner = training_parser()
     left_out = {*ours._option_string_actions, *(f"--{name}" for name in OURS)}
     for group in inner._action_groups:
         group._group_actions = [each for each in group._group_actions if not left_out & {*each.option_strings}]
     return "\ntransformers.TrainingArguments:\n" + inner.format_help().partition("options:")[2]
 
 
-def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse our own flags into ``args``, and the fields of TrainingArguments that were named into ``args.training``.
 
     ``args.given`` is the command line as it was given; in ``args.resolved`` the flags that ``--preset`` and
     ``--config`` stand for come before it.
     """
-    given = list(arguments)
-    first, _ = parser.parse_known_args(arguments)
+    given = arguments = list(arguments)
+    first, _ = parser.parse_known_args(given)
     if first.config is not None:
-        known = [*_training_parser()._actions, *parser._actions]
-        flags = {
-            option.removeprefix("--"): action.nargs in ("+", "*") or action.dest == "report_to"
-            for action in known
-            for option in action.option_strings
-            if action.dest not in (*OURS, "config", "help", "help_all")
-        }
-        of_file, origins = arguments_of_file(first.config, flags)
-        if isinstance(parser, Parser):
-            # A flag of the command line wins, so an error about it is not the file's.
-            named = {argument.partition("=")[0] for argument in given}
-            parser.origins = {flag: place for flag, place in origins.items() if flag not in named}
-        arguments = [*of_file, *arguments]
+        arguments = [*arguments_of_file(parser, first.config, given), *given]
         first, _ = parser.parse_known_args(arguments)
     arguments = [*preset_arguments(first), *arguments]
     args, rest = parser.parse_known_args(arguments)
-    args.given, args.resolved = given, list(arguments)
-    args.training = _parse_training(parser, rest) if rest else {}
+    args.given, args.resolved, args.training = given, arguments, named_training_fields(parser, rest)
     if missing := [f"--{name}" for name in ("model_name", "output_dir") if getattr(args, name) is None]:
-        verb = "is" if len(missing) == 1 else "are"
-        parser.error(f"{' and '.join(missing)} {verb} missing; {parser.prog} --help says more")
+        parser.error(f"the following arguments are required: {', '.join(missing)}")
     follow_training_flags(args)
     return args
-
-
-# Fields of TrainingArguments that are refused as flags, since they have no effect with this trainer.
-OURS = ("do_train", "do_eval", "do_predict", "remove_unused_columns", "label_names")
-
-
-def _training_parser() -> Any:
-    from transformers import HfArgumentParser, TrainingArguments
-
-    return HfArgumentParser(TrainingArguments, add_help=False, allow_abbrev=False, argument_default=None)
-
-
-def training_fields() -> list[str]:
-    """The fields of ``transformers.TrainingArguments`` that are flags."""
-    from dataclasses import fields
-
-    from transformers import TrainingArguments
-
-    return [field.name for field in fields(TrainingArguments) if field.init and field.name not in OURS]
-
-
-def _parse_training(parser: argparse.ArgumentParser, rest: Sequence[str]) -> dict[str, Any]:
-    inner = _training_parser()
-    # Return only the flags that were named: the defaults of TrainingArguments must not overwrite ours.
-    for action in inner._actions:
-        action.default = argparse.SUPPRESS
-        action.type = READERS.get(action.type, action.type)
-        if action.dest == "report_to":
-            # transformers' own parser takes only one name.
-            action.nargs = "+"
-    inner.prog = parser.prog
-    inner.error = lambda message: Parser.error(parser, message)  # type: ignore[arg-type]  # same one-line form
-    known, unknown = inner.parse_known_args(rest)
-    fields = training_fields()
-    if unknown:
-        refuse_unknown(parser, unknown, [f"--{name}" for name in fields])
-    named = vars(known)
-    if len(named.get("report_to", ())) == 1:
-        named["report_to"] = named["report_to"][0]
-    if "hub_token" in named:
-        # Every user of the machine can read a command line, and the run folder keeps it.
-        parser.error("--hub_token would be read by others; leave it out and set HF_TOKEN in the environment")
-    for name in named:
-        if name in OURS:
-            parser.error(f"--{name} has no effect here; leave it out")
-    return named
 
 
 def check(args: argparse.Namespace) -> JepaConfig:
@@ -243,37 +173,26 @@ def check(args: argparse.Namespace) -> JepaConfig:
     refuse_without_effect(vars(args), *FLAGS)
     if sum(each is not None for each in (args.train_file, args.data_file, args.dataset)) != 1:
         raise UserError("name the data with one of --train_file, --data_file and --dataset")
-    if args.data_file is not None and args.eval_file is not None:
-        raise UserError("--data_file is split into both parts, so --eval_file can't stand beside it; leave one out")
-    if args.no_cache and args.cache_dir is not None:
-        raise UserError("--no_cache keeps nothing, and --cache_dir says where; leave one out")
-    if args.plain and args.chat_template is not None:
-        raise UserError("--chat_template does nothing with --plain, which has no chat format; leave one out")
+    exclusive = (("data_file", "eval_file"), ("no_cache", "cache_dir"), ("plain", "chat_template"))
+    refuse_both(args, *exclusive, ("load_in_4bit", "load_in_8bit"))
     if args.eval_generate is not None and args.eval_file is None and args.data_file is None:
         raise UserError("--eval_generate needs held-out records; add --eval_file or --data_file")
-    _check_model(args)
+    untrained = args.pretrain or args.model_name.startswith("preset:")
+    for name in ("lora", "gguf_file"):
+        if untrained and getattr(args, name):
+            raise UserError(f"--{name} needs trained weights, and presets have random weights, as with --pretrain")
+    if args.gguf_file is not None and (args.load_in_4bit or args.load_in_8bit):
+        raise UserError(
+            "--gguf_file names weights that are dequantised; leave it or --load_in_4bit, --load_in_8bit out"
+        )
+    if args.train_tokenizer is not None and not untrained:
+        raise UserError("--train_tokenizer needs random weights, which --pretrain makes; add it or leave both out")
     if args.same_flop and args.training.get("max_steps", -1) > 0:
         raise UserError("--same_flop works out the number of steps, and --max_steps names it; leave one out")
     return config
 
 
-def _check_model(args: argparse.Namespace) -> None:
-    """Refuse flags of the model that contradict each other."""
-    preset = args.model_name.startswith("preset:")
-    if args.lora and (preset or args.pretrain):
-        raise UserError(
-            f"--lora adapts a trained model, and {'presets have' if preset else '--pretrain means'} random weights; "
-            "leave one out"
-        )
-    if args.gguf_file is not None and (preset or args.pretrain or args.load_in_4bit or args.load_in_8bit):
-        raise UserError("--gguf_file names trained weights, which are dequantised; leave it or what contradicts it out")
-    if args.load_in_4bit and args.load_in_8bit:
-        raise UserError("--load_in_4bit and --load_in_8bit exclude each other; leave one out")
-    if args.train_tokenizer is not None and not (preset or args.pretrain):
-        raise UserError("--train_tokenizer needs random weights, which --pretrain makes; add it or leave both out")
-
-
-def run(args: argparse.Namespace) -> int:
+def train(args: argparse.Namespace) -> int:
     """Check what can be checked cheaply, then train."""
     config = check(args)
     from stepjepa.training.run import train
@@ -301,9 +220,128 @@ def _close(args: argparse.Namespace, record: dict[str, Any]) -> None:
 
     if args.json:
         print_json(record if args.dry_run else finished_json(args, record))
-        return
-    if args.dry_run:
-        return
-    print_rows(last_lines(Path(args.output_dir), record))
-    # On a line of its own, so that it can be copied from a terminal of any width.
-    print(f"next: {shlex.join(next_command(args))}", flush=True)
+    elif not args.dry_run:
+        print_rows(last_lines(Path(args.output_dir), record))
+        # On a line of its own, so that it can be copied from a terminal of any width.
+        print(f"next: {shlex.join(next_command(args))}", flush=True)
+
+
+TRAIN = Command(
+    train,
+    add=add_flags,
+    parse=parse,
+    usage="stepjepa train --train_file FILE --model_name NAME --output_dir DIR [flags below]",
+    common=(
+        *("train_file", "eval_file", "max_length", "model_name", "dtype", "lora"),
+        *("regular", "step_jepa", "layout", "predictors", "lbd", "jepa_loss_type", "jepa_ratio", "eval_generate"),
+        *("output_dir", "batch_size", "grad_accum", "learning_rate", "num_epochs", "eval_steps", "finetune_seed"),
+        *("resume_from_checkpoint", "dry_run", "config"),
+    ),
+    more_help=more_help,
+    epilog="""\
+example: stepjepa train --train_file train.jsonl --model_name preset:tiny \\
+  --step_jepa --lbd 0.1 --output_dir runs/a
+All fields of transformers.TrainingArguments are flags too, such as --bf16.""",
+)
+
+DEVICES = {
+    "a100": (312e12, 80e9),
+    "h100": (989e12, 80e9),
+    "h200": (989e12, 141e9),
+    "b200": (2250e12, 180e9),
+    "l40s": (362e12, 48e9),
+    "mi300x": (1307e12, 192e9),
+}
+"""Device -> FLOP/s of dense bfloat16 matrix products and bytes of memory, from its data sheet."""
+
+POSITIVE: Range = (lambda value: 0 < value < math.inf, "a number above 0")
+
+
+@dataclass
+class DeviceFlags:
+    """The devices to estimate for, and the size of the data set."""
+
+    gpus: int = option(1, "number of processes, one device each", allowed=FROM_ONE)
+    device: str | None = option(
+        None, "take peak and memory from its data sheet; peak in bfloat16", choices=tuple(sorted(DEVICES))
+    )
+    peak_tflops: float | None = option(
+        None, "TFLOP/s of matrix products, instead of the data sheet's", metavar="T", allowed=POSITIVE
+    )
+    mfu: float = option(
+        0.35,
+        "share of the peak that training reaches",
+        metavar="S",
+        allowed=(lambda value: 0 < value <= 1, "a share above 0 and up to 1"),
+    )
+    memory_gib: float | None = option(
+        None, "GiB of a device, instead of the data sheet's", metavar="G", allowed=POSITIVE
+    )
+    records: int | None = option(
+        None, "the data set has N records, and --train_file is a sample of it", allowed=FROM_ONE
+    )
+
+
+def add_device_flags(parser: Parser) -> None:
+    """Add the flags of ``train`` and those of the devices."""
+    add_flags(parser)
+    # ``train`` requires this flag; nothing is written to the folder.
+    parser.set_defaults(output_dir="estimate")
+    parser.add(DeviceFlags, "devices")
+
+
+def estimate(args: argparse.Namespace) -> int:
+    """Print what ``train --dry_run`` does, and time and memory on other devices.
+
+    The time is FLOPs / (processes x peak x MFU), without communication between processes.
+    """
+    config = check(args)
+    for name in ("dry_run", "resume_from_checkpoint"):
+        if getattr(args, name):
+            raise UserError(f"--{name} has no effect on an estimate; leave it out")
+    if args.records is not None and args.data_file is not None:
+        raise UserError("--records says how many --train_file stands for; with --data_file leave it out")
+    from stepjepa.training.dry_run import GIB, dry_run
+    from stepjepa.training.record import read_data
+
+    peak, memory = DEVICES.get(args.device, (None, None))
+    peak = args.peak_tflops * 1e12 if args.peak_tflops else peak
+    memory = args.memory_gib * 2**30 if args.memory_gib else memory
+    with lines_to_stderr(args.json):
+        records, eval_records, _ = read_data(args)
+        found = dry_run(args, config, records, eval_records, processes=args.gpus, on_gpu=peak is not None)
+        assert found is not None
+        found["time"] = found["device"] = None
+        if peak is None or found["flops"]["step"] is None:
+            print("time       not estimated: name a --device, or its --peak_tflops")
+        else:
+            step = found["flops"]["step"] / (peak * args.mfu * found["processes"])
+            run = step * found["steps"]
+            found["time"] = {"step_seconds": step, "run_seconds": run, "mfu": args.mfu, "peak": peak}
+            print(f"time       {step:.3g} s a step, {run / 3600:.3g} h in all, at an MFU of {args.mfu}")
+        if memory is not None:
+            found["device"] = {"bytes": memory, "fits": found["memory"]["peak"] <= memory}
+            words = "fits" if found["device"]["fits"] else "does NOT fit"
+            print(f"device     {memory / GIB:.1f} GiB: the memory above {words}")
+    if args.json:
+        print_json(found)
+    return 0
+
+
+ESTIMATE = Command(
+    estimate,
+    add=add_device_flags,
+    parse=parse,
+    usage="stepjepa estimate --model_name NAME --train_file FILE --gpus N [flags below, and those of train]",
+    common=(
+        *("train_file", "max_length", "model_name", "dtype", "lora", "regular", "step_jepa", "layout", "predictors"),
+        *("jepa_loss_type", "jepa_ratio", "batch_size", "grad_accum", "num_epochs", "config"),
+        *("gpus", "device", "peak_tflops", "mfu", "memory_gib", "records"),
+    ),
+    more_help=more_help,
+    epilog="""\
+Takes all flags of 'stepjepa train', and first prints the same as its --dry_run.
+The time is FLOPs / (processes x peak x MFU). MFU is the share of the peak that
+training reaches; pass your own, since it depends on model, kernels and network.
+Communication between processes is not included.""",
+)

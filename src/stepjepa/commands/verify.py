@@ -6,19 +6,11 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from stepjepa.arguments import ModelFlags, add_training_data, jepa_config
+from stepjepa.arguments import JsonFlags, ModelFlags, add_training_data, jepa_config
+from stepjepa.commands import Command
 from stepjepa.errors import UserError, visible
-from stepjepa.options import FROM_ONE, add_options, option
+from stepjepa.options import FROM_ONE, option
 from stepjepa.terminal import lines_to_stderr, print_json
-
-SUMMARY = "check model, data, masks and losses against slow and obvious computations"
-
-
-COMMON = (
-    *("train_file", "max_length", "model_name", "chat_template", "lora", "regular", "step_jepa", "layout"),
-    *("predictors", "labels", "plain", "jepa_loss_type", "max_records", "json", "finetune_seed"),
-)
-"""Options that ``--help`` shows."""
 
 
 @dataclass
@@ -31,18 +23,10 @@ class VerifiedModel(ModelFlags):
 
 @dataclass
 class VerifyFlags:
-    """Size, output and seed of the checks."""
+    """Size and seed of the checks."""
 
     max_records: int = option(32, "records looked at", allowed=FROM_ONE)
-    json: bool = option(False, "the checks as JSON on standard output, lines on standard error")
     finetune_seed: int = option(42, "seed of random weights", names=("seed",))
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of data and model, all optional here, and those of the checks."""
-    parser.epilog = "example: stepjepa verify --train_file data.jsonl --model_name preset:tiny --step_jepa"
-    add_training_data(parser, VerifiedModel)
-    add_options(parser, VerifyFlags, "verify")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,13 +72,8 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
     )
     try:
         settings, trained = LoraSettings(args.lora_rank), adapter_ids(tokenizer, plain=config.plain)
-        subject = Subject(
-            model.eval(),
-            tokenizer,
-            config,
-            looked_at,
-            lora=(lambda base: add_lora(base, settings, trained)) if args.lora else None,
-        )
+        lora = (lambda base: add_lora(base, settings, trained)) if args.lora else None
+        subject = Subject(model.eval(), tokenizer, config, looked_at, lora=lora)
     except ValueError as error:
         raise UserError(str(error)) from None
     checks = []
@@ -105,3 +84,15 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
     print("all checks passed" if not failed else f"{failed} check(s) failed")
     about = {"model": name, "data": args.train_file, "mode": config.mode, "layout": config.layout}
     return {**about, "passed": not failed, "checks": checks}
+
+
+VERIFY = Command(
+    run,
+    add=lambda parser: add_training_data(parser, VerifiedModel),
+    flags=((VerifyFlags, "verify"), (JsonFlags, "verify")),
+    common=(
+        *("train_file", "max_length", "model_name", "chat_template", "lora", "regular", "step_jepa", "layout"),
+        *("predictors", "labels", "plain", "jepa_loss_type", "max_records", "json", "finetune_seed"),
+    ),
+    epilog="example: stepjepa verify --train_file data.jsonl --model_name preset:tiny --step_jepa",
+)

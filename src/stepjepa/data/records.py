@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 from stepjepa.errors import UserError, one_line, shown
 
-ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "user", "assistant")
 
 USER = ("prompt", "question", "instruction", "input", "text")
 ASSISTANT = ("completion", "answer", "response", "output", "code")
@@ -35,13 +34,12 @@ class Record:
     """One example as read from a file.
 
     Attributes:
-        messages: the chat: dicts with ``role`` and ``content``, and ``tool_calls`` or what else a tool's message has.
+        messages: the chat: dicts with ``role`` and ``content``.
         views: explicit pairs of source and target view, where the file gives them; else None.
         path: the file it came from, or a label where it came from memory.
         line: its line there, counted from 1.
         extra: the other fields of the line, untouched (``ground_truth``, ``answer`` ...).
         columns: of the line, which the chat was made of.
-        tools: schemas of the functions that the assistant may call, for the chat template.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -50,7 +48,6 @@ class Record:
     line: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
     columns: tuple[str, ...] = ("messages",)
-    tools: tuple[Any, ...] = ()
 
     @property
     def answer(self) -> str:
@@ -83,10 +80,9 @@ def parse_record(
     Args:
         value: with ``messages``: optionally one system message first, then user and assistant in turn, an assistant
             message last; or the chat in another form, see :func:`to_messages`. Optionally explicit views: ``views``, a
-            list of pairs of texts; or ``text`` and ``code``, each a text or, as in the published files, a list of one
-            message. Optionally ``tools``, a list of schemas or its JSON.
-        path: for error messages.
-        line: for error messages, counted from 1.
+            list of pairs of texts; or ``text`` and ``code``, each a text or a list of one message.
+        path: for error messages, as is ``line``.
+        line: counted from 1.
         columns: of the user's and the assistant's message, where they have names of their own.
 
     Raises:
@@ -97,26 +93,19 @@ def parse_record(
             messages, used = value["messages"], {"messages"}
         else:
             messages, used = to_messages(value, columns)
-        checked = _check_messages(messages)
-        tools = _decoded(value.get("tools"))
-        if tools is not None and not _all_of(tools, dict):
-            raise UserError("'tools' must be a list of objects, the schemas of the functions, or its JSON")
-        views = _check_views(value, used)
+        checked, views = _check_messages(messages), _check_views(value, used)
     except UserError as error:
         raise UserError(str(error), path=path, line=line) from None
-    extra = {key: value[key] for key in value if key not in {*used, "views", "tools", *_VIEW_ROLES}}
-    return Record(
-        checked, views, str(path), line, extra, tuple(name for name in value if name in used), tuple(tools or ())
-    )
+    extra = {key: value[key] for key in value if key not in {*used, "views", *_VIEW_ROLES}}
+    return Record(checked, views, str(path), line, extra, tuple(name for name in value if name in used))
 
 
 def describe_columns(record: Record) -> str | None:
-    """The columns of its file that a record is made of, and the record; None where its file has ``messages``."""
+    """The columns that a record of a table is made of, and the record; None where its file has ``messages``."""
     if record.columns == ("messages",):
         return None
-    turns = [f"{message['role']} {shown(message['content'])}" for message in record.messages]
-    more = " ..." if len(turns) > 3 else ""
-    return f"{', '.join(record.columns)}; line {record.line} is {', '.join(turns[:3])}{more}"
+    turns = [f"{message['role']} {shown(message['content'])}" for message in record.messages[:3]]
+    return f"{', '.join(record.columns)}; line {record.line} is {', '.join(turns)}"
 
 
 # -- rows in other forms -----------------------------------------------------------------------------------------------
@@ -131,7 +120,7 @@ def to_messages(
         row: by the names of its columns.
         columns: see :data:`Columns`; None takes a whole chat (:data:`CHATS`), or the first of :data:`USER` and of
             :data:`ASSISTANT` that the row has; in Alpaca's form ``instruction`` goes on with ``input``.
-        system: column of the system prompt; None for none.
+        system: column of the system prompt.
         system_prompt: the same for all rows.
 
     Returns:
@@ -142,8 +131,7 @@ def to_messages(
     """
     if columns is not None and len(columns) != 2:
         raise UserError(f"--columns: expected two names, USER ASSISTANT, got {' '.join(columns)}")
-    whole = next((name for name in CHATS if name in row), None) if columns is None else None
-    if whole is not None:
+    if columns is None and (whole := next((name for name in CHATS if name in row), None)) is not None:
         messages, used = _turns(row, whole, None), {whole}
     else:
         names = (USER, ASSISTANT) if columns is None else [(name,) for name in columns]
@@ -210,19 +198,10 @@ def _check_messages(messages: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(messages, list | tuple) or not messages:
         raise UserError("'messages' must be a list with at least one user and one assistant message")
     checked = tuple(_check_message(message, f"messages[{index}]") for index, message in enumerate(messages))
-    turns: list[str] = []
-    calling = False  # a call and what tools answer are part of the assistant's turn, which goes on
-    for index, message in enumerate(checked):
-        role = message["role"]
-        if role == "tool" and not calling:
-            raise UserError(f"messages[{index}] is a tool's, and no call stands before it; add the assistant's call")
-        if role == "system" and index:
-            raise UserError("a system message that is not the first; move it to the front")
-        if role != "system" and not (calling and role in ("assistant", "tool")):
-            turns.append(role)
-        calling = "tool_calls" in message or (calling and role == "tool")
-    if checked[-1]["role"] == "tool":
-        raise UserError("the last message is a tool's; expected the assistant's")
+    roles = [message["role"] for message in checked]
+    if "system" in roles[1:]:
+        raise UserError("a system message that is not the first; move it to the front")
+    turns = roles[roles[0] == "system" :]
     for role in ("user", "assistant"):
         if role not in turns:
             raise UserError(f"'messages' has no {role} message; every record needs one")
@@ -235,9 +214,8 @@ def _check_messages(messages: Any) -> tuple[dict[str, Any], ...]:
 def _check_message(message: Any, name: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise UserError(f"{name} is {type(message).__name__}, expected an object with 'role' and 'content'")
-    calls = message.get("tool_calls")
-    if calls and message.get("content") is None:
-        message = {**message, "content": ""}
+    if message.get("tool_calls") or message.get("role") == "tool":
+        raise UserError(f"{name} is part of a tool call, and those are not supported; remove the record")
     for key in ("role", "content"):
         if key not in message:
             raise UserError(f"{name} has no '{key}'; add it")
@@ -246,53 +224,17 @@ def _check_message(message: Any, name: str) -> dict[str, Any]:
     role, content = message["role"], message["content"]
     if role not in ROLES:
         raise UserError(f"{name}.role is {shown(role)}, expected one of {', '.join(ROLES)}")
-    if calls and role != "assistant":
-        raise UserError(f"{name} has 'tool_calls', which only an assistant message can have")
-    if calls:
-        if not isinstance(calls, list | tuple):
-            raise UserError(f"{name}.tool_calls is {type(calls).__name__}, expected a list")
-        return {"role": role, "content": content, "tool_calls": [_check_call(each, name) for each in calls]}
-    if role == "tool":
-        return {key: value for key, value in message.items() if value is not None}
     # A system prompt may be empty on purpose (it switches a template's default off).
     if role != "system" and not content.strip():
         raise UserError(f"{name}.content ({role}) is empty; fill it or remove the record")
     return {"role": role, "content": content}
 
 
-def _check_call(call: Any, name: str) -> dict[str, Any]:
-    """A call whose arguments are an object, which templates write as JSON."""
-    function = call.get("function", call) if isinstance(call, dict) else None
-    known = function if isinstance(function, dict) else {}
-    called, arguments = known.get("name"), _decoded(known.get("arguments"))
-    if not isinstance(arguments, dict) or not isinstance(called, str):
-        raise UserError(f"{name}.tool_calls: expected objects with a function's 'name' and 'arguments', an object")
-    # Of rows whose calls have different arguments, data sets fill what is missing with nothing.
-    given = {key: value for key, value in arguments.items() if value is not None}
-    return {**call, "type": "function", "function": {"name": called, "arguments": given}}
-
-
-def _decoded(value: Any) -> Any:
-    """What a text holds as JSON; anything else, and what is no JSON, as it is."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-
-
-def _all_of(value: Any, kind: type) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(each, kind) for each in value)
-
-
-def uses_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a chat has calls or answers of tools."""
-    return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
-
-
 def _check_views(value: Mapping[str, Any], used: set[str]) -> tuple[tuple[str, str], ...] | None:
     pairs = value.get("views")
     if pairs is not None:
-        if not isinstance(pairs, list | tuple) or not all(_all_of(pair, str) and len(pair) == 2 for pair in pairs):
+        listed = isinstance(pairs, list | tuple) and all(isinstance(pair, list | tuple) for pair in pairs)
+        if not listed or not all(len(pair) == 2 and all(isinstance(each, str) for each in pair) for pair in pairs):
             raise UserError("'views' must be a list of pairs of texts: [[source, target], ...]")
         return tuple((source, target) for source, target in pairs)
     # A table's columns of these names are the chat itself.
@@ -306,6 +248,7 @@ def _check_views(value: Mapping[str, Any], used: set[str]) -> tuple[tuple[str, s
 
 
 def _view(value: Any, key: str, role: str) -> str | None:
+    """A text, or the content of a list of one message, as in the published files."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and value[0].get("role") == role:
         value = value[0].get("content", 0)
     if value is None or isinstance(value, str):
@@ -319,25 +262,21 @@ def _view(value: Any, key: str, role: str) -> str | None:
 class BadRecords:
     """The lines of a file that are skipped because something is wrong with them (``--bad_records skip``)."""
 
-    most = 3
-    """How many of them are described."""
-
     def __init__(self) -> None:
         self.count = 0
-        self.lines: list[int] = []
+        self.lines: list[int] = []  # of the first few of them, and what is wrong there
         self.first: list[str] = []
 
-    def note(self, error: UserError, line: int | None = None) -> None:
-        """Skip a line or a row; ``line`` is its number where the error lacks it."""
+    def note(self, error: UserError, line: int) -> None:
+        """Skip a line or a row."""
         self.count += 1
-        if len(self.first) < self.most:
-            self.lines.append(line or error.line or 0)
+        if self.count <= 3:
+            self.lines.append(line)
             self.first.append(one_line(error))
 
     def describe(self) -> str:
         """One line for people."""
-        more = self.count - len(self.first)
-        rest = f"; and {more:,} more" if more else ""
+        rest = f"; and {self.count - 3:,} more" if self.count > 3 else ""
         lines = "line" if self.count == 1 else "lines"
         return f"{self.count:,} bad {lines} left out (--bad_records skip): {'; '.join(self.first)}{rest}"
 

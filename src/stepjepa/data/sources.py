@@ -42,19 +42,17 @@ def read_rows(
         bad: takes the rows that are wrong; None makes the first of them an error.
 
     Raises:
-        UserError: the source is missing or can't be read; a line is wrong, without ``bad``; or a split or subset does
-            not exist, or was named for a file.
+        UserError: the source, a split or a subset is missing, can't be read, or was named for a file.
     """
-    path = Path(source).expanduser()
-    if path.is_dir() or not (path.exists() or _looks_like_a_path(os.fspath(source))):
-        return _read_dataset(str(path) if path.is_dir() else os.fspath(source), split, subset)
-    for name, value in (("split", split), ("subset", subset)):
-        if value is not None:
-            raise UserError(f"--{name} does nothing with a file; leave it out", path=path)
+    path, name = Path(source).expanduser(), os.fspath(source)
+    if path.is_dir() or not (path.exists() or _looks_like_a_path(name)):
+        return _read_dataset(str(path) if path.is_dir() else name, split, subset)
+    if split is not None or subset is not None:
+        raise UserError(f"--{'subset' if split is None else 'split'} does nothing with a file; leave it out", path=path)
     found = existing_file(path, "raw file")
     if found.suffix.lower() not in FORMATS:
-        remedy = "unpack, rename or convert it"
-        raise UserError(f"a name that ends in {', '.join(FORMATS)} is expected; {remedy}", path=found)
+        told = f"a name that ends in {', '.join(FORMATS)} is expected; unpack, rename or convert it"
+        raise UserError(told, path=found)
     return FORMATS[found.suffix.lower()](found, _taking(bad))
 
 
@@ -82,29 +80,19 @@ def iterate_records(
 def read_records(
     path: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None
 ) -> list[Record]:
-    """All records of a file; the arguments are those of :func:`iterate_records`.
-
-    Raises:
-        UserError: the file is missing, no text, or holds no sound record; without ``bad`` also: a line is wrong.
-    """
+    """All records of a file, at least one; see :func:`iterate_records`."""
     records = list(iterate_records(path, bad, columns))
     if not records:
-        if bad is not None and bad.count:
-            raise UserError(f"holds no sound record; {bad.describe()}", path=Path(path))
-        raise UserError("holds no records; expected one JSON object per line", path=Path(path))
+        none = "holds no records; expected one JSON object per line"
+        told = f"holds no sound record; {bad.describe()}" if bad is not None and bad.count else none
+        raise UserError(told, path=path)
     return records
 
 
 def read_any(source: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None) -> list[Record]:
     """The records of a file, of a folder that ``datasets`` can load, or of a data set on the hub.
 
-    Args:
-        source: the name of a data set may go on with subset and split: ``openai/gsm8k:main:train``.
-        bad: see :func:`iterate_records`.
-        columns: see there.
-
-    Raises:
-        UserError: the source is missing or can't be read, or a record is wrong.
+    The name of a data set may go on with subset and split: ``openai/gsm8k:main:train``. See :func:`iterate_records`.
     """
     path, name = Path(source).expanduser(), os.fspath(source)
     if path.is_file() or not (path.is_dir() or not _looks_like_a_path(name)):
@@ -132,15 +120,13 @@ def mix(parts: Sequence[Sequence[Record]], weights: Sequence[float] | None, seed
         return [list(part) for part in parts]
     if len(weights) != len(parts) or not all(0 < weight < float("inf") for weight in weights):
         given = " ".join(f"{weight:g}" for weight in weights)
-        raise UserError(
-            f"--dataset_weights: expected {len(parts)} positive numbers, one for each --dataset, got {given}"
-        )
+        told = f"expected {len(parts)} positive numbers, one for each --dataset, got {given}"
+        raise UserError(f"--dataset_weights: {told}")
     scale = min(len(part) / weight for part, weight in zip(parts, weights, strict=True))
     counts = [min(round(scale * weight), len(part)) for part, weight in zip(parts, weights, strict=True)]
     if 0 in counts:
-        raise UserError(
-            f"--dataset_weights: of data set {counts.index(0) + 1} not one record is taken; raise its weight"
-        )
+        told = f"of data set {counts.index(0) + 1} not one record is taken; raise its weight"
+        raise UserError(f"--dataset_weights: {told}")
     draw = random.Random(seed)
     drawn = [sorted(draw.sample(range(len(part)), count)) for part, count in zip(parts, counts, strict=True)]
     return [[part[index] for index in indices] for part, indices in zip(parts, drawn, strict=True)]
@@ -187,24 +173,21 @@ def _read_json(path: Path, wrong: Wrong) -> Rows:
     if not _is_list(path):
         yield from _read_json_lines(path, wrong)
         return
+    text = read_text(path)
     try:
-        rows = json.loads(read_text(path))
+        rows = json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(f"not valid JSON ({error.msg} at column {error.colno})", path=path, line=error.lineno) from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
-        # A number of thousands of digits, brackets in thousands of brackets.
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in thousands of brackets
         raise UserError(f"can't be read as JSON ({_first_line(error)})", path=path) from None
     for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict):
-            told = f"element {number} is a JSON {type(row).__name__}, expected an object"
-            wrong(UserError(told, path=path), number)
-        elif holds_half(row):
-            told = f"element {number} holds half of a character (a lone surrogate); remove it"
-            wrong(UserError(told, path=path), number)
-        else:
+        fault = None if isinstance(row, dict) else f"is a JSON {type(row).__name__}, expected an object"
+        if fault is None and holds_half(row):
+            fault = "holds half of a character (a lone surrogate); remove it"
+        if fault is None:
             yield number, row
+        else:
+            wrong(UserError(f"element {number} {fault}", path=path), number)
 
 
 def _read_csv(path: Path, wrong: Wrong) -> Rows:

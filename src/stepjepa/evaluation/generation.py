@@ -6,19 +6,17 @@ import hashlib
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import GenerationConfig
 
 from stepjepa.chat.tokens import all_predictor_ids
-from stepjepa.evaluation.judging import Answer
-from stepjepa.evaluation.prompts import Span
+from stepjepa.evaluation.answering import Answer
+from stepjepa.evaluation.prompts import Span, make_template
 from stepjepa.evaluation.settings import Sampling
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class Generator:
@@ -31,48 +29,33 @@ class Generator:
     Args:
         model: the model in evaluation mode, perhaps with an adapter; it is not changed.
         tokenizer: its tokenizer; it is not changed.
-        end_of_turn_ids: tokens that end an answer, beside the eos tokens.
         sampling: settings of decoding.
+        plain: records are rendered without a chat format.
 
     Attributes:
+        template: renders records.
         stop_ids: tokens that end an answer: the template's end of turn and every eos token.
         positions: number of tokens that the model has positions for; None for no limit.
         max_new_tokens: greatest length of an answer.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        end_of_turn_ids: Sequence[int],
-        sampling: Sampling,
-    ) -> None:
-        from transformers import GenerationConfig
-
+    def __init__(self, model: Any, tokenizer: Any, sampling: Sampling, *, plain: bool = False) -> None:
         # PEFT would copy the generation settings of its wrapper to the model and leave them there.
-        self.model: Any = model.get_base_model() if hasattr(model, "peft_config") else model
-        model = self.model
-        self.tokenizer = tokenizer
-        self.sampling = sampling
+        self.model = model = model.get_base_model() if hasattr(model, "peft_config") else model
+        self.tokenizer, self.sampling, self.template = tokenizer, sampling, make_template(tokenizer, plain=plain)
         own = model.generation_config
         ends = _as_list(own.eos_token_id if own is not None else None) + _as_list(tokenizer.eos_token_id)
-        self.stop_ids = sorted({*end_of_turn_ids, *ends})
+        self.stop_ids = sorted({*self.template.end_of_turn_ids, *ends})
         # Padding is masked, so any token will do; every tokenizer here has a stop token.
-        self._pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.stop_ids[0]
+        self._pad = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.stop_ids[0])
+        self.positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        self.max_new_tokens = sampling.max_new_tokens
         # Predictor tokens are no text, and embedding rows after the tokenizer's last token belong to no token.
         rows = model.get_input_embeddings().weight.shape[0]
         never = [*all_predictor_ids(tokenizer), *range(len(tokenizer), rows)]
-        settings: dict[str, Any] = {"do_sample": False}
+        settings: dict[str, Any] = {"do_sample": sampling.temperature > 0, "num_return_sequences": sampling.num_samples}
         if sampling.temperature > 0:
-            settings = {
-                "do_sample": True,
-                "temperature": sampling.temperature,
-                "top_k": sampling.top_k,
-                "top_p": sampling.top_p,
-                "num_return_sequences": sampling.num_samples,
-            }
-        self.positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        self.max_new_tokens = sampling.max_new_tokens
+            settings |= {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}
         self._config = GenerationConfig(
             max_new_tokens=sampling.max_new_tokens,
             num_beams=1,
@@ -103,33 +86,30 @@ class Generator:
 
     def _decode(self, generated: list[int]) -> Answer:
         end = next((index for index, token in enumerate(generated) if token in self.stop_ids), None)
-        text = self.tokenizer.decode(
-            generated if end is None else generated[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        text = self.tokenizer.decode(generated[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return Answer(str(text), end is not None, len(generated) if end is None else end + 1)
 
     @torch.inference_mode()
     def log_probabilities(self, spans: Sequence[Span]) -> list[float]:
         """The natural logarithm of the probability of each span's scored tokens, given the tokens before them."""
         ids, mask = self._pad_rows([span.ids for span in spans], left=False)
-        low = min(span.start for span in spans) - 1
-        options: dict[str, Any] = {}
+        low, options = 0, dict[str, Any]()
         if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
             # With a large vocabulary the logits of whole prompts would take most of the memory.
+            low = min(span.start for span in spans) - 1
             options["logits_to_keep"] = torch.arange(low, ids.shape[1], device=ids.device)
         logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits
-        offset = low if options else 0
         losses = []
         for row, span in enumerate(spans):
             first, last = span.start, len(span.ids)
-            predictions = logits[row, first - 1 - offset : last - 1 - offset].float()  # [scored tokens, V]
+            predictions = logits[row, first - 1 - low : last - 1 - low].float()  # [scored tokens, V]
             losses.append(F.cross_entropy(predictions, ids[row, first:last], reduction="sum"))
         return [-float(loss) for loss in torch.stack(losses).tolist()]
 
     def _pad_rows(self, rows: Sequence[Sequence[int]], *, left: bool) -> tuple[Tensor, Tensor]:
         """Token ids and attention mask, ``[B, T]`` each, padded on the left or the right."""
         width = max(map(len, rows))
-        ids = torch.full((len(rows), width), int(self._pad))
+        ids = torch.full((len(rows), width), self._pad)
         mask = torch.zeros_like(ids)
         for index, row in enumerate(rows):
             place = slice(width - len(row), width) if left else slice(0, len(row))
@@ -143,10 +123,8 @@ def _as_list(ids: int | list[int] | None) -> list[int]:
 
 
 @contextmanager
-def _fresh_generation_config(model: PreTrainedModel) -> Iterator[None]:
+def _fresh_generation_config(model: Any) -> Iterator[None]:
     """Hide the model's own settings, from which ``generate`` takes every value that its argument leaves unset."""
-    from transformers import GenerationConfig
-
     own = model.generation_config
     model.generation_config = GenerationConfig()
     try:

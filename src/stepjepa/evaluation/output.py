@@ -1,14 +1,15 @@
-"""The output file of an evaluation, which grows batch by batch and can be resumed."""
+"""The files of an evaluation: lines that grow batch by batch and can be resumed, and the summary of them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from stepjepa.errors import UserError
 from stepjepa.files import naming_disk_errors, read_json_object, read_jsonl, write_json, write_jsonl
@@ -18,110 +19,6 @@ Line = dict[str, Any]
 _FIELDS = {"index", "truth", "generated", "extracted", "scores", "error", "stopped", "new_tokens"}
 _FIELDS |= {"gold_loss", "gold_tokens"}
 _ANEW = "name another --output_file, or pass --overwrite to start anew"
-
-
-class OutputFile:
-    """One JSON line per example; a complete file is in the order of the test file.
-
-    ``<name>.meta.json`` beside it holds the identity of the evaluation, ``<stem>.summary.json`` its summary.
-
-    Args:
-        path: the file of lines.
-        indices: the indices of the examples, in the order of the test file.
-        identity: settings that must be equal for lines to belong to one evaluation.
-        overwrite: replace an existing file.
-
-    Attributes:
-        done: the finished lines by index.
-
-    Raises:
-        UserError: an existing file or summary belongs to another evaluation, or is damaged.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        indices: Collection[int],
-        identity: Mapping[str, Any],
-        *,
-        overwrite: bool = False,
-    ) -> None:
-        self.path = Path(path)
-        self.summary_file, self._meta_file = summary_file(self.path), meta_file(self.path)
-        self._indices, self._identity = indices, dict(identity)
-        self.done: dict[int, Line] = {}
-        if not overwrite:
-            if self.path.exists():
-                self.done = self._read()
-            # A damaged summary beside its own lines is written again; any other may belong to a file with this stem.
-            found = _json_at(self.summary_file)
-            if self.summary_file.exists() and found.get("settings") != self._identity and (found or not self.done):
-                raise other_summary(self.path)
-
-    def _read(self) -> dict[int, Line]:
-        if not self._meta_file.is_file():
-            raise UserError(
-                f"is no output of an evaluation: {self._meta_file.name} is missing; {_ANEW}", path=self.path
-            )
-        begun = read_json_object(self._meta_file, "file", _ANEW).get("identity") or {}
-        changed = [
-            name if isinstance(value, dict) or len(str(value)) > 40 else f"{name} {begun.get(name)} instead of {value}"
-            for name, value in self._identity.items()
-            if begun.get(name) != value
-        ]
-        if changed:
-            raise UserError(f"was begun with another {', '.join(changed)}; {_ANEW}", path=self.path)
-        # An evaluation that was killed may have left half a line.
-        content = self.path.read_bytes()
-        if not content.endswith(b"\n"):
-            os.truncate(self.path, content.rfind(b"\n") + 1)
-        done: dict[int, Line] = {}
-        for number, line in read_jsonl(self.path):
-            index = line.get("index")
-            if not isinstance(index, int) or index not in self._indices or index in done or not line.keys() >= _FIELDS:
-                raise UserError(f"is no line of this evaluation; remove it, or {_ANEW}", path=self.path, line=number)
-            done[index] = line
-        return done
-
-    @property
-    def complete(self) -> bool:
-        """Whether every example has its line."""
-        return len(self.done) == len(self._indices)
-
-    def summary(self) -> dict[str, Any] | None:
-        """The summary of a complete file; None if there is none yet."""
-        found = _json_at(self.summary_file) if self.complete else {}
-        return found if found.get("settings") == self._identity else None
-
-    @contextmanager
-    def begin(self, **description: Any) -> Iterator[IO[str]]:
-        """Open the file for :meth:`add`; a file that is overwritten is removed only now.
-
-        Args:
-            description: values for readers, written beside the identity.
-        """
-        with naming_disk_errors(self.path):
-            # The summary of an incomplete file would be wrong.
-            self.summary_file.unlink(missing_ok=True)
-            if not self.done:
-                self.path.unlink(missing_ok=True)
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._meta_file, {**description, "identity": self._identity})
-            with self.path.open("a", encoding="utf-8") as stream:
-                yield stream
-
-    def add(self, stream: IO[str], lines: Sequence[Line]) -> None:
-        """Append lines to the stream of :meth:`begin`."""
-        for line in lines:
-            stream.write(json.dumps(line, ensure_ascii=False) + "\n")
-            self.done[line["index"]] = line
-        stream.flush()
-
-    def finish(self) -> list[Line]:
-        """Write the lines in the order of the test file, and return them."""
-        lines = [self.done[index] for index in self._indices]
-        write_jsonl(self.path, lines)
-        return lines
 
 
 def summary_file(output: str | os.PathLike[str]) -> Path:
@@ -134,11 +31,91 @@ def meta_file(output: str | os.PathLike[str]) -> Path:
     return Path(output).with_name(f"{Path(output).name}.meta.json")
 
 
-def other_summary(output: str | os.PathLike[str]) -> UserError:
-    """The error if the summary at this path belongs to another file of lines."""
-    return UserError(
-        f"exists already and is not the summary of {Path(output).name}; move it, {_ANEW}", path=summary_file(output)
-    )
+class OutputFile:
+    """One JSON line per example; a complete file is in the order of the test file.
+
+    Args:
+        path: the file of lines.
+        indices: the indices of the examples, in the order of the test file.
+        identity: settings that must be equal for lines to belong to one evaluation.
+        overwrite: replace an existing file, once there are lines.
+
+    Attributes:
+        done: the finished lines by index.
+
+    Raises:
+        UserError: an existing file belongs to another evaluation, or is damaged.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        indices: Collection[int],
+        identity: dict[str, Any],
+        *,
+        overwrite: bool,
+    ) -> None:
+        self.path = Path(path)
+        self.summary_file, self._meta_file = summary_file(self.path), meta_file(self.path)
+        self._indices, self._identity, self._begun = indices, identity, False
+        self.done: dict[int, Line] = {}
+        if self.path.exists() and not overwrite:
+            self._read()
+
+    def _read(self) -> None:
+        if not self._meta_file.is_file():
+            told = f"is no output of an evaluation: {self._meta_file.name} is missing; {_ANEW}"
+            raise UserError(told, path=self.path)
+        begun = read_json_object(self._meta_file, "file", _ANEW).get("identity") or {}
+        changed = [
+            name if isinstance(value, dict) or len(str(value)) > 40 else f"{name} {begun.get(name)} instead of {value}"
+            for name, value in self._identity.items()
+            if begun.get(name) != value
+        ]
+        if changed:
+            raise UserError(f"was begun with another {', '.join(changed)}; {_ANEW}", path=self.path)
+        # An evaluation that was killed may have left half a line.
+        content = self.path.read_bytes()
+        if not content.endswith(b"\n"):
+            os.truncate(self.path, content.rfind(b"\n") + 1)
+        for number, line in read_jsonl(self.path):
+            index = line.get("index")
+            known = isinstance(index, int) and index in self._indices and index not in self.done
+            if not known or not line.keys() >= _FIELDS:
+                raise UserError(f"is no line of this evaluation; remove it, or {_ANEW}", path=self.path, line=number)
+            self.done[line["index"]] = line
+
+    @property
+    def complete(self) -> bool:
+        """Whether every example has its line."""
+        return len(self.done) == len(self._indices)
+
+    def summary(self) -> dict[str, Any] | None:
+        """The summary of a complete file; None if there is none yet."""
+        found = _json_at(self.summary_file) if self.complete else {}
+        return found if found.get("settings") == self._identity else None
+
+    def add(self, lines: Sequence[Line]) -> None:
+        """Append lines; the first ones of this run replace what ``overwrite`` allows, and the summary."""
+        with naming_disk_errors(self.path):
+            if not self._begun:
+                # The summary of an incomplete file would be wrong.
+                self.summary_file.unlink(missing_ok=True)
+                if not self.done:
+                    self.path.unlink(missing_ok=True)
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(self._meta_file, {"identity": self._identity})
+                self._begun = True
+            with self.path.open("a", encoding="utf-8") as stream:
+                for line in lines:
+                    stream.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self.done |= {line["index"]: line for line in lines}
+
+    def finish(self) -> list[Line]:
+        """Write the lines in the order of the test file, and return them."""
+        lines = [self.done[index] for index in self._indices]
+        write_jsonl(self.path, lines)
+        return lines
 
 
 def _json_at(path: Path) -> dict[str, Any]:
@@ -183,3 +160,101 @@ def model_fingerprint(path: str | os.PathLike[str]) -> str:
     if isinstance(base, str) and Path(base).is_dir() and Path(base).resolve() != folder.resolve():
         digest.update(model_fingerprint(base).encode())
     return digest.hexdigest()
+
+
+def mean_with_interval(values: Sequence[bool | float]) -> dict[str, float | None]:
+    """``mean`` of a score, and ``low`` and ``high``, Wilson's 95 % interval (1927); None unless all are 0 or 1."""
+    total = math.fsum(values)
+    low = high = None
+    if all(value in (0, 1) for value in values):
+        from scipy.stats import binomtest
+
+        interval = binomtest(round(total), len(values)).proportion_ci(method="wilson")
+        low, high = float(interval.low), float(interval.high)
+    return {"mean": total / len(values), "low": low, "high": high}
+
+
+def summarise(lines: Sequence[Mapping[str, Any]], headline: str) -> dict[str, Any]:
+    """The means of an evaluation.
+
+    Args:
+        lines: at least one line of ``answering.judge``, perhaps with ``gold_loss`` and ``gold_tokens``.
+        headline: the score that decides what is right.
+
+    Returns:
+        ``n``; ``headline``; ``scores`` (``mean``, ``low`` and ``high`` by name, including ``stopped`` if it is known);
+        ``errors``, the number of errors of each kind; ``ran_on``, the share of answers cut off at ``max_new_tokens``;
+        ``gold_loss``, the LM loss per token of the right answers; ``gold_tokens``; ``generated_tokens``. Values that
+        can't be computed from the lines are None.
+    """
+    scores = {name: mean_with_interval([line["scores"][name] for line in lines]) for name in lines[0]["scores"]}
+    stopped, tokens = ([line[name] for line in lines] for name in ("stopped", "new_tokens"))
+    if None not in stopped:
+        scores["stopped"] = mean_with_interval(stopped)
+    gold_tokens = sum(line.get("gold_tokens", 0) for line in lines)
+    gold = math.fsum(line["gold_loss"] * line["gold_tokens"] for line in lines) if gold_tokens else 0.0
+    return {
+        "n": len(lines),
+        "headline": headline,
+        "scores": scores,
+        "errors": dict(Counter(line["error"] for line in lines if line["error"] is not None).most_common()),
+        "ran_on": None if None in stopped else 1 - math.fsum(stopped) / len(lines),
+        "gold_loss": gold / gold_tokens if gold_tokens else None,
+        "gold_tokens": gold_tokens,
+        "generated_tokens": None if None in tokens else sum(tokens),
+    }
+
+
+def format_summary(summary: Mapping[str, Any]) -> str:
+    """A summary as a short table for the terminal."""
+    title = f"{summary['n']} examples of {summary['test_file']}, task {summary['task']}"
+    lines = [f"{title}, model {summary['model_path']}" if summary.get("model_path") else title]
+    lines += [f"  left out: {count} records ({reason})" for reason, count in summary["left_out"].items()]
+    width = max(14, *(len(name) + 2 for name in summary["scores"]))
+    lines.append(f"  {'score':<{width}}{'mean':>8}   95 % interval")
+    for name, score in summary["scores"].items():
+        if score["low"] is None:
+            lines.append(f"  {name:<{width}}{score['mean']:8.4f}")
+        else:
+            interval = f"{100 * score['low']:.2f} .. {100 * score['high']:.2f}"
+            lines.append(f"  {name:<{width}}{100 * score['mean']:7.2f}%   {interval}")
+    if summary["errors"]:
+        # With several samples the error is that of the majority answer.
+        decided = "majority" if "majority" in summary["scores"] else summary["headline"]
+        lines.append(f"  not right by {decided}: {_short(summary['errors'])}")
+    more = {**summary["details"], **(summary.get("similarity") or {})}
+    lines += [f"  {name.replace('_', ' ')}: {_short(value)}" for name, value in more.items()]
+    if seen := describe_trained_on(summary.get("trained_on")):
+        lines.append(f"  {seen}")
+    if summary["gold_loss"] is not None:
+        lines.append(f"  LM loss on the right answers {summary['gold_loss']:.4f} ({summary['gold_tokens']} tokens)")
+    if summary["generated_tokens"] is not None:
+        speed = "nothing generated in this run"
+        if summary.get("tokens_per_second") is not None:
+            # The time of a resumed evaluation is that of its last part.
+            now = summary["generated_now"]
+            part = "" if now == summary["n"] else f"the last {now} examples: "
+            speed = f"{part}{summary['seconds']:.1f} s, {summary['tokens_per_second']:.0f} tokens/s"
+        ran_on = f"{summary['ran_on']:.1%} of answers ran on"
+        lines.append(f"  {summary['generated_tokens']} tokens generated, {ran_on}; {speed}")
+    return "\n".join(lines)
+
+
+def describe_trained_on(shares: Mapping[str, float] | None) -> str | None:
+    """State the share of test prompts that was trained on (see ``data.trained_prompts``); None if zero or unknown."""
+    if not shares or not shares["normalised"]:
+        return None
+    return (
+        f"{shares['exact']:.1%} of the test prompts were trained on ({shares['normalised']:.1%} but for case and "
+        "blanks), so the scores are none of new prompts"
+    )
+
+
+def _short(value: Any) -> str:
+    """A value of the summary on one line."""
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    if not isinstance(value, Mapping):
+        return str(value)
+    inner = {name: f"({_short(each)})" if isinstance(each, Mapping) else _short(each) for name, each in value.items()}
+    return ", ".join(f"{name} {each}" for name, each in inner.items()) or "none"

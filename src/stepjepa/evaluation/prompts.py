@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from stepjepa.chat.template import ChatTemplate, PlainTemplate
-from stepjepa.chat.tokens import Spans, TextTokenizer, Tokens
+from stepjepa.chat.tokens import Spans, TextTokenizer
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.run_folder import trained_objective
 from stepjepa.tasks.base import Continuation, record_error
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 Template = ChatTemplate | PlainTemplate
 
@@ -31,11 +28,10 @@ def trained_plain(model_path: str | os.PathLike[str]) -> bool:
 
 
 class Span(NamedTuple):
-    """A row of tokens whose tokens from ``start`` on are scored by their likelihood."""
+    """A row of tokens whose tokens from ``start`` (1 or more) on are scored by their likelihood."""
 
     ids: list[int]
     start: int
-    """Position of the first scored token, 1 or more."""
 
     @property
     def tokens(self) -> int:
@@ -47,74 +43,52 @@ class Span(NamedTuple):
 class Example:
     """A tokenised record."""
 
-    index: int
-    """Position in the test file, from 0."""
+    index: int  # position in the test file, from 0
     prompt: str
-    """The prompt as text."""
     prompt_ids: list[int]
-    gold: Span
-    """Prompt, right answer and end of turn; answer and end of turn are scored."""
+    gold: Span  # prompt, right answer and end of turn; the last two are scored
+    continuations: dict[str, Span]  # of the task, by label; each after the prompt or after a context of its own
 
 
-class ShownTexts:
-    """Tokenises rendered texts; special tokens spelt inside message contents are tokenised as ordinary text.
-
-    Args:
-        tokenizer: a fast tokenizer; it is not changed.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
-        self._texts = TextTokenizer(tokenizer)
-
-    def tokenize(self, text: str, contents: Spans) -> Tokens:
-        """The tokens of a text with message contents at ``contents``."""
-        return self._texts([text], [contents])[0]
-
-    def span(self, text: str, contents: Spans, start: int, end: int) -> Span:
-        """The tokens of a text that begin before character ``end``, scored from the token that contains ``start``."""
-        tokens = self.tokenize(text, contents)
-        # The first token of a row has no prediction.
-        return Span(tokens.ids[: tokens.first_from(end)].tolist(), max(1, tokens.first_overlapping(start)))
+def _span(texts: TextTokenizer, text: str, contents: Spans, start: int, end: int) -> Span:
+    """The tokens of a text that begin before character ``end``, scored from the token that contains ``start``."""
+    (tokens,) = texts([text], [contents])
+    # The first token of a row has no prediction.
+    return Span(tokens.ids[: tokens.first_from(end)].tolist(), max(1, tokens.first_overlapping(start)))
 
 
-def make_example(index: int, record: Record, texts: ShownTexts, template: Template) -> Example:
+def make_example(
+    index: int, record: Record, texts: TextTokenizer, template: Template, continuations: Sequence[Continuation] = ()
+) -> Example:
     """Render and tokenise a record as in training; UserError with its line if the template can't render it."""
     try:
-        if not record.answer.strip():
-            raise UserError("the last message is a tool call, which has no text to be compared; leave the record out")
-        prompt = template.render_prompt(record.messages[:-1], record.tools)
-        whole = template.render(record.messages, record.tools)
+        prompt = template.render_prompt(record.messages[:-1])
+        whole = template.render(record.messages)
+        scored = {each.label: _continuation_span(record, each, texts, template) for each in continuations}
     except UserError as error:
         raise record_error(record, str(error)) from None
-    prompt_ids = texts.tokenize(prompt.text, prompt.spans).ids.tolist()
-    gold = texts.span(whole.text, whole.spans, whole.spans[-1][0], whole.turn_ends[-1])
-    return Example(index, prompt.text, prompt_ids, gold)
+    prompt_ids = texts([prompt.text], [prompt.spans])[0].ids.tolist()
+    gold = _span(texts, whole.text, whole.spans, whole.spans[-1][0], whole.turn_ends[-1])
+    return Example(index, prompt.text, prompt_ids, gold, scored)
 
 
-def continuation_spans(
-    record: Record, continuations: Sequence[Continuation], shown: ShownTexts, template: Template
-) -> list[Span]:
-    """Rows that score the continuations of a record, each after the record's prompt or after its own context."""
-    # A rendered prompt has its special tokens; a context of its own needs the one that begins texts.
-    begin = shown.tokenizer.bos_token or ""
-    spans = []
-    for continuation in continuations:
-        if continuation.context is None:
-            answer = {"role": "assistant", "content": continuation.text}
-            whole = template.render([*record.messages[:-1], answer], record.tools)
-            text, contents, (start, end) = whole.text, whole.spans, whole.spans[-1]
-        else:
-            start = len(begin) + len(continuation.context)
-            text = begin + continuation.context + continuation.text
-            end = len(text)
-            contents = ((len(begin), end),)
-        # Cut here, so that no token contains text after the continuation.
-        spans.append(shown.span(text[:end], contents, start, end))
-    return spans
-
-
-def make_examples(records: Sequence[Record], tokenizer: PreTrainedTokenizerBase, template: Template) -> list[Example]:
+def make_examples(records: Sequence[Record], tokenizer: Any, template: Template) -> list[Example]:
     """Tokenise all records, see :func:`make_example`."""
-    texts = ShownTexts(tokenizer)
+    texts = TextTokenizer(tokenizer)
     return [make_example(index, record, texts, template) for index, record in enumerate(records)]
+
+
+def _continuation_span(record: Record, continuation: Continuation, texts: TextTokenizer, template: Template) -> Span:
+    if continuation.context is None:
+        answer = {"role": "assistant", "content": continuation.text}
+        whole = template.render([*record.messages[:-1], answer])
+        text, contents, (start, end) = whole.text, whole.spans, whole.spans[-1]
+    else:
+        # A rendered prompt has its special tokens; a context of its own needs the one that begins texts.
+        begin = texts.tokenizer.bos_token or ""
+        start = len(begin) + len(continuation.context)
+        text = begin + continuation.context + continuation.text
+        end = len(text)
+        contents = ((len(begin), end),)
+    # Cut here, so that no token contains text after the continuation.
+    return _span(texts, text[:end], contents, start, end)

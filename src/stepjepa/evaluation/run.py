@@ -1,29 +1,63 @@
-"""Evaluate a model on a test file. Torch is imported only to generate."""
+"""Evaluate a model on a test file, or score the answers of another program. Torch is imported only to generate."""
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from stepjepa.data.prompts import share_trained_on, training_system_prompt, with_system_prompt
-from stepjepa.data.records import bad_records
+from stepjepa.data.records import Record, bad_records
 from stepjepa.data.sources import read_records
-from stepjepa.errors import UserError, is_out_of_memory
-from stepjepa.evaluation.batcher import Batcher
-from stepjepa.evaluation.judging import select_records
-from stepjepa.evaluation.output import OutputFile, model_fingerprint
-from stepjepa.evaluation.prompts import make_template
-from stepjepa.evaluation.settings import EvaluationSettings
-from stepjepa.files import fingerprint, write_json
-from stepjepa.tasks.registry import users_source
+from stepjepa.errors import UserError, naming_batch_size
+from stepjepa.evaluation.answering import Answer, Batcher, Question, judge
+from stepjepa.evaluation.output import OutputFile, meta_file, model_fingerprint, summarise, summary_file
+from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings, ScoringSettings
+from stepjepa.files import fingerprint, read_jsonl, write_json, write_jsonl
+from stepjepa.tasks.registry import ReferenceTask, choose_task, keep, users_source
 
 Loader = Callable[[], tuple[Any, Any]]
+
+NO_PREDICTION = "no prediction"
+
+# Records scored between two updates of the progress bar; a task may score them in parallel.
+_CHUNK = 128
+
+
+class Selection:
+    """The task of a test file and the records that it can score.
+
+    Args:
+        settings: of the evaluation.
+        records: all of the file.
+
+    Attributes:
+        task: scores the answers.
+        headline: the score that decides what is an error.
+        records: those that are evaluated, by position in the test file.
+        left_out: number of the others, by reason.
+        options: the task options that affect the scores.
+
+    Raises:
+        UserError: no record is left, or the task does not exist or lacks a setting.
+    """
+
+    def __init__(self, settings: ScoringSettings, records: Sequence[Record]) -> None:
+        task = choose_task(settings.task, records, settings.task_options)
+        self.task = ReferenceTask(task) if settings.scoring == "reference" else task
+        self.headline = self.task.beginning if settings.startswith else self.task.headline
+        self.records, self.left_out = keep(self.task, records)
+        self.options = {name: getattr(settings.task_options, name) for name in task.takes if name != "workers"}
+
+    def summarise(self, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The part of a summary that is computed from the lines."""
+        about = {"left_out": self.left_out, "task": self.task.name, "lenient": self.task.lenient}
+        return {**about, **summarise(lines, self.headline), "details": self.task.details(lines)}
 
 
 class Evaluation:
@@ -37,7 +71,6 @@ class Evaluation:
 
     Attributes:
         selection: the task, and the records that are evaluated.
-        task: the task, which scores the answers.
         records: the records by position in the test file, with the system prompt that the model is shown.
         bad: the skipped lines of the test file; None if a bad line is an error.
         system_prompt: the system prompt of training, which replaces that of the test file; None if it does not.
@@ -51,7 +84,7 @@ class Evaluation:
         self.settings = settings
         self.bad = bad_records(settings.bad_records)
         records = read_records(settings.test_file, bad=self.bad, columns=settings.columns)
-        self.selection = select_records(settings, records[: settings.max_examples])
+        self.selection = Selection(settings, records[: settings.max_examples])
         self.task, self.records = self.selection.task, self.selection.records
         if self.bad is not None and self.bad.count:
             self.selection.left_out["bad record"] = self.bad.count
@@ -83,7 +116,7 @@ class Evaluation:
             "examples": len(self.records),
             "task": self.task.name,
             "task_source": users_source(self.task),
-            "task_options": self.selection.options(settings.task_options),
+            "task_options": self.selection.options,
             "headline": self.selection.headline,
             "prompt": {"system": self.system_prompt, "plain": settings.plain, **columns},
             **{name: getattr(settings, name) for name in ("scoring", "dtype", "quantization", "similarity")},
@@ -100,7 +133,7 @@ class Evaluation:
             load: returns model and tokenizer; by default they are loaded from ``settings.model_path``.
 
         Returns:
-            The summary as written beside the lines: the keys of ``summary.summarise``, and ``model_path``,
+            The summary as written beside the lines: the keys of ``output.summarise``, and ``model_path``,
             ``test_file``, ``test_fingerprint``, ``left_out``, ``task``, ``lenient``, ``details``, ``similarity``,
             ``trained_on`` (see ``data.prompts``), ``settings``, ``generated_now``, ``seconds`` and
             ``tokens_per_second``. The last three are those of this run; the speed is None if it generated nothing.
@@ -157,24 +190,18 @@ class Evaluation:
         config = similarity_config(self.settings.model_path, str(self.settings.similarity))
         config = replace(config, plain=self.settings.plain)
         records = list(self.records.values())
-        with self._memory():
-            return compare_views(*load(), records, config, batch_size=self.settings.batch_size)
+        return compare_views(*load(), records, config, batch_size=self.settings.batch_size)
 
     def _generate(self, load: Loader) -> float:
         """Write the missing lines, and return the seconds spent on generating and scoring them."""
-        settings, output = self.settings, self.output
         from stepjepa.evaluation.generation import Generator
 
-        model, tokenizer = load()
-        template, size = make_template(tokenizer, plain=settings.plain), settings.batch_size
-        engine = Generator(model, tokenizer, template.end_of_turn_ids, settings.sampling)
-        batcher = Batcher(
-            self.task, self.records, engine, tokenizer, template, batch_size=size, headline=self.selection.headline
-        )
+        settings, size, output = self.settings, self.settings.batch_size, self.output
+        generator = Generator(*load(), settings.sampling, plain=settings.plain)
+        headline = self.selection.headline
+        batcher = Batcher(self.task, self.records, generator, batch_size=size, headline=headline)
         examples, seconds = batcher.examples, 0.0
-        bar = tqdm(total=len(examples), initial=self.finished, desc="evaluate", unit="ex", disable=None)
-        stream: IO[str] | None = None
-        with bar, ExitStack() as stack:
+        with tqdm(total=len(examples), initial=self.finished, desc="evaluate", unit="ex", disable=None) as bar:
             for number, start in enumerate(range(0, len(examples), size)):
                 # A batch with missing lines is run as a whole, since its padding affects the last bits of the results.
                 batch = examples[start : start + size]
@@ -182,28 +209,12 @@ class Evaluation:
                 if not missing:
                     continue
                 began = time.perf_counter()
-                with self._memory():
+                with naming_batch_size(size):
                     lines = batcher.lines(batch, number)
                 seconds += time.perf_counter() - began
-                if stream is None:
-                    # Opened only now: a wrong flag must not cost the results of another evaluation.
-                    stream = stack.enter_context(
-                        output.begin(model_path=settings.model_path, test_file=str(settings.test_file))
-                    )
-                output.add(stream, [line for line in lines if line["index"] in missing])
+                output.add([line for line in lines if line["index"] in missing])
                 bar.update(len(missing))
         return seconds
-
-    @contextmanager
-    def _memory(self) -> Iterator[None]:
-        """Turn an out-of-memory error into one that names the remedy."""
-        try:
-            yield
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            flags = "--batch_size or --num_samples" if self.settings.sampling.num_samples > 1 else "--batch_size"
-            raise UserError(f"out of memory with --batch_size {self.settings.batch_size}; lower {flags}") from None
 
 
 def _similarity_by_verdict(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -214,3 +225,83 @@ def _similarity_by_verdict(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
         name: similarity_quantiles(line["similarity"] for line in lines if (line["error"] is None) == right)
         for name, right in (("right", True), ("wrong", False))
     }
+
+
+def score_predictions(settings: ScoreSettings) -> dict[str, Any]:
+    """Score a file of answers, write lines and summary as ``stepjepa evaluate`` does, and return the summary.
+
+    Raises:
+        UserError: a file is wrong, or the predictions don't fit the test file.
+    """
+    records = read_records(settings.test_file)
+    selection = Selection(settings, records)
+    found = _read_answers(settings, len(records), selection.records)
+    nothing = [Answer("")] * max(map(len, found.values()), default=1)
+    questions = [Question(index, record) for index, record in selection.records.items()]
+    lines: list[dict[str, Any]] = []
+    try:
+        for start in tqdm(range(0, len(questions), _CHUNK), desc=f"score, {_CHUNK} at a time", disable=None):
+            chunk = questions[start : start + _CHUNK]
+            answers = [found.get(question.index, nothing) for question in chunk]
+            lines += judge(selection.task, chunk, answers, selection.headline)
+    finally:
+        selection.task.close()
+    for line in lines:
+        if line["index"] not in found:
+            # By some rules, such as the published ones, an empty answer would be right.
+            for each in (line, *line.get("samples", ())):
+                each |= {"scores": dict.fromkeys(each["scores"], False), "error": NO_PREDICTION}
+    options = {"task_options": selection.options}
+    summary = {
+        "predictions": str(settings.predictions),
+        "test_file": str(settings.test_file),
+        "test_fingerprint": fingerprint(settings.test_file),
+        **selection.summarise(lines),
+        "settings": {**options, "scoring": settings.scoring, "missing": settings.missing},
+    }
+    # Files of an earlier evaluation belong to the lines that are replaced.
+    for file in (summary_file(settings.output_file), meta_file(settings.output_file)):
+        file.unlink(missing_ok=True)
+    write_jsonl(settings.output_file, lines)
+    write_json(summary_file(settings.output_file), summary)
+    return summary
+
+
+def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -> dict[int, list[Answer]]:
+    """Read the answers by position in a test file of ``size`` records.
+
+    Raises:
+        UserError: a line is wrong, or, with ``missing="error"``, a wanted prediction is missing.
+    """
+    path = Path(settings.predictions)
+    found: dict[int, list[Answer]] = {}
+    for number, line in read_jsonl(path, "file of predictions"):
+        index, fault = line.get("index"), None
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < size:
+            fault = f"'index' is {index!r}, expected a whole number from 0 to {size - 1}, the position in the test file"
+        elif index in found:
+            fault = f"a second prediction for index {index}; remove one"
+        else:
+            found[index] = samples = _read_samples(line)
+            if not samples or not all(isinstance(each.text, str) for each in samples):
+                fault = "'generated' must be a string, or a list of at least one"
+            elif any(each.stopped not in (None, True, False) for each in samples):
+                fault = "'stopped' must be true, false or left out"
+        if fault:
+            raise UserError(fault, path=path, line=number)
+    counts = {len(samples) for samples in found.values()}
+    if len(counts) > 1:
+        raise UserError(f"{min(counts)} to {max(counts)} samples per record; give every record as many", path=path)
+    missing = [index for index in wanted if index not in found]
+    if missing and settings.missing == "error":
+        told = f"no prediction for {len(missing)} of {len(wanted)} records (the first is index {missing[0]})"
+        raise UserError(f"{told}; add them, or pass --missing wrong to count them as wrong", path=path)
+    return found
+
+
+def _read_samples(line: dict[str, Any]) -> list[Answer]:
+    """The answers of a line, unchecked; ``stepjepa evaluate`` may have written it."""
+    given = line.get("samples") or line.get("generated")
+    parts = given if isinstance(given, list) else [given]
+    about = [each if isinstance(each, dict) else line | {"generated": each} for each in parts]
+    return [Answer(each.get("generated"), each.get("stopped")) for each in about]  # type: ignore[arg-type]

@@ -13,19 +13,10 @@ from typing import Literal
 
 from stepjepa.config import Dtype
 from stepjepa.errors import UserError
-from stepjepa.evaluation.output import other_summary, summary_file
 from stepjepa.files import refuse_existing
-from stepjepa.options import FROM_ONE, FROM_ZERO, option, wrong_value
+from stepjepa.options import FROM_ONE, FROM_ZERO, option, refuse_without_effect, wrong_value
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import AUTO, TASKS, load_task
-
-Scoring = Literal["own", "reference"]
-
-# Help texts that 'stepjepa score' and 'stepjepa evaluate' share.
-TASK = f"how answers are scored; one of {', '.join(TASKS)}, or module:Class of your own; auto goes by the records"
-SCORING = "the rules; reference: those of the published evaluation, slips included, beside our own"
-STARTSWITH = "count an answer by how it begins: prefix is the headline"
-
 
 LONGEST = 512
 """Greatest length of an answer in the published evaluation with its default settings and ``--max_new_tokens -1``."""
@@ -39,7 +30,7 @@ def _length(text: str) -> int:
     return LONGEST
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sampling:
     """Settings of decoding; UserError if one is out of range or has no effect on greedy answers."""
 
@@ -48,48 +39,72 @@ class Sampling:
         0.0, "0 is greedy", metavar="T", allowed=(lambda value: 0 <= value < math.inf, "0 (greedy) or more")
     )
     top_p: float = option(
-        1.0, "of sampling", metavar="P", allowed=(lambda value: 0 < value <= 1, "more than 0 and at most 1")
+        1.0,
+        "of sampling",
+        metavar="P",
+        allowed=(lambda value: 0 < value <= 1, "more than 0 and at most 1"),
+        only_with="temperature",
     )
-    top_k: int = option(0, "of sampling; 0 for all tokens", metavar="K", allowed=FROM_ZERO)
+    top_k: int = option(0, "of sampling; 0 for all tokens", metavar="K", allowed=FROM_ZERO, only_with="temperature")
     seed: int = option(42, "of sampling", allowed=FROM_ZERO)
-    num_samples: int = option(1, "answers per prompt: pass@1, pass@N, majority", allowed=FROM_ONE)
+    num_samples: int = option(
+        1, "answers per prompt: pass@1, pass@N, majority", allowed=FROM_ONE, only_with="temperature"
+    )
 
     def __post_init__(self) -> None:
         if fault := wrong_value(self):
             raise UserError(f"--{fault}")
-        if self.temperature == 0:
-            for name, neutral in (("num_samples", 1), ("top_p", 1.0), ("top_k", 0)):
-                if getattr(self, name) != neutral:
-                    raise UserError(
-                        f"--{name} does nothing to greedy answers; set --temperature above 0 or leave it out"
-                    )
+        refuse_without_effect(vars(self), Sampling)
 
 
-@dataclass(frozen=True)
-class EvaluationSettings:
-    """Settings of an evaluation.
+@dataclass(frozen=True, kw_only=True)
+class ScoringSettings:
+    """What ``stepjepa evaluate`` and ``stepjepa score`` share; UserError if a value is not allowed."""
 
-    Attributes:
-        task_options: settings of the task.
-        sampling: settings of decoding.
-        quantization: quantization of the weights by bitsandbytes.
-
-    Raises:
-        UserError: a value is out of range, or the output would replace the test file.
-    """
-
-    # The second names are those of the published script.
-    model_path: str = option(
-        help="run folder, adapter folder or hub id", group="files", names=("model_name",), metavar="PATH"
-    )
     test_file: str | os.PathLike[str] = option(
         help="JSON lines with 'messages'", group="files", names=("input_file",), metavar="FILE"
     )
     output_file: str | os.PathLike[str] = option(help="JSON lines, one per example", group="files", metavar="FILE")
-    task: str = option(AUTO, TASK, group="scoring", metavar="NAME")
+    overwrite: bool = option(False, "throw away what --output_file holds", group="files", names=("no_skip_existing",))
+    task: str = option(
+        AUTO,
+        f"how answers are scored; one of {', '.join(TASKS)}, or module:Class of your own; auto goes by the records",
+        group="scoring",
+        metavar="NAME",
+    )
     task_options: TaskOptions = field(default_factory=TaskOptions)
-    scoring: Scoring = option("own", SCORING, group="scoring")
-    startswith: bool = option(False, STARTSWITH, group="scoring", names=("statswith",))
+    scoring: Literal["own", "reference"] = option(
+        "own",
+        "the rules; reference: those of the published evaluation, slips included, beside our own",
+        group="scoring",
+    )
+    startswith: bool = option(
+        False, "count an answer by how it begins: prefix is the headline", group="scoring", names=("statswith",)
+    )
+
+    def __post_init__(self) -> None:
+        if fault := wrong_value(self):
+            raise UserError(f"--{fault}")
+        if self.task != AUTO:
+            load_task(self.task)
+        self.check_output(self.test_file, "test file")
+
+    def check_output(self, source: str | os.PathLike[str], what: str) -> None:
+        """Raise ``UserError`` if the output file is a folder or the source, which ``what`` names in the message."""
+        if Path(self.output_file).is_dir():
+            raise UserError("is a folder; name a file in it", path=self.output_file)
+        if Path(self.output_file).resolve() == Path(source).resolve():
+            raise UserError(f"--output_file is the {what}; name another", path=self.output_file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings(ScoringSettings):
+    """Settings of an evaluation; UserError if a value is not allowed, or the output would replace the test file."""
+
+    # The script's own name for the flag is followed, too.
+    model_path: str = option(
+        help="run folder, adapter folder or hub id", group="files", names=("model_name",), metavar="PATH"
+    )
     max_examples: int | None = option(
         None, "the first N records only; beware of files sorted by label", group="scoring", allowed=FROM_ONE
     )
@@ -102,7 +117,7 @@ class EvaluationSettings:
     batch_size: int = option(16, "prompts at a time", group="generation", allowed=FROM_ONE)
     sampling: Sampling = field(default_factory=Sampling)
     dtype: Dtype = option("auto", "of the weights", group="generation")
-    quantization: Literal["4bit", "8bit"] | None = None
+    quantization: Literal["4bit", "8bit"] | None = None  # of the weights, by bitsandbytes
     trust_remote_code: bool = option(False, "run code that comes with the model", group="generation")
     use_test_prompts: bool = option(
         False, "the test file's own system prompt; else that of training, where it is known", group="prompt"
@@ -110,7 +125,6 @@ class EvaluationSettings:
     plain: bool = option(
         False, "for models trained without a chat format: question, <|perception|>, answer", group="prompt"
     )
-    overwrite: bool = option(False, "throw away what --output_file holds", group="files", names=("no_skip_existing",))
     columns: list[str] | None = option(
         None,
         "of the user's and the assistant's text; where they have other names",
@@ -122,54 +136,24 @@ class EvaluationSettings:
     )
 
     def __post_init__(self) -> None:
-        if fault := wrong_value(self):
-            raise UserError(f"--{fault}")
-        if self.task != AUTO:
-            load_task(self.task)
+        super().__post_init__()
         if self.plain and self.use_test_prompts:
             raise UserError("--use_test_prompts does nothing with --plain, which shows no system prompt; leave it out")
-        check_output(self.output_file, self.test_file, "test file")
 
 
-@dataclass(frozen=True)
-class ScoreSettings:
-    """Settings of :func:`stepjepa.evaluation.predictions.score_predictions`.
+@dataclass(frozen=True, kw_only=True)
+class ScoreSettings(ScoringSettings):
+    """Settings of ``run.score_predictions``; UserError if a value is not allowed or a file would be replaced."""
 
-    Attributes:
-        task_options: settings of the task.
-
-    Raises:
-        UserError: a value is not allowed, or the output would replace a file.
-    """
-
-    test_file: str | os.PathLike[str] = option(help="JSON lines with 'messages'", group="files", metavar="FILE")
     predictions: str | os.PathLike[str] = option(
         help="JSON lines with 'index', from 0 in the test file, and 'generated', a text or a list of samples; optional "
         "'stopped', whether the model ended its turn",
         group="files",
         metavar="FILE",
     )
-    output_file: str | os.PathLike[str] = option(help="JSON lines, one per example", group="files", metavar="FILE")
-    task: str = option(AUTO, TASK, group="scoring", metavar="NAME")
-    task_options: TaskOptions = field(default_factory=TaskOptions)
-    scoring: Scoring = option("own", SCORING, group="scoring")
-    startswith: bool = option(False, STARTSWITH, group="scoring", names=("statswith",))
     missing: Literal["error", "wrong"] = option("error", "what a record without a prediction is", group="files")
-    overwrite: bool = option(False, "replace --output_file", group="files")
 
     def __post_init__(self) -> None:
-        if fault := wrong_value(self):
-            raise UserError(f"--{fault}")
-        check_output(self.output_file, self.test_file, "test file")
-        check_output(self.output_file, self.predictions, "file of predictions")
+        super().__post_init__()
+        self.check_output(self.predictions, "file of predictions")
         refuse_existing(self.output_file, self.overwrite)
-        if summary_file(self.output_file).exists() and not self.overwrite:
-            raise other_summary(self.output_file)
-
-
-def check_output(output: str | os.PathLike[str], source: str | os.PathLike[str], what: str) -> None:
-    """Raise ``UserError`` if the output file is a folder or the source, which ``what`` names in the message."""
-    if Path(output).is_dir():
-        raise UserError("is a folder; name a file in it", path=output)
-    if Path(output).resolve() == Path(source).resolve():
-        raise UserError(f"--output_file is the {what}; name another", path=output)

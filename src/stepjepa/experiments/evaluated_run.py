@@ -1,7 +1,4 @@
-"""A run folder with an evaluation in it, every field checked; and whether several can be compared.
-
-``report``, ``compare`` and ``sweep`` read runs here and nowhere else.
-"""
+"""Run folders: which ones are meant, and an evaluated one with every field checked; whether several can be compared."""
 
 from __future__ import annotations
 
@@ -13,17 +10,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from stepjepa.arguments import NEEDS_VIEWS, PUBLISHED_WITH_REGULAR
-from stepjepa.config import JepaConfig
-from stepjepa.data.prompts import FORMS
+from stepjepa.config import NEEDS_VIEWS, JepaConfig
 from stepjepa.errors import UserError, shown
-from stepjepa.evaluation.output import model_fingerprint
-from stepjepa.evaluation.summary import describe_trained_on
+from stepjepa.evaluation.output import describe_trained_on, model_fingerprint
 from stepjepa.fields import Fields, checked_fields, read_fields
-from stepjepa.files import read_jsonl
+from stepjepa.files import read_json_object, read_jsonl
 from stepjepa.run_folder import RUN_FILE, read_run
 
 SUMMARY = ".summary.json"
+SWEEP_FILE = "sweep.json"
 
 MEASURES = ("headline", "lenient", "stopped")
 """What is measured of every answer: the score that decides, the one that forgives what follows, whether it ended."""
@@ -32,36 +27,80 @@ FIGURES = ("gold_loss", "matched", "shuffled", "tokens", "seconds", "flops")
 """What is measured of a run as a whole: LM loss on the right answers, similarity of matched and of shuffled views;
 tokens, seconds and floating-point operations of training."""
 
-# What regular runs have no use for.
-_OF_VIEWS = (*NEEDS_VIEWS, *PUBLISHED_WITH_REGULAR, "jepa_loss_type", "infonce_temperature", "step_separator")
-
 # Fields of TrainingArguments that leave the trained weights as they are, and the seeds.
-_NO_SETTING = frozenset(
-    (
-        *("seed", "data_seed", "output_dir", "run_name", "project", "disable_tqdm", "report_to", "debug", "local_rank"),
-        *("prediction_loss_only", "push_to_hub", "skip_memory_metrics", "resume_from_checkpoint", "use_cpu"),
-        *("enable_jit_checkpoint", "per_device_eval_batch_size", "batch_eval_metrics", "ddp_timeout"),
-    )
+_NO_SETTING = (
+    *("seed", "data_seed", "output_dir", "run_name", "project", "disable_tqdm", "report_to", "debug", "local_rank"),
+    *("prediction_loss_only", "push_to_hub", "skip_memory_metrics", "resume_from_checkpoint", "use_cpu"),
+    *("enable_jit_checkpoint", "per_device_eval_batch_size", "batch_eval_metrics", "ddp_timeout"),
 )
 _NO_SETTING_BEGINS = ("logging_", "log_", "save_", "hub_", "eval_", "do_", "include_", "trackio_", "dataloader_")
 # The checkpoint that is kept depends on these.
 _WITH_BEST = ("eval_strategy", "eval_steps", "save_strategy", "save_steps")
-# Of how a model was loaded, what makes another model of it.
-_LOADED = ("pretrain", "train_tokenizer", "quantized")
 _RENAMED = {"per_device_train_batch_size": "batch_size", "gradient_accumulation_steps": "grad_accum"}
 
 # Settings of an evaluation in which runs may differ, or that the summary says elsewhere.
-_NO_PROTOCOL = frozenset(
-    (
-        *("model", "base_model", "predictions", "similarity", "seed", "batch_size"),
-        *("test_file", "examples", "task", "headline"),
-    )
+_NO_PROTOCOL = (
+    *("model", "base_model", "predictions", "similarity", "seed", "batch_size"),
+    *("test_file", "examples", "task", "headline"),
 )
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 
 _TRAIN_AGAIN = "restore the file, or train again into another folder"
 _EVALUATE_AGAIN = "evaluate the run again, with --overwrite"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run folder, with the arm of its sweep (None outside of sweeps) and whether that arm is the baseline."""
+
+    folder: Path
+    arm: str | None = None
+    is_baseline: bool = False
+
+
+def find_run_folders(folders: Sequence[str | os.PathLike[str]]) -> list[RunFolder]:
+    """The run folders that are meant: the folder of a sweep stands for its finished trials.
+
+    Raises:
+        UserError: a folder is named twice, or is a sweep without a finished trial.
+    """
+    found = [each for folder in folders for each in _expand_sweep(Path(folder))]
+    paths = [each.folder.resolve() for each in found]
+    for place, path in enumerate(paths):
+        if path in paths[:place]:
+            raise UserError("is named twice; leave it out once", path=found[place].folder)
+    return found
+
+
+def _expand_sweep(folder: Path) -> list[RunFolder]:
+    if (folder / RUN_FILE).is_file() or not (folder / SWEEP_FILE).is_file():
+        return [RunFolder(folder)]
+    sweep = read_json_object(folder / SWEEP_FILE, "file of a sweep", "start the sweep again")
+    grid, trials = sweep.get("grid"), sweep.get("trials")
+    baseline = grid.get("baseline") if isinstance(grid, dict) else None
+    found = []
+    for trial in trials if isinstance(trials, list) else ():
+        name, arm, label = (trial.get(key) if isinstance(trial, dict) else None for key in ("name", "arm", "label"))
+        run = folder / str(name)
+        # A sweep file from another machine must not name folders outside of the sweep.
+        inside = run.resolve().is_relative_to(folder.resolve())
+        if inside and (run / RUN_FILE).is_file() and read_run(run).get("status") == "finished":
+            found.append(RunFolder(run, label if isinstance(label, str) else None, arm is not None and arm == baseline))
+    if not found:
+        raise UserError("none of the trials of this sweep is finished; go on with it, or name run folders", path=folder)
+    return found
+
+
+def run_names(folders: Sequence[Path]) -> list[str]:
+    """Name each run by as many of the last parts of its path as tell all apart (``seed82`` alone says too little)."""
+    parts = [folder.resolve().parts[1:] or ("/",) for folder in folders]
+    fewest = 2 if any(each[-1].startswith("seed") for each in parts) else 1
+    for count in range(fewest, max(map(len, parts), default=0) + 1):
+        names = ["/".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(folder.resolve()) for folder in folders]
 
 
 @dataclass(frozen=True)
@@ -99,20 +138,20 @@ class EvaluatedRun:
 
     @property
     def files(self) -> list[Path]:
-        """What was read."""
+        """The files that were read."""
         return [self.folder / name for name in (RUN_FILE, f"{self.evaluation}{SUMMARY}", f"{self.evaluation}.jsonl")]
 
     def mean(self, measure: str) -> float | None:
-        """The mean of one of ``MEASURES``."""
+        """The mean of one of ``MEASURES``, or one of ``FIGURES``."""
+        if measure in FIGURES:
+            return self.figures[measure]
         values = self.examples[measure]
         return None if values is None else math.fsum(values) / len(values)
 
     def verdicts(self, measure: str) -> list[bool] | None:
         """Right or wrong for each example; None where a score lies between, as that of several samples may."""
         values = self.examples[measure]
-        if values is None or not all(value in (0, 1) for value in values):
-            return None
-        return [bool(value) for value in values]
+        return [bool(value) for value in values] if values is not None and set(values) <= {0, 1} else None
 
 
 def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = None) -> EvaluatedRun:
@@ -137,75 +176,78 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
     file = _summary_file(path, evaluation)
     summary = read_fields(file, "summary of an evaluation", _EVALUATE_AGAIN)
     if is_of_another_model(path, summary.values):
-        raise UserError(
-            "is of another model than the one that is in the folder now; evaluate that one, with --overwrite", path=file
-        )
+        raise UserError(f"is of another model than the folder holds now; {_EVALUATE_AGAIN}", path=file)
+    empty = checked_fields({}, path, "")
+    results, similarity = run.inner("results"), summary.inner_or_none("similarity") or empty
+    evaluated, versions = summary.inner_or_none("settings") or empty, run.inner_or_none("versions") or empty
+    loaded, seen = run.inner_or_none("loaded") or empty, summary.inner_or_none("trained_on")
+    training = run.inner("training")
+    seed, data_seed = training.whole("seed"), training.whole_or_none("data_seed")
+    # In this order, in which errors are of most use.
     settings, protocol = _settings(run), _protocol(run, summary)
     indices, examples = _examples(file, summary)
-    results, similarity = run.inner("results"), summary.inner_or_none("similarity")
-    seen = summary.inner_or_none("trained_on")
-    evaluated, loaded, versions = (
-        fields.inner_or_none(name) for fields, name in ((summary, "settings"), (run, "loaded"), (run, "versions"))
-    )
     return EvaluatedRun(
-        path,
-        file.name.removesuffix(SUMMARY),
-        _seed(run.inner("training")),
-        settings,
-        protocol,
-        {} if versions is None else {name: versions.text(name) for name in versions},
-        results.whole("steps", 0),
-        indices,
-        examples,
-        {
+        folder=path,
+        evaluation=file.name.removesuffix(SUMMARY),
+        seed=f"{seed}" if data_seed in (None, seed) else f"{seed}/{data_seed}",
+        settings=settings,
+        protocol=protocol,
+        versions={name: versions.text(name) for name in versions},
+        steps=results.whole("steps", 0),
+        indices=indices,
+        examples=examples,
+        figures={
             "gold_loss": summary.number_or_none("gold_loss"),
-            "matched": None if similarity is None else similarity.number_or_none("matched_similarity"),
-            "shuffled": None if similarity is None else similarity.number_or_none("shuffled_similarity"),
+            "matched": similarity.number_or_none("matched_similarity"),
+            "shuffled": similarity.number_or_none("shuffled_similarity"),
             "tokens": results.amount_or_none("tokens"),
             "seconds": results.amount_or_none("train_seconds"),
-            # Runs of an earlier version did not count them.
+            # The first edition did not count them.
             "flops": results.amount_or_none("flops"),
         },
-        None if evaluated is None else evaluated.text_or_none("model"),
-        None if evaluated is None else evaluated.text_or_none("similarity"),
-        {} if loaded is None else dict(loaded.values),
-        None if seen is None else describe_trained_on({form: seen.number(form) for form in FORMS}),
+        model=evaluated.text_or_none("model"),
+        views=evaluated.text_or_none("similarity"),
+        loaded=dict(loaded.values),
+        trained_on=seen and describe_trained_on({form: seen.number(form) for form in ("exact", "normalised")}),
     )
 
 
 def _summary_file(folder: Path, evaluation: str | None) -> Path:
     names = sorted(file.name.removesuffix(SUMMARY) for file in folder.glob(f"*{SUMMARY}"))
-    if evaluation is None and not names:
-        raise UserError(
-            "holds no finished evaluation; run 'stepjepa evaluate' with an --output_file in the run folder", path=folder
-        )
+    there = ", ".join(names) or "none"
     if evaluation is None and len(names) > 1:
         raise UserError(
-            f"holds several evaluations ({', '.join(names)}); leave one in it, or name one where the command takes "
-            "--evaluation",
+            f"holds several evaluations ({there}); leave one in it, or name one where the command takes --evaluation",
             path=folder,
         )
-    wanted = names[0] if evaluation is None else evaluation.removesuffix(SUMMARY).removesuffix(".jsonl")
+    wanted = (evaluation or (names or [""])[0]).removesuffix(SUMMARY).removesuffix(".jsonl")
     if wanted not in names:
-        there = ", ".join(names) or "none"
-        raise UserError(f"holds no finished evaluation '{wanted}' (there is {there}); evaluate the run", path=folder)
+        which = f" '{wanted}'" if wanted else ""
+        raise UserError(
+            f"holds no finished evaluation{which} (there is {there}); run 'stepjepa evaluate' with an --output_file in "
+            "the run folder",
+            path=folder,
+        )
     return folder / f"{wanted}{SUMMARY}"
 
 
-def _seed(training: Fields) -> str:
-    seed, of_data = training.whole("seed"), training.whole_or_none("data_seed")
-    return f"{seed}" if of_data in (None, seed) else f"{seed}/{of_data}"
+def settings_of(folder: Path) -> dict[str, Any]:
+    """What decides what a run trains, apart from data and seed, as in :class:`EvaluatedRun`.
+
+    Raises:
+        UserError: ``run.json`` is missing or damaged.
+    """
+    return _settings(checked_fields(read_run(folder), folder / RUN_FILE, _TRAIN_AGAIN))
 
 
 def _settings(run: Fields) -> dict[str, Any]:
     """Flat; what does not apply is left out, so that it never tells two arms apart."""
     own = run.inner("jepa")
-    own.text("mode")
     # A run of an earlier version did what the default of a newer option does.
-    jepa = {each.name: each.default for each in fields(JepaConfig)} | dict(own.values)
-    idle = _OF_VIEWS if jepa["mode"] == "regular" else ()
-    settings = {name: value for name, value in jepa.items() if name not in idle}
-    if jepa["jepa_loss_type"] != "infonce":
+    settings = {each.name: each.default for each in fields(JepaConfig)} | dict(own.values)
+    if own.text("mode") == "regular":
+        settings = {name: value for name, value in settings.items() if name not in NEEDS_VIEWS}
+    if settings.get("jepa_loss_type") != "infonce":
         settings.pop("infonce_temperature", None)
     lora = run.inner_or_none("lora")
     settings |= {"model": run.text("model"), "lora": lora is not None}
@@ -214,7 +256,8 @@ def _settings(run: Fields) -> dict[str, Any]:
         if lora.number_or_none("alpha") is None:
             settings["lora_alpha"] = 2 * lora.whole("rank", 1)
     loaded = run.inner_or_none("loaded")
-    settings |= {name: (loaded.values.get(name) if loaded is not None else None) or False for name in _LOADED}
+    for name in ("pretrain", "train_tokenizer", "quantized"):
+        settings[name] = (loaded.values.get(name) if loaded is not None else None) or False
     training = run.inner("training")
     kept = _WITH_BEST if training.values.get("load_best_model_at_end") else ()
     for name, value in training.values.items():
@@ -234,12 +277,13 @@ def _settings(run: Fields) -> dict[str, Any]:
 
 def _protocol(run: Fields, summary: Fields) -> dict[str, Any]:
     protocol: dict[str, Any] = {}
-    data = run.inner("data")
     for part in ("train", "data"):
-        found = data.inner_or_none(part)
+        found = run.inner("data").inner_or_none(part)
         if found is not None:
-            protocol |= {"training data (sha256)": _identity(found)}
-            protocol |= {name: found.values[name] for name in ("eval_split", "split_seed") if name in found}
+            # The first edition could stream a file, and knew the beginning alone.
+            name = "sha256" if "sha256" in found or "bytes" not in found else "sha256_of_first_mib"
+            protocol["training data (sha256)"] = found.text(name)
+            protocol |= {name: found.values[name] for name in ("eval_split", "split_seed", "bytes") if name in found}
     protocol["system prompts of training"] = run.values.get("system_prompts")
     protocol["test file (sha256)"] = summary.text("test_fingerprint")
     protocol["number of examples"] = summary.whole("n", 1)
@@ -247,13 +291,6 @@ def _protocol(run: Fields, summary: Fields) -> dict[str, Any]:
     settings = summary.inner_or_none("settings")
     known = {} if settings is None else settings.values
     return protocol | {name: value for name, value in known.items() if name not in _NO_PROTOCOL}
-
-
-def _identity(data: Fields) -> str:
-    """What tells a file of training data apart; one that was streamed was not read to its end for that."""
-    if "sha256" in data:
-        return data.text("sha256")
-    return f"{data.text('sha256_of_first_mib')} of the first MiB, {data.whole('bytes', 0)} bytes"
 
 
 def is_of_another_model(folder: Path, summary: Mapping[str, Any]) -> bool:
@@ -278,20 +315,17 @@ def _examples(file: Path, summary: Fields) -> tuple[list[int], dict[str, list[fl
         raise UserError(
             f"its {len(lines)} lines are not the {count} examples of {file.name}; {_EVALUATE_AGAIN}", path=path
         )
-    stopped = [line.number_or_none("stopped") for line in lines]
-    ended = [value for value in stopped if value is not None]
+    names = {"headline": summary.text("headline"), "lenient": summary.text("lenient"), "stopped": "stopped"}
     found: dict[str, list[float] | None] = {
-        name: [line.inner("scores").number(summary.text(name)) for line in lines] for name in ("headline", "lenient")
+        measure: [line.inner("scores").number(names[measure]) for line in lines] for measure in MEASURES[:2]
     }
-    found["stopped"] = ended if len(ended) == len(stopped) else None
-    scores = summary.inner("scores")
-    means = {name: scores.inner(name).number("mean") for name in scores}
-    for name, values in found.items():
+    stopped = [line.number_or_none("stopped") for line in lines]
+    known = [value for value in stopped if value is not None]
+    found["stopped"] = known if len(known) == len(stopped) else None
+    for measure, values in found.items():
         if values is not None:
-            score = "stopped" if name == "stopped" else summary.text(name)
-            if score not in means:
-                raise scores.wrong(score, "the mean of a score")
-            if not math.isclose(math.fsum(values) / len(values), means[score], abs_tol=1e-9):
+            mean = summary.inner("scores").inner(names[measure]).number("mean")
+            if not math.isclose(math.fsum(values) / len(values), mean, abs_tol=1e-9):
                 raise UserError(f"its lines don't give the mean of {file.name}; {_EVALUATE_AGAIN}", path=path)
     return indices, found
 
@@ -304,18 +338,18 @@ def refuse_different(runs: Sequence[EvaluatedRun]) -> None:
     """
     first = runs[0]
     for run in runs[1:]:
-        for what in first.protocol | run.protocol:
-            ours, theirs = run.protocol.get(what), first.protocol.get(what)
-            if ours != theirs:
-                raise UserError(
-                    f"can't be compared with {first.folder}: {what.replace('_', ' ')} is {_short(ours)} instead of "
-                    f"{_short(theirs)}; train and evaluate all runs alike, or leave this one out",
-                    path=run.folder,
-                )
-        if other := set(run.indices) ^ set(first.indices):
+        said = [
+            f"{what.replace('_', ' ')} is {_short(ours)} instead of {_short(theirs)}"
+            for what in first.protocol | run.protocol
+            if (ours := run.protocol.get(what)) != (theirs := first.protocol.get(what))
+        ]
+        if not said and run.indices != first.indices:
+            other = min(set(run.indices) ^ set(first.indices))
+            said = [f"only one of them was asked example {other} (counted from 0)"]
+        if said:
             raise UserError(
-                f"can't be compared with {first.folder}: only one of them was asked example {min(other)} (counted from "
-                "0); evaluate all runs alike, or leave this one out",
+                f"can't be compared with {first.folder}: {said[0]}; train and evaluate all runs alike, or leave this "
+                "one out",
                 path=run.folder,
             )
 

@@ -6,22 +6,17 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from stepjepa.errors import UserError
+from stepjepa.errors import UserError, one_line
 from stepjepa.experiments.grid import Trial
-from stepjepa.experiments.sweep import Ending, Local
-from stepjepa.experiments.sweep_folder import FAILED, FINISHED, INTERRUPTED, SweepFolder
+from stepjepa.experiments.sweep import FAILED, FINISHED, INTERRUPTED, Local, SweepFolder
 from stepjepa.files import read_json_object, write_json
 from stepjepa.signals import Interruptions
-
-if TYPE_CHECKING:
-    from submitit.helpers import DelayedSubmission
 
 CLUSTER = "STEPJEPA_SUBMITIT_CLUSTER"
 """Environment variable that names another of submitit's executors than ``slurm``: the tests set ``local``, which runs
@@ -29,9 +24,6 @@ jobs as processes of this machine."""
 
 # A trial is one process on one node, and --jobs says how many run at a time.
 _SET_HERE = ("nodes", "ntasks_per_node", "tasks_per_node", "array_parallelism")
-
-# How often a job whose time is up is put back into the queue: the one option of the executor's constructor.
-_REQUEUES = "slurm_max_num_timeout"
 
 # Seconds between two looks at the jobs.
 _LOOK = 1.0
@@ -41,8 +33,7 @@ def read_options(arguments: Sequence[str]) -> dict[str, Any]:
     """``KEY=VALUE`` arguments as parameters of submitit's ``AutoExecutor``, which checks them.
 
     Args:
-        arguments: ``partition=gpu``, ``slurm_partition=gpu``, ``time=4:00:00``, ``mem_gb=32``; a value that is JSON is
-            read as such, anything else is text.
+        arguments: ``partition=gpu``, ``time=4:00:00``, ``mem_gb=32``; a value that is JSON is read as such.
 
     Returns:
         Generic names as they are, those of SLURM with ``slurm_`` before them; ``timeout_min`` is always there.
@@ -50,7 +41,11 @@ def read_options(arguments: Sequence[str]) -> dict[str, Any]:
     Raises:
         UserError: submitit is not installed, an argument is wrong or set by the sweep, or there is no time limit.
     """
-    generic = _auto_executor()._typed_parameters()
+    try:
+        from submitit import AutoExecutor
+    except ImportError:
+        raise UserError("--engine slurm needs submitit, which is not installed; pip install submitit") from None
+    generic = AutoExecutor._typed_parameters()
     options: dict[str, Any] = {}
     for argument in arguments:
         key, equals, text = argument.partition("=")
@@ -61,8 +56,12 @@ def read_options(arguments: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"--slurm: {name} is set by the sweep; --jobs N says how many trials run at a time")
         if name in ("time", "timeout_min"):
             options["timeout_min"] = _minutes(text)
-        else:
-            options[name if name in generic else f"slurm_{name}"] = _value(text)
+            continue
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        options[name if name in generic else f"slurm_{name}"] = value
     if "timeout_min" not in options:
         raise UserError(
             "--slurm: name the time limit of one trial, as in --slurm time=4:00:00; submitit's own is 5 minutes"
@@ -71,23 +70,6 @@ def read_options(arguments: Sequence[str]) -> dict[str, Any]:
         # From SLURM 22.05 on, srun no longer takes this over from sbatch.
         options.setdefault("slurm_srun_args", [f"--cpus-per-task={options['cpus_per_task']}"])
     return options
-
-
-def _auto_executor() -> Any:
-    try:
-        from submitit import AutoExecutor
-    except ImportError:
-        raise UserError(
-            "--engine slurm submits jobs through submitit, which is not installed; pip install submitit"
-        ) from None
-    return AutoExecutor
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _minutes(text: str) -> int:
@@ -102,28 +84,26 @@ def _minutes(text: str) -> int:
 
 
 class TrialJob:
-    """What a job does: see :class:`TrialRun`. Before its time is up it is put back into the queue."""
+    """What a job does. Before its time is up it is put back into the queue."""
 
     def __init__(self, folder: SweepFolder, trial: Trial) -> None:
-        self._folder, self._trial = folder, trial
-        self._engine = Local()
+        self._folder, self._trial, self._engine = folder, trial, Local()
 
-    def __call__(self) -> str:
-        """Train and evaluate; returns the state of the trial."""
-        if self._folder.state(self._trial) != FINISHED:
-            with Interruptions() as asked:
-                self._engine.begin(self._folder, [self._trial])
-                try:
-                    while self._engine.busy and not asked.count:
-                        self._engine.ended()
-                        time.sleep(0.1)
-                finally:
-                    self._engine.end(asked)
-            if asked.count:
-                raise SystemExit(128 + asked.first)
-        return self._folder.state(self._trial)
+    def __call__(self) -> None:
+        """Train and evaluate."""
+        if self._folder.states([self._trial])[self._trial.name] == FINISHED:
+            return
+        with Interruptions() as asked:
+            self._engine.begin(self._folder, [self._trial])
+            try:
+                while not self._engine.ended() and not asked.count:
+                    time.sleep(0.1)
+            finally:
+                self._engine.end(asked)
+        if asked.count:
+            raise SystemExit(128 + asked.first)
 
-    def checkpoint(self) -> DelayedSubmission:
+    def checkpoint(self) -> Any:
         """Called by submitit when the time is nearly up; the training resumes from its last checkpoint."""
         from submitit.helpers import DelayedSubmission
 
@@ -132,7 +112,7 @@ class TrialJob:
 
 
 class Slurm:
-    """Trials as jobs of one array.
+    """Trials as jobs of one array; see ``sweep.Engine``.
 
     Args:
         folder: of the sweep; seen from all nodes.
@@ -144,33 +124,28 @@ class Slurm:
     """
 
     def __init__(self, folder: SweepFolder, options: Mapping[str, Any], jobs: int | None = None) -> None:
+        from submitit import AutoExecutor
+
         cluster = os.environ.get(CLUSTER, "slurm")
-        missing = [name for name in ("sbatch", "srun", "sacct", "scancel") if not shutil.which(name)]
-        if cluster == "slurm" and missing:
-            remedy = "start it where jobs are submitted, or use --engine local"
-            raise UserError(f"--engine slurm: no {', '.join(missing)} here; {remedy}")
         given = {"name": "stepjepa", **options}
         # As LAUNCHER: no file in the folder that jobs start in takes the place of a module.
         constructed = {f"{cluster}_python": f"{shlex.quote(sys.executable)} -P"}
-        if _REQUEUES in given:
-            constructed[_REQUEUES] = given.pop(_REQUEUES)
+        if "slurm_max_num_timeout" in given:
+            # How often a job whose time is up is put back into the queue.
+            constructed["slurm_max_num_timeout"] = given.pop("slurm_max_num_timeout")
         if jobs is not None:
             given["slurm_array_parallelism"] = jobs
+        # No arm has a name that begins like that.
+        self._folder, self._files, self._looked = folder, folder.path / "_slurm", 0.0
+        self._watched: dict[Trial, Any] = {}
         try:
-            self._executor = _auto_executor()(folder=folder.jobs_folder, cluster=cluster, **constructed)
+            self._executor = AutoExecutor(folder=self._files, cluster=cluster, **constructed)
             self._executor.update_parameters(**given)
         except (ValueError, TypeError, NameError, AssertionError, RuntimeError) as error:
-            raise UserError(f"--slurm: {_one_line(error)}") from None
-        self._folder, self._looked = folder, 0.0
-        self._watched: dict[str, tuple[Trial, Any]] = {}
-
-    @property
-    def busy(self) -> int:
-        """See :class:`Engine`."""
-        return len(self._watched)
+            raise UserError(f"--slurm: {one_line(error)}") from None
 
     def begin(self, folder: SweepFolder, trials: Sequence[Trial]) -> None:
-        """See :class:`Engine`: jobs of an earlier start that are still there are watched, the others submitted.
+        """Watch jobs of an earlier start that are still there, and submit the other trials.
 
         Raises:
             UserError: the cluster refuses the jobs.
@@ -178,16 +153,16 @@ class Slurm:
         import submitit
 
         job_class = submitit.SlurmJob if self._executor.cluster == "slurm" else submitit.LocalJob
-        ids_file = folder.jobs_folder / "jobs.json"
+        ids_file = self._files / "jobs.json"
         ids = read_json_object(ids_file, "list of jobs", "move it away") if ids_file.exists() else {}
-        known = [(trial, job_class(folder.jobs_folder, ids[trial.name])) for trial in trials if trial.name in ids]
-        for number, (trial, job) in enumerate(known):
+        for number, trial in enumerate(trial for trial in trials if trial.name in ids):
+            job = job_class(self._files, ids[trial.name])
             # The first asks the cluster for all of them.
             if not job.done(force_check=not number) and job.state != "UNKNOWN":
-                self._watched[trial.name] = trial, job
+                self._watched[trial] = job
         if self._watched:
             print(f"slurm: {len(self._watched)} jobs of an earlier start are watched", flush=True)
-        left = [trial for trial in trials if trial.name not in self._watched]
+        left = [trial for trial in trials if trial not in self._watched]
         if not left:
             return
         for trial in left:
@@ -198,42 +173,33 @@ class Slurm:
             jobs = self._executor.submit_array([TrialJob(place, trial) for trial in left])
         except (RuntimeError, OSError) as error:
             raise UserError(
-                f"the jobs were refused ({_one_line(error)}); change --slurm, or --engine local runs them here"
+                f"the jobs were refused ({one_line(error)}); change --slurm, or --engine local runs them here"
             ) from None
-        self._watched |= {trial.name: (trial, job) for trial, job in zip(left, jobs, strict=True)}
-        write_json(ids_file, ids | {name: job.job_id for name, (_, job) in self._watched.items()})
-        print(f"slurm: {len(jobs)} jobs submitted, from {jobs[0].job_id}; logs in {folder.jobs_folder}", flush=True)
+        self._watched |= dict(zip(left, jobs, strict=True))
+        write_json(ids_file, ids | {trial.name: job.job_id for trial, job in self._watched.items()})
+        print(f"slurm: {len(jobs)} jobs submitted, from {jobs[0].job_id}; logs in {self._files}", flush=True)
 
-    def ended(self) -> list[tuple[Trial, Ending]]:
-        """See :class:`Engine`."""
+    def ended(self) -> list[Trial]:
+        """The trials that have ended; one whose job was lost before is recorded as interrupted."""
         if time.monotonic() < self._looked + _LOOK:
             return []
         found = []
-        for trial, job in list(self._watched.values()):
+        for trial, job in self._watched.items():
             # In this order: what a job writes last is there when it is done.
-            done, record = job.done(), self._folder.read_record(trial)
-            if record.get("status") in (FINISHED, FAILED):
-                found.append((trial, Ending(record["status"], record.get("reason", ""))))
-            elif done:
-                output = self._folder.last_line(trial)
-                reason = f"job {job.job_id} ended ({job.state}) before the trial did: {output}"
+            done, status = job.done(), self._folder.read_record(trial).get("status")
+            if done and status not in (FINISHED, FAILED):
+                said = self._folder.last_line(trial)
+                reason = f"job {job.job_id} ended ({job.state}) before the trial did: {said}"
                 self._folder.record(trial, INTERRUPTED, reason)
-                found.append((trial, Ending(INTERRUPTED, reason)))
-        for trial, _ in found:
-            del self._watched[trial.name]
+            if done or status in (FINISHED, FAILED):
+                found.append(trial)
+        self._watched = {trial: job for trial, job in self._watched.items() if trial not in found}
         self._looked = time.monotonic()
         return found
 
     def end(self, asked: Interruptions) -> None:
-        """See :class:`Engine`: jobs are cancelled, but continue where only the terminal is gone."""
+        """Cancel the jobs, if the sweep was asked to end; they continue where only the terminal is gone."""
         if self._watched and asked.count and asked.first != signal.SIGHUP:
-            for _, job in self._watched.values():
+            for job in self._watched.values():
                 job.cancel(check=False)
             print(f"slurm: {len(self._watched)} jobs cancelled", flush=True)
-
-
-def _one_line(error: BaseException) -> str:
-    # Of a command that failed, submitit puts what it said last.
-    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip(" -\t\n")]
-    errors = [line for line in lines if "error:" in line]
-    return (errors or lines or [type(error).__name__])[0][:300]

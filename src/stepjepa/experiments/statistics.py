@@ -18,9 +18,6 @@ from scipy import stats
 LEVEL, POWER = 0.95, 0.8
 """Of all intervals; and of the smallest difference that some seeds could have shown."""
 
-# Scores are shares: differences of equal counts differ by rounding, which is no variance.
-_ROUNDING = 1e-12
-
 
 class Spread(NamedTuple):
     """Number of values, their mean, and their standard deviation (n - 1), which is None for a single one."""
@@ -47,7 +44,7 @@ class PairedT(NamedTuple):
 
 
 class ExampleTest(NamedTuple):
-    """Result of a paired test over examples.
+    """Result of :func:`sign_flip`.
 
     ``gained`` counts where the method was right and the baseline wrong, over all seeds; ``lost`` the other way round.
     """
@@ -65,18 +62,14 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def paired_t(method: Sequence[float], baseline: Sequence[float]) -> PairedT:
-    """Student's paired t-test, and the interval of the mean difference.
+    """Student's paired t-test of scores, one for each seed, and the interval of the mean difference.
 
     A single pair has no test. Nor is there one where all differences are equal: scores of few examples fall on a coarse
     grid, so that equal differences are a matter of rounding, and a p of 0 would claim certainty.
-
-    Args:
-        method: scores, one for each seed.
-        baseline: scores of the same seeds, in the same order.
     """
     n, mean, std = spread([ours - theirs for ours, theirs in zip(method, baseline, strict=True)])
-    scale = max(1.0, *map(abs, method), *map(abs, baseline))
-    if std is None or std <= _ROUNDING * scale:
+    # Differences of equal counts differ by rounding, which is no variance.
+    if std is None or std <= 1e-12 * max(1.0, *map(abs, method), *map(abs, baseline)):
         return PairedT(n, mean, std if std is None else 0.0)
     found = stats.ttest_rel(method, baseline)
     low, high = map(float, found.confidence_interval(LEVEL))
@@ -121,7 +114,7 @@ def sign_flip(pairs: Sequence[tuple[Sequence[bool], Sequence[bool]]]) -> Example
         pairs: for each seed the verdicts of the method's and of the baseline's model on the same examples.
     """
     changes = np.array([np.asarray(ours, np.int64) - np.asarray(theirs, np.int64) for ours, theirs in pairs])
-    greater, two_sided = flip_p_values([value for value in changes.sum(axis=0).tolist() if value])
+    greater, two_sided = flip_p_values(changes.sum(axis=0).tolist())
     return ExampleTest(int((changes == 1).sum()), int((changes == -1).sum()), greater, two_sided)
 
 
@@ -133,11 +126,10 @@ def flip_p_values(values: Sequence[int]) -> tuple[float, float]:
     """
     # The sum of those that have a plus is a sum of independent m * Binomial(c, 1/2), one for each size m.
     plus = np.ones(1)
-    for size, count in Counter(map(abs, values)).items():
-        if size:
-            steps = np.zeros(size * count + 1)
-            steps[::size] = stats.binom.pmf(np.arange(count + 1), count, 0.5)
-            plus = np.convolve(plus, steps)
+    for size, count in Counter(abs(value) for value in values if value).items():
+        steps = np.zeros(size * count + 1)
+        steps[::size] = stats.binom.pmf(np.arange(count + 1), count, 0.5)
+        plus = np.convolve(plus, steps)
     whole = sum(map(abs, values))
     at_least = [math.fsum(plus[(total + whole) // 2 :]) for total in (sum(values), abs(sum(values)))]
     return min(1.0, at_least[0]), min(1.0, 2 * at_least[1])

@@ -1,8 +1,16 @@
-"""Train and evaluate the trials of a grid, on this machine or a cluster; a sweep can be stopped and started again."""
+"""Train and evaluate the trials of a grid, on this machine or a cluster; a sweep can be stopped and started again.
+
+sweep.json                     the grid, all its trials, versions
+_slurm/                        files of submitit, where trials are jobs
+<label>/seed82/                run folder, with the evaluation in test.jsonl
+<label>/seed82.trial.json      the flags, and how the trial ended
+<label>/seed82.log             output of its processes
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -12,25 +20,25 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import IO, NamedTuple, Protocol
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol
 
+from stepjepa.errors import UserError, visible
+from stepjepa.experiments.evaluated_run import SUMMARY, SWEEP_FILE
 from stepjepa.experiments.grid import Trial
-from stepjepa.experiments.report import as_text, report
-from stepjepa.experiments.sweep_folder import (
-    EVALUATED,
-    FAILED,
-    FINISHED,
-    INTERRUPTED,
-    RESTARTED,
-    RESUMED,
-    RUNNING,
-    SweepFolder,
-)
-from stepjepa.files import locked
+from stepjepa.experiments.tables import report, report_text
+from stepjepa.files import locked, write_json
+from stepjepa.run_folder import RUN_FILE, versions
 from stepjepa.signals import Interruptions
 
-# A trial that one of these ended has not failed: it continues at the next start.
+# -P: as for the installed command, no file in the current folder takes the place of a module.
+LAUNCHER = (sys.executable, "-P", "-m", "stepjepa")
+
+NEW, RUNNING, INTERRUPTED, FAILED, FINISHED = "new", "running", "interrupted", "failed", "finished"
+"""States of a trial, as far as its folder tells; one that was killed is still ``running``."""
+
+# A trial that one of these ended has not failed: it is resumed at the next start.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 # Seconds that a process may take to end by itself: a training saves a checkpoint.
@@ -46,25 +54,120 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-class Ending(NamedTuple):
-    """How a trial ended: ``finished``, ``failed`` or ``interrupted``, and the reason on one line."""
+class SweepFolder:
+    """The trials of a grid in one folder: what has been done of each, and how it continues.
 
-    status: str
-    reason: str = ""
+    Args:
+        path: where the run folders are, or will be.
+        trials: all of them.
+        grid: is written into ``sweep.json`` beside the trials.
+        launcher: program and first arguments that ``train ...`` and ``evaluate ...`` follow.
+    """
+
+    def __init__(
+        self, path: Path, trials: Sequence[Trial], grid: dict[str, Any], launcher: Sequence[str] = LAUNCHER
+    ) -> None:
+        self.path, self.trials, self.grid, self.launcher = path, list(trials), grid, tuple(launcher)
+
+    def run_folder(self, trial: Trial) -> Path:
+        """Where a trial's model and answers are."""
+        return self.path / trial.name
+
+    def log_file(self, trial: Trial) -> Path:
+        """Where the output of a trial's processes is."""
+        return self.path / f"{trial.name}.log"
+
+    def command(self, trial: Trial, stage: str) -> list[str]:
+        """The command line of ``train`` or ``evaluate``."""
+        run = str(self.run_folder(trial))
+        if stage == "train":
+            return [*self.launcher, stage, "--resume_from_checkpoint=auto", *trial.train, "--output_dir", run]
+        return [*self.launcher, stage, *trial.evaluate, "--model_path", run, "--output_file", f"{run}/test.jsonl"]
+
+    def states(self, trials: Sequence[Trial]) -> dict[str, str]:
+        """The state of each trial, by name.
+
+        Raises:
+            UserError: a run folder was made with other flags, or not by a sweep.
+        """
+        return {trial.name: self._state(trial) for trial in trials}
+
+    def _state(self, trial: Trial) -> str:
+        run, record = self.run_folder(trial), self.read_record(trial)
+        if not record:
+            if run.exists() and (not run.is_dir() or any(run.iterdir())):
+                raise UserError("is no run of this sweep; move it or name another --output_dir", path=run)
+            return NEW
+        for stage, arguments in (("train", trial.train), ("evaluate", trial.evaluate)):
+            before, now = _by_flag(record.get(stage)), _by_flag(arguments)
+            if before != now:
+                old, new = (" ".join(sorted(flags)) or "nothing" for flags in (before - now, now - before))
+                raise UserError(
+                    f"was begun with other flags of 'stepjepa {stage}' ({old} became {new}); change the grid back, "
+                    "rename the arm, or name another --output_dir",
+                    path=run,
+                )
+        if record.get("status") == FAILED:
+            return FAILED
+        return FINISHED if self.is_evaluated(trial) else INTERRUPTED
+
+    def is_trained(self, trial: Trial) -> bool:
+        """Whether a training is finished."""
+        return _read(self.run_folder(trial) / RUN_FILE).get("status") == FINISHED
+
+    def is_evaluated(self, trial: Trial) -> bool:
+        """Whether a trial is trained and evaluated."""
+        return self.is_trained(trial) and bool(_read(self.run_folder(trial) / f"test{SUMMARY}"))
+
+    def write_grid(self) -> None:
+        """Write ``sweep.json``."""
+        trials = [asdict(trial) for trial in self.trials]
+        write_json(self.path / SWEEP_FILE, {"grid": self.grid, "trials": trials, "versions": versions()})
+
+    def read_record(self, trial: Trial) -> dict[str, Any]:
+        """The flags of a trial and how it ended; empty where it was not begun."""
+        return _read(self.path / f"{trial.name}.trial.json")
+
+    def record(self, trial: Trial, status: str, reason: str = "") -> None:
+        """Write down that a trial is ``running``, ``interrupted``, ``failed`` or ``finished``, and the reason."""
+        known = {"name": trial.name, "status": status, "train": trial.train, "evaluate": trial.evaluate}
+        write_json(self.path / f"{trial.name}.trial.json", known | ({"reason": reason} if reason else {}))
+
+    def reason(self, trial: Trial) -> str:
+        """Why a trial failed."""
+        return visible(str(self.read_record(trial).get("reason", "unknown")))
+
+    def last_line(self, trial: Trial) -> str:
+        """The last line that a trial has written."""
+        log = self.log_file(trial)
+        text = log.read_bytes()[-65536:].decode(errors="replace") if log.exists() else ""
+        lines = [" ".join(line.split()) for line in text.split("\n") if line.strip()]
+        return visible(lines[-1][:300]) if lines and not lines[-1].startswith("$ ") else "no output"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _by_flag(arguments: Any) -> set[str]:
+    """Each flag with its values; the order of the flags has no meaning."""
+    words = map(str, arguments) if isinstance(arguments, list | tuple) else ()
+    return {f"--{flag}" for flag in f" {' '.join(words)}".split(" --")[1:]}
 
 
 class Engine(Protocol):
     """Runs trials: :class:`Local` on this machine, ``slurm.Slurm`` on a cluster."""
 
-    @property
-    def busy(self) -> int:
-        """How many have not ended, running or waiting."""
-
     def begin(self, folder: SweepFolder, trials: Sequence[Trial]) -> None:
         """Take the unfinished trials of a folder, in the order in which to begin them."""
 
-    def ended(self) -> list[tuple[Trial, Ending]]:
-        """Those that have ended since the last call, which is not long ago."""
+    def ended(self) -> list[Trial]:
+        """Those that have ended since the last call, a moment ago; their records say how."""
 
     def end(self, asked: Interruptions) -> None:
         """The sweep ends, because all is done or because it was asked to."""
@@ -97,7 +200,7 @@ def sweep(
         retry_failed: run those again that failed.
 
     Raises:
-        UserError: another sweep is running in the folder, or see :meth:`SweepFolder.state`.
+        UserError: another sweep is running in the folder, or see :meth:`SweepFolder.states`.
     """
     engine = Local() if engine is None else engine
     folder.states(trials)
@@ -107,20 +210,21 @@ def sweep(
         outcome = Outcome([trial for trial in trials if states[trial.name] == FINISHED])
         if not retry_failed:
             outcome.failed = {t.name: folder.reason(t) for t in trials if states[t.name] == FAILED}
-        left = [trial for trial in trials if trial not in outcome.finished and trial.name not in outcome.failed]
         # Seed by seed, so that a sweep that is stopped early has all arms to compare.
         seeds = list(dict.fromkeys(trial.seed for trial in trials))
+        left = [trial for trial in trials if trial not in outcome.finished and trial.name not in outcome.failed]
+        left.sort(key=lambda trial: seeds.index(trial.seed))
         folder.write_grid()
         try:
-            engine.begin(folder, sorted(left, key=lambda trial: seeds.index(trial.seed)))
-            while engine.busy and not asked.count:
-                for trial, ending in engine.ended():
-                    if ending.status == FINISHED:
+            engine.begin(folder, left)
+            while len(outcome.finished) + len(outcome.failed) < len(trials) and not asked.count:
+                for trial in engine.ended():
+                    said = FINISHED
+                    if folder.read_record(trial).get("status") == FINISHED:
                         outcome.finished.append(trial)
-                        said = "finished"
                     else:
-                        outcome.failed[trial.name] = ending.reason
-                        said = f"{ending.reason} (log: {folder.log_file(trial)})"
+                        outcome.failed[trial.name] = folder.reason(trial)
+                        said = f"{folder.reason(trial)} (log: {folder.log_file(trial)})"
                     count = len(outcome.finished) + len(outcome.failed)
                     print(f"[{count}/{len(trials)}] {trial.name}: {said}", flush=True)
                 time.sleep(0.05)
@@ -132,23 +236,12 @@ def sweep(
 
 
 def table(folder: SweepFolder, trials: Sequence[Trial]) -> str:
-    """Finished trials as ``stepjepa report`` shows them, under their names.
-
-    Raises:
-        UserError: they were evaluated on different files.
-    """
-    rows = report([folder.run_folder(trial) for trial in trials])
-    return as_text([{**row, "run": trial.name} for row, trial in zip(rows, trials, strict=True)])
+    """Finished trials as ``stepjepa report`` shows them, under their names."""
+    return report_text(report([folder.run_folder(trial) for trial in trials], [trial.name for trial in trials]))
 
 
 class Child:
-    """A command in a process group of its own, whose output goes to a log file and which ends with this process.
-
-    Args:
-        command: program and arguments.
-        log: open for appending.
-        environment: of the process.
-    """
+    """A command in a process group of its own, whose output goes to a log file and which ends with this process."""
 
     def __init__(self, command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]) -> None:
         wrapper = []
@@ -162,19 +255,18 @@ class Child:
             env=dict(environment),
             start_new_session=True,
         )
-
-    def ended(self) -> int | None:
+        self.ended = self._process.poll
         """The exit status, a signal's number negated; None while it runs."""
-        return self._process.poll()
-
-    def wait(self) -> None:
-        """Wait for its end."""
-        self._process.wait()
 
     def send(self, number: int) -> None:
         """Send a signal to it and to all that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        """End it and all that it started."""
+        self.send(signal.SIGKILL)
+        self._process.wait()
 
 
 class TrialRun:
@@ -183,36 +275,28 @@ class TrialRun:
     def __init__(self, folder: SweepFolder, trial: Trial, environment: Mapping[str, str]) -> None:
         self.trial, self._folder, self._environment = trial, folder, environment
         folder.log_file(trial).parent.mkdir(parents=True, exist_ok=True)
-        step = folder.next_step(trial)
         # Before the run folder is there, so that the folder can be told to be ours.
         folder.record(trial, RUNNING)
-        if step == RESTARTED:
-            folder.set_aside(trial)
-        more = ("--resume_from_checkpoint", "last") if step == RESUMED else ()
-        self._start("evaluate" if step == EVALUATED else "train", *more)
+        self._start("evaluate" if folder.is_trained(trial) else "train")
 
-    def _start(self, stage: str, *more: str) -> None:
-        command = [*self._folder.command(self.trial, stage), *more]
+    def _start(self, stage: str) -> None:
+        command = self._folder.command(self.trial, stage)
         with self._folder.log_file(self.trial).open("ab") as log:
             log.write(f"$ {shlex.join(command)}\n".encode())
             log.flush()
             self._stage, self.child = stage, Child(command, log, self._environment)
 
-    def ended(self) -> Ending | None:
-        """How it ended; None while it runs."""
+    def ended(self) -> bool:
+        """Whether it has ended; its record then says how."""
         code = self.child.ended()
         if code is None:
-            return None
+            return False
         if code == 0 and self._stage == "train":
             self._start("evaluate")
-            return None
-        ending = self._ending(code)
-        self._folder.record(self.trial, ending.status, ending.reason)
-        return ending
-
-    def _ending(self, code: int) -> Ending:
+            return False
         if code == 0 and self._folder.is_evaluated(self.trial):
-            return Ending(FINISHED)
+            self._folder.record(self.trial, FINISHED)
+            return True
         # A program that cleans up before it ends gives the signal by its exit code, as a shell would.
         number = -code if code < 0 else code - 128
         if code < 0 or number in _FROM_OUTSIDE:
@@ -220,16 +304,12 @@ class TrialRun:
         else:
             how = f"failed with exit code {code}" if code else "left no result"
         reason = f"{self._stage} {how}: {self._folder.last_line(self.trial)}"
-        return Ending(INTERRUPTED if number in _FROM_OUTSIDE else FAILED, reason)
+        self._folder.record(self.trial, INTERRUPTED if number in _FROM_OUTSIDE else FAILED, reason)
+        return True
 
 
 class Local:
-    """Trials in processes of this machine.
-
-    Args:
-        jobs: how many run at a time.
-        gpus: names of the GPUs to spread them over.
-    """
+    """Trials in processes of this machine, ``jobs`` at a time, spread over the GPUs that are named."""
 
     def __init__(self, jobs: int = 1, gpus: Sequence[str] = ()) -> None:
         self._jobs, self._gpus = jobs, gpus
@@ -241,20 +321,15 @@ class Local:
         self._folder = folder
         self._waiting.extend(trials)
 
-    @property
-    def busy(self) -> int:
-        """See :class:`Engine`."""
-        return len(self._waiting) + len(self._running)
-
-    def ended(self) -> list[tuple[Trial, Ending]]:
+    def ended(self) -> list[Trial]:
         """See :class:`Engine`; also begins trials in the free slots."""
         found = []
         for slot in range(self._jobs):
             if slot not in self._running and self._waiting:
                 environment = trial_environment(slot, self._jobs, self._gpus)
                 self._running[slot] = TrialRun(self._folder, self._waiting.popleft(), environment)
-            elif slot in self._running and (ending := self._running[slot].ended()) is not None:
-                found.append((self._running.pop(slot).trial, ending))
+            elif slot in self._running and self._running[slot].ended():
+                found.append(self._running.pop(slot).trial)
         return found
 
     def end(self, asked: Interruptions | None = None) -> None:
@@ -268,9 +343,7 @@ class Local:
                 break
             time.sleep(0.02)
         for child in children:
-            # What a process started must not outlive it.
-            child.send(signal.SIGKILL)
-            child.wait()
+            child.kill()
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -281,11 +354,8 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     program = shutil.which("nvidia-smi", path=environment.get("PATH"))
     if program is None:
         return []
-    try:
-        done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):  # a driver that does not answer: no GPU that could be used
-        return []
-    return [str(number) for number in range(sum(line.startswith("GPU ") for line in done.stdout.splitlines()))]
+    listed = subprocess.run([program, "-L"], capture_output=True, text=True, check=False).stdout
+    return [str(number) for number in range(sum(line.startswith("GPU ") for line in listed.splitlines()))]
 
 
 def trial_environment(slot: int, jobs: int, gpus: Sequence[str]) -> dict[str, str]:

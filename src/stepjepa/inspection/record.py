@@ -20,7 +20,7 @@ from stepjepa.batch.dataset import BLOCK, count_tokens
 from stepjepa.batch.mask import Trees, dense
 from stepjepa.batch.pack import pack
 from stepjepa.batch.sequences import Sequence, TokenizedRecord
-from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, step_views, token_span
+from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, step_views
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
@@ -201,7 +201,7 @@ def _describe(
     record: Record, tokenized: TokenizedRecord, made: RecordTokenizer, main: Sequence, pairs_cut: int
 ) -> RecordInfo:
     """The messages and the steps of a record with the positions they stand at."""
-    whole = made.template.render(record.messages, record.tools)
+    whole = made.template.render(record.messages)
     tokens = made.tokens(whole)
     text = main.text.tolist()
 
@@ -215,10 +215,9 @@ def _describe(
         part(message["role"], message["content"], tokens.first_overlapping(start), tokens.first_from(end))
         for message, (start, end) in zip(record.messages, whole.spans, strict=True)
     )
-    views = step_views(record, made.config.step_separator)
     steps = tuple(
-        part(f"step {number}", record.answer[step.start : step.end], *token_span(step, record, whole, tokens))
-        for number, step in enumerate(views, start=1)
+        part(f"step {number}", whole.text[step.start : step.end], *step.place(tokens))
+        for number, step in enumerate(step_views(record, whole, made.config.step_separator), start=1)
     )
     # Behind the last turn a template may write what teaches nothing.
     full = tokens.first_from(whole.turn_ends[-1]) if made.config.labels == "assistant" else len(tokens.ids)

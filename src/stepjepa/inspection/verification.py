@@ -20,7 +20,7 @@ from stepjepa.batch.pack import pack
 from stepjepa.batch.sequences import Sequence as Tokens
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import Record, uses_tools
+from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.models.architecture import find_decoder
 from stepjepa.models.encode import encode, flat_states
@@ -121,9 +121,6 @@ def check_end_of_turn(subject: Subject) -> str:
         compared += 1
         labels = tokenized.ids[tokenized.labels + 1].tolist()
         _require(labels[-1] == end, f"line {record.line}: the last label is not the end of turn")
-        # How a call is written is the template's own affair.
-        if record.tools or uses_tools(record.messages):
-            continue
         answers = [m["content"].strip() for m in record.messages if m["role"] == "assistant"]
         wanted = answers[-1] if subject.config.plain else "".join(answers)
         taught = tokenizer.decode([index for index in labels if index != end], clean_up_tokenization_spaces=False)

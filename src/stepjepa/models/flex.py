@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from transformers import PreTrainedModel
 
-from stepjepa.batch.mask import BLOCK, Rule, Trees, blocks, evaluated_blocks, padded, sees, static_length, under
+from stepjepa.batch.mask import BLOCK, Rule, Trees, blocks, padded, sees, static_length, under
 
 SHAPES = 256
 """Most shapes that the kernel is compiled for; beyond this limit (torch's default is 8) it silently runs uncompiled."""
@@ -54,17 +54,15 @@ def block_mask(trees: Trees, rule: Rule | None = None) -> BlockMask:
 
     Args:
         trees: of the batch, on the model's device.
-        rule: of the model, over positions; None for the ordinary causal one. With None, and trees that isolate no
-            token, the blocks are found without evaluating the rule for every pair of tokens.
+        rule: of the model, over positions; None for the ordinary causal one. The blocks are found without evaluating
+            it, so a window or an isolated token skips none.
     """
-    rows, length = trees.start.shape
-    length = static_length(length)
+    length = static_length(trees.start.shape[1])
     narrow = padded(trees, length)
     # The kernel reads 32-bit integers faster.
     small = Trees(narrow.start.int(), narrow.end.int(), narrow.position_ids.int(), trees.isolates)
     allowed = sees(small) if rule is None else under(rule, small)
-    simple = rule is None and not trees.isolates
-    found = blocks(small) if simple else evaluated_blocks(allowed, rows, length, trees.start.device)
+    found = blocks(small, exact=rule is None and not trees.isolates)
     return BlockMask.from_kv_blocks(
         *_listed(found.partial),
         *_listed(found.full),

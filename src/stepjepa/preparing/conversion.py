@@ -16,12 +16,11 @@ from stepjepa.errors import UserError
 from stepjepa.options import option
 from stepjepa.own_code import load
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, thinking_steps, tidy_step
-from stepjepa.tasks import paraphrase
 from stepjepa.tasks.answers import marked_answers, parse_number, same_answer
 from stepjepa.tasks.generic import Gsm8kTask
 from stepjepa.tasks.hellaswag import HellaswagTask
 from stepjepa.tasks.nq_open import NqOpenTask
-from stepjepa.tasks.raw_values import Unusable, chat_record, read_text_field
+from stepjepa.tasks.raw_values import Unusable, chat_record, convert_paraphrases, read_text_field
 from stepjepa.tasks.sentiment import SentimentTask
 from stepjepa.tasks.spider import SpiderTask
 
@@ -143,7 +142,7 @@ CONVERSIONS = {
     "paraphrase": Conversion(
         "sentences that say the same, each to predict the next",
         "two sentences, or a list of them",
-        paraphrase.convert,
+        convert_paraphrases,
         ("google-research-datasets/paws --subset labeled_final", "humarin/chatgpt-paraphrases"),
     ),
 }

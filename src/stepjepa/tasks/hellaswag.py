@@ -14,8 +14,6 @@ from stepjepa.tasks.raw_values import Unusable, as_list, chat_record, read_label
 
 LETTERS = "ABCD"
 
-_ENDING = "ending_"
-
 
 def read_choices(record: Record) -> tuple[str, tuple[str, ...]]:
     """Context and four endings of a user message: the context, then lines that begin ``A) `` to ``D) ``.
@@ -28,12 +26,12 @@ def read_choices(record: Record) -> tuple[str, tuple[str, ...]]:
     """
     message = record.messages[-2]["content"]
     source = record.views[0][0] if record.views else None
-    known = source if source is not None and message.startswith(f"{source}\nA) ") else None
+    known = source is not None and message.startswith(f"{source}\nA) ")
     endings: list[str] = []
     end = len(message)
     for letter in reversed(LETTERS):
         mark = f"\n{letter}) "
-        start = len(known) if known is not None and letter == "A" else message.rfind(mark, 0, end)
+        start = len(source or "") if known and letter == "A" else message.rfind(mark, 0, end)
         ending = message[start + len(mark) : end].strip()
         if start < 0 or not ending:
             told = f"the user message has no ending '{letter}) ...'"
@@ -47,46 +45,33 @@ def read_choices(record: Record) -> tuple[str, tuple[str, ...]]:
 
 # A letter that stands as an answer: alone, set off by a bracket or a stop, or followed by a reason; and not followed by
 # another letter of the kind ("A or B", "A, B", "A) B)").
-_OPEN, _CLOSE, _ALONE = r"[\s(\[\"'*]*", r"[)\]\"'*]*", r"(?=[)\].,:]|\s*$)"
+_OPEN, _CLOSE, _ALONE = r"[\s(\[\"'*`]*", r"[)\]\"'*`]*", r"(?=[)\].,:]|\s*$)"
 _LETTER = (
     rf"{_OPEN}(?P<letter>[A-Da-d])(?![\w'])"
-    r"(?=\s*$|[)\]\"'*.:,;!]|\s+(?i:because|since|as)\b|\s+(?i:is\s+(?:the\s+)?(?:best|correct|right|most))\b)"
+    r"(?=\s*$|[)\]\"'*`.:,;!]|\s+(?i:because|since|as)\b|\s+(?i:is\s+(?:the\s+)?(?:best|correct|right|most))\b)"
     rf"(?!{_CLOSE}[.,;:]?\s*(?:(?:(?i:or|and)\b|[/&,]){_OPEN}(?:[A-D](?![\w'])|[a-d]{_ALONE})|{_OPEN}[A-Da-d]{_ALONE}))"
 )
 _FIRST = re.compile(_LETTER)
 _STATED = re.compile(rf"\b(?i:answer|ending|option|choice|choose|pick|select)(?i:\s+is)?\s*:?{_LETTER}")
-_BROKEN_LINE = re.compile(r":[^\S\n]*\n\s*")
 
 
 def read_letter(text: str, endings: Sequence[str]) -> str | None:
     """The letter that an answer in words means, or None for no letter or several.
 
-    Read are: an ending copied as it is, with or without its letter; letters that a phrase announces (``The answer
-    is B``, ``option (b)``), if all are the same; a letter that is all there is in the first line; else a letter with
-    which the first line begins (``(B)``, ``b) because ...``). Two letters side by side (``A or B``), a letter with
-    another letter's ending, and what comes after the first line count for nothing.
+    Read are: an ending copied as it is; letters that a phrase of the first line announces (``The answer is B``,
+    ``option (b)``), if all are the same; else a letter with which the line begins (``(B)``, ``b) because ...``).
+    Two letters side by side (``A or B``) and what comes after the first line count for nothing.
     """
-    copied = _copied(text, endings)
-    if copied:
-        return copied
-    line = _BROKEN_LINE.sub(": ", answer_start(text)).partition("\n")[0]
+    copied = [letter for letter, ending in zip(LETTERS, endings, strict=True) if _plain(ending) == _plain(text)]
+    if len(copied) == 1:
+        return copied[0]
+    line = answer_start(text).partition("\n")[0]
     words = set(re.findall(r"\w+", line.upper()))
     if len(words) == 1 and words < set(LETTERS) and "?" not in line:
         return words.pop()
-    first = _FIRST.match(line)
-    matches = list(_STATED.finditer(line)) or ([first] if first else [])
+    matches = list(_STATED.finditer(line)) or [match for match in [_FIRST.match(line)] if match]
     letters = {match["letter"].upper() for match in matches}
-    if len(letters) != 1:
-        return None
-    behind = _copied(line[matches[-1].end() :].lstrip(")]\"'*.:,; "), endings)
-    return letters.pop() if behind is None or behind in letters else None
-
-
-def _copied(text: str, endings: Sequence[str]) -> str | None:
-    """The letter of the one ending that a text is."""
-    plain = _plain(text)
-    same = [letter for letter, ending in zip(LETTERS, endings, strict=True) if plain and _plain(ending) == plain]
-    return same[0] if len(same) == 1 else None
+    return letters.pop() if len(letters) == 1 else None
 
 
 def _plain(text: str) -> str:
@@ -120,7 +105,7 @@ class HellaswagTask(Task):
         """The letters after the record's own prompt, and ``ending_A`` to ``ending_D`` after the bare context."""
         context, endings = read_choices(record)
         return [Continuation(letter, letter) for letter in LETTERS] + [
-            Continuation(_ENDING + letter, f" {ending}", context)
+            Continuation(f"ending_{letter}", f" {ending}", context)
             for letter, ending in zip(LETTERS, endings, strict=True)
         ]
 
@@ -131,9 +116,9 @@ class HellaswagTask(Task):
         scores: dict[str, bool | float] = {"correct": said == truth}
         if response.likelihoods is not None:
             found = {label: likelihood.log_probability for label, likelihood in response.likelihoods.items()}
-            answer = most_likely([found[letter] for letter in LETTERS])
-            per_character = [found[_ENDING + letter] / len(text) for letter, text in zip(LETTERS, endings, strict=True)]
-            ending = most_likely(per_character)
+            answer = _most_likely([found[letter] for letter in LETTERS])
+            pairs = zip(LETTERS, endings, strict=True)
+            ending = _most_likely([found[f"ending_{letter}"] / len(text) for letter, text in pairs])
             extracted = {"truth": truth, "answer": answer, "ending": ending, "said": said}
             scores = {"correct": answer == truth, "ending_correct": ending == truth}
         scores["said_correct"] = said == truth
@@ -160,7 +145,7 @@ class HellaswagTask(Task):
         )
 
 
-def most_likely(values: Sequence[float]) -> str | None:
+def _most_likely(values: Sequence[float]) -> str | None:
     """The letter of the largest of four log-probabilities, the first of equal ones; None where none is possible."""
     usable = [-math.inf if math.isnan(value) else value for value in values]
     best = max(usable)

@@ -6,79 +6,52 @@ import operator
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepjepa.data.records import Record
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error, task
 from stepjepa.tasks.raw_values import Unusable, as_list, chat_record, read_text_field
 
-_SEPARATOR = ";"
-_ARTICLES = frozenset({"a", "an", "the"})
-
-# Accents, and what nobody sees: soft hyphens, zero-width spaces, marks of direction.
-_IGNORED = re.compile("[\u0300-\u036f\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 _SAME = str.maketrans(dict.fromkeys("‐‑‒–—―−", "-") | dict.fromkeys("‘’ʼ", "'") | {"⁄": "/", "°": " "})
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_BARE_FRACTION = re.compile(r"(?<!\w)\.(?=\d)")
-_BETWEEN_DIGITS = re.compile(r"(?<=\d)(?:[^\w\s.;]|[^\w\s;]{2,})(?=\d)")
-# A decimal point and a minus sign belong to their number; currencies that stand beside the dollar stay.
+_REPLACEMENTS = (
+    # An article counts where no word follows it: "vitamin A".
+    (r"(?<![\w.&/+-])(?:an?|the)\s+(?=[^\s;&/+-])", ""),
+    (r"(?<=\d),(?=\d{3}(?!\d))", ""),
+    (r"(?<!\w)\.(?=\d)", "0."),
+    # "10-20" are two numbers.
+    (r"(?<=\d)(?:[^\w\s.;]|[^\w\s;]{2,})(?=\d)", " "),
+)
+# A decimal point and a minus sign belong to their number, "C++" and "C#" are two things, "A+" is better than "A";
+# currencies other than the dollar stay.
 _PUNCTUATION = re.compile(
-    # "C++" and "C#" are two things, "A+" is better than "A".
-    r"(?<!\d)\.|\.(?!\d)|(?<=\S)-|-(?!\d)|(?!(?:(?<=[^\W\d_])[#+]|(?<=[^\W\d_]\+)\+)(?!\w))"
-    r"[!-,/:<-@\[-`{-~¡§«¶·»¿\u2010-\u2027\u2030-\u205e\u3001-\u3003\u3008-\u3011]"
+    r"(?<!\d)\.|\.(?!\d)|(?<=\S)-|-(?!\d)|[#+](?=\w)|(?<![^\W\d_])(?<![^\W\d_]\+)[#+]|[^\w\s;.£€¥₹#+-]|_"
 )
 _INITIALS = re.compile(r"(?<!\S)([^\W\d_]) (?=[^\W\d_](?!\S))")
 
 
-class NormalForms(NamedTuple):
-    """A text as it is compared; texts are equal if one of the forms is.
-
-    Attributes:
-        joined: punctuation left out, as the scripts of SQuAD and NQ-Open do: ``T-Bone`` becomes ``tbone``.
-        parted: punctuation parts words, and ``&`` is ``and``: ``t bone``.
-    """
-
-    joined: str
-    parted: str
-
-
-def normal_forms(text: str) -> NormalForms:
-    """What is compared of an answer, or of several with ``;`` between them, which stays as a word.
+def normal_forms(text: str) -> tuple[str, str]:
+    """A text as it is compared; texts are equal if one of the two forms is.
 
     As in SQuAD: lower case, no articles, no punctuation, single spaces. Unlike there, a decimal point, a minus sign and
-    what separates two numbers count (``1.5`` is not ``15``), commas that group digits don't; an article counts where no
-    word follows it (``vitamin A``); accents, compatibility forms of Unicode, invisible characters and the spacing of
-    initials (``B. F. Skinner``) don't. A text of nothing but punctuation stands for itself.
+    what separates two numbers count (``1.5`` is not ``15``), commas that group digits don't; accents, compatibility
+    forms of Unicode, invisible characters and the spacing of initials (``B. F. Skinner``) don't. In the first form
+    punctuation is left out (``T-Bone`` becomes ``tbone``), in the second it parts words, and ``&`` is ``and``. Nothing
+    but punctuation stands for itself; ``;``, which stands between several answers, stays as a word.
     """
-    text = _decomposed(text).casefold()
-    text = _IGNORED.sub("", text).translate(_SAME)
-    words = _without_articles(text.replace(_SEPARATOR, f" {_SEPARATOR} ").split())
-    cleaned = _THOUSANDS.sub("", " ".join(words))
-    cleaned = _BETWEEN_DIGITS.sub(" ", _BARE_FRACTION.sub("0.", cleaned))
+    if not text.isascii():
+        # One by one, which drops marks before they are sorted: that takes the square of their number.
+        parts = (part for character in text for part in unicodedata.normalize("NFKD", character))
+        text = "".join(part for part in parts if unicodedata.category(part) not in ("Mn", "Cf"))
+    cleaned = " ".join(text.casefold().translate(_SAME).replace(";", " ; ").split())
+    for pattern, replacement in _REPLACEMENTS:
+        cleaned = re.sub(pattern, replacement, cleaned)
     bare = _PUNCTUATION.sub("", cleaned), _PUNCTUATION.sub(" ", cleaned.replace("&", " and "))
     joined, parted = (_INITIALS.sub(r"\1", " ".join(form.split())) for form in bare)
-    if not joined.replace(_SEPARATOR, "").strip():
-        return NormalForms(cleaned, cleaned)
-    return NormalForms(joined, parted)
-
-
-def _decomposed(text: str) -> str:
-    # In pieces: sorting the marks of one run takes the square of their number.
-    piece = 256
-    return "".join(unicodedata.normalize("NFKD", text[at : at + piece]) for at in range(0, len(text), piece))
-
-
-def _without_articles(words: list[str]) -> list[str]:
-    kept: list[str] = []
-    for word in reversed(words):
-        if word.lstrip("\"'(“") in _ARTICLES and kept and kept[-1] not in _ARTICLES and kept[-1][0] not in ";&/+-":
-            continue
-        kept.append(word)
-    return kept[::-1]
+    return (joined, parted) if joined.strip("; ") else (cleaned, cleaned)
 
 
 def _parts(form: str) -> list[str]:
-    return [part.strip() for part in form.split(_SEPARATOR)]
+    return [part.strip() for part in form.split(";")]
 
 
 def _repaired(text: str) -> str:
@@ -113,21 +86,20 @@ class NqOpenTask(Task):
     def score(self, record: Record, response: Response) -> Scored:
         aliases = [normal_forms(alias) for alias in self._aliases(record)]
         said = normal_forms(response.text)
-        parts = [pair for pair in zip(_parts(said.joined), _parts(said.parted), strict=True) if any(pair)]
-        first = parts[0] if parts else ("", "")
+        parts = [pair for pair in zip(*map(_parts, said), strict=True) if any(pair)]
 
-        def any_alias(fits: Callable[[str, str], bool], answer: tuple[str, str]) -> bool:
+        def any_alias(fits: Callable[[str, str], bool], answer: tuple[str, ...]) -> bool:
             return any(fits(*pair) for alias in aliases for pair in zip(alias, answer, strict=True))
 
         scores: dict[str, bool | float] = {
             "exact": bool(parts) and all(any_alias(operator.eq, part) for part in parts),
-            "prefix": any_alias(lambda alias, text: f"{text} ".startswith(f"{alias} "), first),
+            "prefix": bool(parts) and any_alias(lambda alias, text: f"{text} ".startswith(f"{alias} "), parts[0]),
             "contains": any_alias(lambda alias, text: f" {alias} " in f" {text} ", said),
         }
-        says_something = any(word not in _ARTICLES and any(map(str.isalnum, word)) for word in said.joined.split())
+        says_something = any(word not in ("a", "an", "the") and re.search(r"\w", word) for word in said[0].split())
         answer = "; ".join(part for part, _ in parts) if scores["exact"] or says_something else None
         error = None if scores["exact"] else WRONG if answer else NO_ANSWER
-        return Scored(scores, {"truth": "; ".join(alias.joined for alias in aliases), "answer": answer}, error)
+        return Scored(scores, {"truth": "; ".join(joined for joined, _ in aliases), "answer": answer}, error)
 
     def _aliases(self, record: Record) -> list[str]:
         aliases = [part for part in _parts(record.answer) if part]
@@ -140,9 +112,8 @@ class NqOpenTask(Task):
     def convert(cls, row: Mapping[str, Any]) -> dict[str, Any]:
         """A record in the published form, from a row of the hub: ``question``, and ``answer``, a list or one string."""
         question, answer = read_text_field(row, "question").strip(), row.get("answer")
-        listed = as_list(answer)
-        given = [answer] if listed is None else listed
-        texts = [text.strip() for text in given if isinstance(text, str) and text.strip(f"{_SEPARATOR} ")]
+        given = as_list(answer) or [answer]
+        texts = [text.strip() for text in given if isinstance(text, str) and text.strip("; ")]
         if not texts:
             raise Unusable("no answer")
         return chat_record(cls.system_prompt, question, "; ".join(dict.fromkeys(texts)))

@@ -1,11 +1,14 @@
-"""Rows of raw data sets: the texts, lists and labels in them, and the records that they become."""
+"""Rows of raw data sets: the texts, lists and labels in them, the records that they become, and paraphrases."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
+
+from stepjepa.errors import UserError
 
 _ITEM = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
@@ -71,3 +74,66 @@ def as_label(value: Any) -> str | None:
     label = "" if value is None else str(value).strip()
     label = re.sub(r"^(-?[0-9]+)\.0+$", r"\1", label)
     return None if label.lower() in ("", "-1", "none", "nan") else label
+
+
+# Columns of the paraphrase sets of the hub: a list of sentences, perhaps beside a first one; or two sentences.
+_LISTS = ("set", "sentences", "paraphrases")
+_FIRSTS = ("text", "sentence", "phrase")
+_PAIRS = (("text", "paraphrase"), ("sentence", "paraphrase"), ("source", "target"), ("anchor", "positive"))
+_NUMBERED = re.compile(r"(?:sentence|question|text|caption|paraphrase|sent)[ _]?(\d+)")
+
+
+def convert_paraphrases(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Pretraining records of a row of n sentences that say the same: n - 1 times a sentence and its successor.
+
+    There is no task for them: comparing what a model generates with one of many right paraphrases measures nothing.
+
+    Args:
+        row: two sentences or more (``sentence1``, ``sentence2``; ``text``, ``paraphrase``), perhaps with a ``label`` or
+            ``is_duplicate``, of which only 1 is kept; or a list of sentences (``set``, ``sentences``,
+            ``paraphrases``), perhaps with a first one beside it (``text``).
+
+    Returns:
+        The records, with ``position``, that of the user's sentence, from 1.
+
+    Raises:
+        Unusable: the row is labelled as no paraphrases, or has fewer than two different sentences.
+        UserError: it has none of these forms.
+    """
+    columns = {str(key).strip().lower(): value for key, value in row.items()}
+    label = as_label(columns.get("label", columns.get("is_duplicate", 1)))
+    if label is None:
+        raise Unusable("no label")
+    if label.lower() not in ("1", "true"):
+        raise Unusable("label 0: no paraphrases" if label.lower() in ("0", "false") else "label neither 0 nor 1")
+    # Each sentence once, whatever its case and spacing.
+    different: dict[str, str] = {}
+    for sentence in _sentences(columns):
+        if isinstance(sentence, str) and sentence.strip():
+            text = " ".join(sentence.split())
+            different.setdefault(text.casefold(), text)
+    if len(different) < 2:
+        raise Unusable("fewer than two different sentences")
+    return [
+        chat_record("Paraphrase the sentence below.", *pair, position=position)
+        for position, pair in enumerate(pairwise(different.values()), start=1)
+    ]
+
+
+def _sentences(columns: Mapping[str, Any]) -> list[Any]:
+    for name in _LISTS:
+        if name in columns:
+            listed = as_list(columns[name])
+            if listed is None:
+                raise UserError(f"'{name}' is no list of sentences")
+            return [columns[other] for other in _FIRSTS if other in columns][:1] + listed
+    for pair in _PAIRS:
+        if columns.keys() >= set(pair):
+            return [columns[name] for name in pair]
+    numbered = {int(match[1]): columns[name] for name in columns if (match := _NUMBERED.fullmatch(name))}
+    if len(numbered) > 1:
+        return [numbered[number] for number in sorted(numbered)]
+    raise UserError(
+        f"the columns are {', '.join(columns) or '(none)'}; expected two sentences (sentence1 and sentence2, text and "
+        "paraphrase) or a list (set, sentences, paraphrases)"
+    )

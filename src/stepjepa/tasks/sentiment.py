@@ -15,11 +15,9 @@ from stepjepa.tasks.raw_values import chat_record, read_label_field, read_text_f
 
 # From one star to five; Rotten Tomatoes has two of them.
 STARS = ("Very Bad", "Bad", "Mediocre", "Good", "Very Good")
-OTHER = "other"
-
 _SIDES = {"Very Bad": -1, "Bad": -1, "Mediocre": 0, "Good": 1, "Very Good": 1}
-# What the prompt asks for, in words that are no labels.
-_SYNONYMS = {"Negative": -1, "Neutral": 0, "Positive": 1}
+# What the prompt asks for, in words that are no labels, is on a side, too.
+_SIDES |= {"Negative": -1, "Neutral": 0, "Positive": 1}
 
 _NAME = r"(?P<name>very\s+bad|very\s+good|bad|good|mediocre|negative|neutral|positive)(?![\w'-])"
 _NAMED = re.compile(rf"(?<![\w'-]){_NAME}", re.IGNORECASE)
@@ -44,10 +42,10 @@ def read_label(text: str) -> str | None:
     if found is None:
         return None
     named = {_label(match) for match in _NAMED.finditer(line)}
-    sides = {side for name, side in (_SIDES | _SYNONYMS).items() if name in named}
-    if len(named & set(STARS)) > 1 or len(sides) > 1:
+    stars = named.intersection(STARS)
+    if len(stars) > 1 or len({_SIDES[name] for name in named}) > 1:
         return None
-    return next(iter(named & set(STARS)), _label(found))
+    return next(iter(stars), _label(found))
 
 
 def _label(match: re.Match[str]) -> str:
@@ -87,7 +85,7 @@ class SentimentTask(Task):
             "exact": texts["exact"],
             "first_word": first is not None and _label(first) == truth,
             "prefix": texts["prefix"],
-            "polarity": said is not None and (_SIDES | _SYNONYMS)[said] == _SIDES[truth],
+            "polarity": said is not None and _SIDES[said] == _SIDES[truth],
         }
         error = None if scores["correct"] else WRONG if said else NO_ANSWER
         return Scored(scores, {"truth": truth, "answer": said}, error)
@@ -98,25 +96,23 @@ class SentimentTask(Task):
         ``confusion`` says for each true label how often which label was said, ``other`` for none of those that occur.
         """
         pairs = [(line["extracted"]["truth"], line["extracted"]["answer"]) for line in lines]
-        classes = [label for label in STARS if any(truth == label for truth, _ in pairs)]
-        table = Counter((truth, said if said in classes else OTHER) for truth, said in pairs)
-        confusion = {truth: {said: table[truth, said] for said in (*classes, OTHER)} for truth in classes}
-        counts = {truth: sum(row.values()) for truth, row in confusion.items()}
-        recall = {truth: confusion[truth][truth] / counts[truth] for truth in classes}
+        truths = Counter(truth for truth, _ in pairs)
+        classes = [label for label in STARS if label in truths]
+        table = Counter((truth, said if said in classes else "other") for truth, said in pairs)
+        recall = {truth: table[truth, truth] / truths[truth] for truth in classes}
         return {
             "balanced_accuracy": math.fsum(recall.values()) / len(recall),
             "recall": recall,
-            "count": counts,
-            "confusion": confusion,
+            "count": {truth: truths[truth] for truth in classes},
+            "confusion": {truth: {said: table[truth, said] for said in (*classes, "other")} for truth in classes},
         }
 
     @classmethod
     def convert(cls, row: Mapping[str, Any], *, stars: bool = False) -> dict[str, Any]:
-        """A record in the published form, from a row of the hub.
+        """A record in the published form, from a row with ``text`` and ``label``.
 
-        Args:
-            row: ``text``, and ``label``: 0 and 1 for Bad and Good (``rotten_tomatoes``, ``yelp_polarity``).
-            stars: the labels 0 to 4 are one star to five, as in ``yelp_review_full``.
+        The labels are 0 and 1 for Bad and Good (``rotten_tomatoes``, ``yelp_polarity``); with ``stars`` 0 to 4, one
+        star to five (``yelp_review_full``).
         """
         labels = STARS if stars else ("Bad", "Good")
         text = read_text_field(row, "text").strip()

@@ -27,11 +27,10 @@ from stepjepa.tasks.raw_values import chat_record, read_text_field
 from stepjepa.tasks.sql_execution import Verdict, judge
 
 _DATABASE = re.compile(r"For db_id:\[([^\[\]\n]*)\]")
-_LIMITS = ("time", "memory")
 
 
 class _Query(NamedTuple):
-    """The arguments of ``tasks.sql_execution.judge`` that differ; ``sql`` is None for the true query alone."""
+    """The arguments of ``sql_execution.judge`` that differ; ``sql`` is None for the true query alone."""
 
     database: str
     gold: str
@@ -92,15 +91,13 @@ class SpiderTask(Task):
 
     def _database(self, record: Record) -> Path:
         match = _DATABASE.match(record.messages[-2]["content"])
-        if match is None:
+        name = match[1] if match else ""
+        if name in ("", ".", "..") or re.search(r"[/\\\0]", name):
             raise record_error(
                 record,
-                "the question does not begin with 'For db_id:[name]', so there is no database to run queries on; "
-                "pass --task generic to compare the text alone",
+                f"'{name}' is no name of a database; expected a question that begins with 'For db_id:[name]', the name "
+                "of a folder in --spider_path; or pass --task generic to compare the text alone",
             )
-        name = match[1]
-        if name in ("", ".", "..") or re.search(r"[/\\\0]", name):
-            raise record_error(record, f"'{name}' is no name of a database; expected that of a folder in --spider_path")
         return Path(str(self.options.spider_path)) / name / f"{name}.sqlite"
 
     def score(self, record: Record, response: Response) -> Scored:
@@ -108,49 +105,44 @@ class SpiderTask(Task):
 
     def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
         """Run answers in parallel, in processes of their own."""
-        golds = [self._gold(record) for record in records]
-        answers = [(whole_answer(response.text), first_statement(response.text)) for response in responses]
-        pairs = [
-            tuple(gold._replace(sql=sql or None) for sql in answer) for gold, answer in zip(golds, answers, strict=True)
-        ]
+        from stepjepa.tasks.sql_text import orders_rows
+
+        pairs = []
+        for record, response in zip(records, responses, strict=True):
+            gold = self.truth(record)
+            # One that can't be parsed is taken to order its rows: rather too strict than too lenient.
+            query = _Query(str(self._database(record)), gold, None, orders_rows(gold) is not False)
+            answers = whole_answer(response.text), first_statement(response.text)
+            pairs.append([query._replace(sql=sql or None) for sql in answers])
         verdicts = self._judge([query for pair in pairs for query in pair])
         return [
-            self._scored(pair[0], response.text, *(verdicts[query] for query in pair))
-            for pair, response in zip(pairs, responses, strict=True)
+            self._scored(whole, response.text, verdicts[whole], verdicts[first])
+            for (whole, first), response in zip(pairs, responses, strict=True)
         ]
 
     @staticmethod
     def _scored(query: _Query, text: str, whole: Verdict, first: Verdict) -> Scored:
         from stepjepa.tasks.sql_text import same_text
 
-        gold, sql = query.gold, query.sql
-
         scores: dict[str, bool | float] = {
             "execution": whole.right,
             "same_columns": whole.same_columns,
             "first_statement": whole.right or first.right,
             # Only what runs is parsed, unless nothing is known about what runs.
-            "exact_text": (whole.right or whole.gold_failure is not None) and same_text(sql or "", gold),
-            **text_scores(text, gold),
+            "exact_text": (whole.right or whole.gold_failure is not None) and same_text(query.sql or "", query.gold),
+            **text_scores(text, query.gold),
         }
         failure = None if whole.failure is None else f"{whole.failure}: {whole.message}"
         extracted = {
-            "sql": sql,
+            "sql": query.sql,
             "failure": failure,
             "gold_failure": whole.gold_failure,
             "truth_output": whole.gold_output or None,
             "answer_output": whole.output or None,
         }
         reason = failure or whole.gold_failure
-        failed = WRONG if reason is None else TIMED_OUT if _kind(reason) in _LIMITS else FAILED
-        return Scored(scores, extracted, None if whole.right else failed if sql else NO_ANSWER)
-
-    def _gold(self, record: Record) -> _Query:
-        from stepjepa.tasks.sql_text import orders_rows
-
-        gold = self.truth(record)
-        # One that can't be parsed is taken to order its rows: rather too strict than too lenient.
-        return _Query(str(self._database(record)), gold, None, orders_rows(gold) is not False)
+        failed = WRONG if reason is None else TIMED_OUT if _kind(reason) in ("time", "memory") else FAILED
+        return Scored(scores, extracted, None if whole.right else failed if query.sql else NO_ANSWER)
 
     def _judge(self, queries: Sequence[_Query]) -> dict[_Query, Verdict]:
         """The verdict on each query; those that are the same are run once."""
@@ -176,37 +168,37 @@ class SpiderTask(Task):
 
     def vote(self, scored: Scored, response: Response) -> str | None:
         """The query in its normal form; one that fails does not vote, for that needs no knowledge of the truth."""
-        sql = scored.extracted["sql"]
-        if sql is None or scored.extracted["failure"] is not None:
-            return None
         from stepjepa.tasks.sql_text import normal_form
 
-        return normal_form(sql) or sql
+        sql = scored.extracted["sql"]
+        return None if sql is None or scored.extracted["failure"] is not None else normal_form(sql) or sql
 
     def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """How hard the questions were, and what failed.
 
-        ``by_hardness`` has for each level of ``tasks.sql_text.hardness`` (``unknown`` for a true query that can't be
-        parsed) the number of records, ``n``, and the share that is right. ``failures`` of answers and ``gold_failures``
-        of true queries are counted by reason; ``execution_without_gold_failures`` is the share among the others.
+        ``by_hardness`` has for each level of ``sql_text.hardness`` (``unknown`` for a true query that can't be parsed)
+        the number of records, ``n``, and the share that is right. ``failures`` of answers and ``gold_failures`` of true
+        queries are counted by reason; ``execution_without_gold_failures`` is the share among the others.
         """
-        from stepjepa.tasks.sql_text import HARDNESS, hardness
+        from stepjepa.tasks.sql_text import LEVELS, hardness
 
-        levels: dict[str, list[float]] = {name: [] for name in (*HARDNESS, "unknown")}
-        for line in lines:
-            levels[hardness(line["truth"]) or "unknown"].append(line["scores"]["execution"])
+        right = [line["scores"]["execution"] for line in lines]
+        levels = [hardness(line["truth"]) or "unknown" for line in lines]
+        counts, reached = Counter(levels), Counter()
+        for level, value in zip(levels, right, strict=True):
+            reached[level] += value
         failures = Counter(_kind(line["extracted"]["failure"]) for line in lines if line["extracted"]["failure"])
         golds = [line["extracted"]["gold_failure"] for line in lines]
         details = {
             "by_hardness": {
-                name: {"n": len(values), "execution": sum(values) / len(values)}
-                for name, values in levels.items()
-                if values
+                name: {"n": counts[name], "execution": reached[name] / counts[name]}
+                for name in (*LEVELS, "unknown")
+                if counts[name]
             },
             "failures": dict(failures.most_common()),
             "gold_failures": dict(Counter(filter(None, golds)).most_common()),
         }
-        fine = [line["scores"]["execution"] for line, gold in zip(lines, golds, strict=True) if gold is None]
+        fine = [value for value, gold in zip(right, golds, strict=True) if gold is None]
         if 0 < len(fine) < len(lines):
             details["execution_without_gold_failures"] = sum(fine) / len(fine)
         return details
@@ -223,7 +215,7 @@ def _kind(reason: str) -> str:
 
 
 _BEGINNING = re.compile(r"(?:select|with|values)\b", re.IGNORECASE)
-_LANGUAGE = re.compile(r"[ \t]*(?:sqlite3?|sql)\b", re.IGNORECASE)
+_LANGUAGE = re.compile(r"[ \t]*(?:(?:sqlite3?|sql)\b)?", re.IGNORECASE)
 # Quotes and comments are passed over, for what looks like an end inside them is none.
 _END = re.compile(
     r"""'[^']*'|"[^"]*"|--[^\n]*"""
@@ -234,11 +226,10 @@ _END = re.compile(
 def whole_answer(text: str) -> str:
     """The query that an answer is: all of it, without white space and the fence of a block of code around it."""
     text = text.strip()
-    for fence in ("```", "`"):
-        inner = text[len(fence) : -len(fence)]
-        if inner and text.startswith(fence) and text.endswith(fence) and "`" not in inner:
-            return _without_language(inner) if fence == "```" else inner.strip()
-    return text
+    code = re.fullmatch(r"```([^`]+)```|`([^`]+)`", text)
+    if code is None:
+        return text
+    return _LANGUAGE.sub("", code[1], count=1).strip() if code[1] else code[2].strip()
 
 
 def first_statement(text: str) -> str:
@@ -248,13 +239,7 @@ def first_statement(text: str) -> str:
     semicolon, blank line, line with nothing but the name of a role of the chat, next question, or with the block.
     """
     text = text.strip()
-    if not _BEGINNING.match(text):
-        _, fence, block = text.partition("```")
-        text = _without_language(block) if fence else text
+    if not _BEGINNING.match(text) and "```" in text:
+        text = _LANGUAGE.sub("", text.partition("```")[2], count=1).strip()
     ends = (match.start() for match in _END.finditer(text) if match["end"])
     return text[: next(ends, len(text))].strip()
-
-
-def _without_language(block: str) -> str:
-    match = _LANGUAGE.match(block)
-    return block[match.end() if match else 0 :].strip()

@@ -7,42 +7,32 @@ refused before it runs. Only the standard library is imported, since worker proc
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
+from itertools import islice, product
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 Row = tuple[Any, ...]
-Failure = Literal["syntax", "denied", "time", "rows", "memory", "other"]
 
 MOST_ROWS = 500_000
 _MOST_BYTES = 64 * 2**20
 _LONGEST_QUERY = 100_000
+# One value: zeroblob, randomblob, printf, replace and group_concat can make no longer one.
+_LONGEST_VALUE = 16 * 2**20
 # Instructions of SQLite's virtual machine between two looks at the clock: well under a millisecond.
 _INSTRUCTIONS = 1000
 
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
 # Functions that reach beyond the database: code, pointers, files and the log of this process.
 _DENIED_FUNCTIONS = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "sqlite_log"}
-_SETTINGS = {
-    # One value: zeroblob, randomblob, printf, replace and group_concat can make no longer one.
-    sqlite3.SQLITE_LIMIT_LENGTH: 16 * 2**20,
-    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 4 * _LONGEST_QUERY,
-    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 1000,
-    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 500,
-    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1000,
-    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
-    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
-}
 _SYNTAX = ("syntax error", "incomplete input", "unrecognized token", "stack overflow", "one statement at a time")
 # Characters of a message or a result that are kept to be read.
 _LONGEST_OUTPUT = 300
-_TOO_LARGE = {"SQLITE_NOMEM", "SQLITE_TOOBIG"}
 
 
 class QueryResult(NamedTuple):
@@ -58,17 +48,12 @@ class QueryResult(NamedTuple):
 
     rows: list[Row] | None
     columns: int = 0
-    failure: Failure | None = None
+    failure: str | None = None
     message: str = ""
 
 
 def run_query(
-    database: str | os.PathLike[str],
-    sql: str,
-    *,
-    seconds: float = 10.0,
-    memory: int = 1024,
-    most_rows: int = MOST_ROWS,
+    database: str | os.PathLike[str], sql: str, *, seconds: float, memory: int, most_rows: int = MOST_ROWS
 ) -> QueryResult:
     """Run one query; whatever it is, no file is changed or made.
 
@@ -77,50 +62,44 @@ def run_query(
     """
     if len(sql) > _LONGEST_QUERY:
         return QueryResult(None, failure="syntax", message=f"longer than {_LONGEST_QUERY} characters")
-    guard = _Guard(time.monotonic() + seconds)
+    deadline = time.monotonic() + seconds
+    denied: list[int] = []
+
+    def authorize(action: int, _first: str | None, second: str | None, *_: str | None) -> int:
+        function = action == sqlite3.SQLITE_FUNCTION and (second or "").lower() not in _DENIED_FUNCTIONS
+        if action in _READING or function:
+            return sqlite3.SQLITE_OK
+        denied.append(action)
+        return sqlite3.SQLITE_DENY
+
+    def late() -> bool:
+        return time.monotonic() > deadline
+
     try:
-        with closing(_open(database, memory, guard)) as connection:
+        with closing(_open(database, memory)) as connection:
+            connection.set_authorizer(authorize)
+            connection.set_progress_handler(late, _INSTRUCTIONS)
             result = _read(connection.execute(sql.rstrip("; \t\r\n")), most_rows)
-            return QueryResult(None, failure="time", message="interrupted") if guard.stop() else result
+            return QueryResult(None, failure="time", message="interrupted") if late() else result
     except MemoryError:
         return QueryResult(None, failure="memory", message="out of memory")
     # ValueError: text that is no UTF-8, or holds a null character.
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
-        return QueryResult(None, failure=_kind(error, guard), message=str(error)[:_LONGEST_OUTPUT])
+        failure = "time" if late() else "denied" if denied else _kind(error)
+        return QueryResult(None, failure=failure, message=str(error)[:_LONGEST_OUTPUT])
 
 
-class _Guard:
-    """Refuses what is not reading (``denied``), and stops a query that takes too long (``late``)."""
-
-    def __init__(self, deadline: float) -> None:
-        self._deadline = deadline
-        self.denied = self.late = False
-
-    def authorize(self, action: int, _first: str | None, second: str | None, *_: str | None) -> int:
-        function = action == sqlite3.SQLITE_FUNCTION and (second or "").lower() not in _DENIED_FUNCTIONS
-        if action in _READING or function:
-            return sqlite3.SQLITE_OK
-        self.denied = True
-        return sqlite3.SQLITE_DENY
-
-    def stop(self) -> bool:
-        self.late = self.late or time.monotonic() > self._deadline
-        return self.late
-
-
-def _open(database: str | os.PathLike[str], memory: int, guard: _Guard) -> sqlite3.Connection:
+def _open(database: str | os.PathLike[str], memory: int) -> sqlite3.Connection:
     # Immutable: no locks and no look at a journal, so that nothing is written beside the file either.
     uri = f"{Path(database).resolve().as_uri()}?mode=ro&immutable=1"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None)
-    for limit, value in _SETTINGS.items():
-        connection.setlimit(limit, value)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 1000)
     # Text in another encoding than it says is compared by its bytes.
     connection.text_factory = lambda content: content.decode("utf-8", "surrogateescape")
     connection.execute(f"PRAGMA hard_heap_limit = {memory * 2**20}")
     # Otherwise a large sort goes to a file.
     connection.execute("PRAGMA temp_store = MEMORY")
-    connection.set_authorizer(guard.authorize)
-    connection.set_progress_handler(guard.stop, _INSTRUCTIONS)
     return connection
 
 
@@ -139,12 +118,9 @@ def _read(cursor: sqlite3.Cursor, most_rows: int) -> QueryResult:
     return QueryResult(rows, len(cursor.description))
 
 
-def _kind(error: Exception, guard: _Guard) -> Failure:
-    if guard.late:
-        return "time"
-    if guard.denied:
-        return "denied"
-    if getattr(error, "sqlite_errorname", "") in _TOO_LARGE or isinstance(error, sqlite3.DataError):
+def _kind(error: Exception) -> str:
+    too_large = getattr(error, "sqlite_errorname", "") in ("SQLITE_NOMEM", "SQLITE_TOOBIG")
+    if too_large or isinstance(error, sqlite3.DataError):
         return "memory"
     return "syntax" if any(words in str(error) for words in _SYNTAX) else "other"
 
@@ -153,14 +129,13 @@ def same_result(gold: QueryResult, found: QueryResult, *, ordered: bool, any_col
     """Whether two queries that did not fail found the same.
 
     Rows count as often as they occur, with ``ordered`` in their order. With ``any_columns`` the order of the columns
-    does not count; one rearrangement must fit all rows. A whole number is equal as integer and as float; floats are
-    equal up to the last of their twelve digits, since sums depend on the order of their terms; NULL equals only NULL,
-    and a number is never text.
+    does not count; one rearrangement must fit all rows. A whole number is equal as integer and as float; other floats
+    are compared in twelve digits, since sums depend on the order of their terms; NULL equals only NULL, and a number is
+    never text.
     """
-    assert gold.rows is not None and found.rows is not None
-    if gold.columns != found.columns or len(gold.rows) != len(found.rows):
+    first, second = _rounded(gold.rows or ()), _rounded(found.rows or ())
+    if gold.columns != found.columns or len(first) != len(second):
         return False
-    first, second = _settle_floats(gold.rows, found.rows)
     if first == second or (not ordered and Counter(first) == Counter(second)):
         return True
     if not any_columns or not first:
@@ -169,60 +144,25 @@ def same_result(gold: QueryResult, found: QueryResult, *, ordered: bool, any_col
     return Counter(columns) == Counter(others) if ordered else _can_be_rearranged(columns, others)
 
 
-# Floats closer than this (relative, absolute below 1) are one number: far more than the order of a sum changes, less
-# than a second of a Julian date.
-_TOLERANCE = 1e-12
-
-
-def _settle_floats(*tables: Sequence[Row]) -> list[list[Row]]:
-    """The same tables with one value for floats that count as one, so that plain equality compares them."""
-    values = {value for table in tables for row in table for value in row if isinstance(value, float)}
-    settled: dict[float, float] = {}
-    previous = -math.inf
-    for value in sorted(value for value in values if math.isfinite(value) and not value.is_integer()):
-        tolerance = _TOLERANCE * max(1.0, abs(value))
-        if abs(value - round(value)) <= tolerance:
-            settled[value] = round(value)
-        elif value - previous <= tolerance:
-            settled[value] = settled.get(previous, previous)
-        previous = value
-
+def _rounded(rows: Sequence[Row]) -> list[Row]:
     def settle(value: Any) -> Any:
-        return settled.get(value, value) if isinstance(value, float) else value
+        return float(f"{value:.12g}") if isinstance(value, float) and not value.is_integer() else value
 
-    return [[tuple(map(settle, row)) for row in table] for table in tables]
-
-
-# Comparisons before the search for a rearrangement is given up, and the tables count as different. Only results with
-# many columns of equal content need more than a few.
-_MOST_TRIALS = 1000
+    return [tuple(map(settle, row)) for row in rows]
 
 
 def _can_be_rearranged(columns: list[Row], others: list[Row]) -> bool:
     """Whether the second table is the first with columns and rows in another order."""
-    counts, other_counts = ([Counter(column) for column in table] for table in (columns, others))
-    fits = [[at for at, other in enumerate(other_counts) if other == count] for count in counts]
-    # The columns with the fewest candidates first: most often only one fits.
-    order = sorted(range(len(columns)), key=lambda at: len(fits[at]))
-    trials = iter(range(_MOST_TRIALS))
-
-    def search(chosen: list[int]) -> bool:
-        if len(chosen) == len(order):
-            return True
-        rows = Counter(zip(*(columns[at] for at in order[: len(chosen) + 1]), strict=True))
-        tried: set[Row] = set()
-        for candidate in fits[order[len(chosen)]]:
-            if candidate in chosen or others[candidate] in tried:
-                continue
-            if next(trials, None) is None:
-                return False
-            tried.add(others[candidate])
-            longer = [*chosen, candidate]
-            if rows == Counter(zip(*(others[at] for at in longer), strict=True)) and search(longer):
-                return True
-        return False
-
-    return search([])
+    # Equal columns are interchangeable, so only different ones are tried.
+    different = list(dict.fromkeys(others))
+    contents = [Counter(column) for column in different]
+    fits = [[at for at, there in enumerate(contents) if there == content] for content in map(Counter, columns)]
+    rows, each = Counter(zip(*columns, strict=True)), Counter(map(different.index, others))
+    # Only results with many columns of equal content have more ways than these, and count as different.
+    return any(
+        Counter(chosen) == each and Counter(zip(*(different[at] for at in chosen), strict=True)) == rows
+        for chosen in islice(product(*fits), 10_000)
+    )
 
 
 class Verdict(NamedTuple):
@@ -272,7 +212,7 @@ def judge(  # noqa: PLR0917  # what is sent to another process has no names
 
 
 def _printed(rows: Sequence[Row]) -> str:
-    content = "\n".join("|".join(_cells(row)) for row in rows).encode("utf-8", "surrogateescape")
+    content = "\n".join("|".join(map(_cell, row)) for row in rows).encode("utf-8", "surrogateescape")
     text = content.decode("utf-8", "backslashreplace")
     if len(text) <= _LONGEST_OUTPUT:
         return text
@@ -280,14 +220,10 @@ def _printed(rows: Sequence[Row]) -> str:
     return f"{text[:_LONGEST_OUTPUT]}... ({len(content)} bytes, sha256 {digest})"
 
 
-def _cells(row: Row) -> Iterator[str]:
-    for value in row:
-        if value is None:
-            yield ""
-        elif isinstance(value, bytes):
-            yield value.decode("utf-8", "surrogateescape")
-        elif isinstance(value, float):
-            digits = f"{value:.15g}"
-            yield digits if not digits.lstrip("-").isdigit() else f"{digits}.0"
-        else:
-            yield str(value)
+def _cell(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    if isinstance(value, float):
+        digits = f"{value:.15g}"
+        return f"{digits}.0" if digits.lstrip("-").isdigit() else digits
+    return "" if value is None else str(value)

@@ -7,19 +7,21 @@ nothing here takes long for any text. Imported where it is used, since the parse
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 from sqlglot import Dialect, ErrorLevel, exp
 from sqlglot.errors import SqlglotError
 
-Hardness = Literal["easy", "medium", "hard", "extra"]
-HARDNESS: tuple[Hardness, ...] = get_args(Hardness)
+LEVELS = ("easy", "medium", "hard", "extra")
+"""How hard queries are, see :func:`hardness`."""
 
 _LONGEST_QUERY = 10_000
 # The parser tries both meanings of a JOIN without its condition, and of some words before a parenthesis, so that each
 # of them doubles the time. The queries of Spider go 3 deep, and each JOIN has its condition.
 _MOST_OPEN, _MOST_OPEN_JOINS = 10, 8
 
+_QUERY = exp.Select | exp.SetOperation
+_LIKE = exp.Like | exp.Escape
 _Value = TypeVar("_Value")
 
 
@@ -46,8 +48,8 @@ def orders_rows(sql: str) -> bool | None:
     return _of_query(sql, lambda query: query.args.get("order") is not None)
 
 
-def hardness(sql: str) -> Hardness | None:
-    """How hard a query is by the criteria of the Spider benchmark; None for what is no query.
+def hardness(sql: str) -> str | None:
+    """How hard a query is by the criteria of the Spider benchmark, one of :data:`LEVELS`; None for what is no query.
 
     Of the outermost query (the first of several that are combined) three things are counted. Components: WHERE, GROUP
     BY, ORDER BY, LIMIT, each JOIN, each OR, each LIKE. Nestings: each query inside a condition, and UNION, INTERSECT
@@ -60,37 +62,32 @@ def hardness(sql: str) -> Hardness | None:
 
 def _of_query(sql: str, function: Callable[[exp.Query], _Value]) -> _Value | None:
     """What a function says about a parsed query; None for text that is none."""
-    try:
-        query = _parse(sql)
-        return None if query is None else function(query)
-    # Neither the parser nor what walks its trees knows a bound of depth but that of Python.
-    except (SqlglotError, RecursionError):
-        return None
-
-
-def _parse(sql: str) -> exp.Query | None:
     if len(sql) > _LONGEST_QUERY:
         return None
     dialect = Dialect.get_or_raise("sqlite")
-    tokens = dialect.tokenize(sql)
-    # Other statements are parsed into commands, with a warning.
-    if not tokens or tokens[0].text.upper() not in ("SELECT", "WITH"):
-        return None
-    opened = joins = 0
-    for token in tokens:
-        kind = token.token_type.name
-        opened += (kind == "L_PAREN") - (kind == "R_PAREN")
-        joins = max(0, joins + (kind == "JOIN") - (kind in ("ON", "USING")))
-        if opened > _MOST_OPEN or joins > _MOST_OPEN_JOINS:
+    try:
+        tokens = dialect.tokenize(sql)
+        # Other statements are parsed into commands, with a warning.
+        if not tokens or tokens[0].text.upper() not in ("SELECT", "WITH"):
             return None
-    parsed = dialect.parser().parse(tokens, sql)
-    query, *rest = [part for part in parsed if part is not None and not isinstance(part, exp.Semicolon)]
-    if rest or not isinstance(query, exp.Query):
+        opened = joins = 0
+        for token in tokens:
+            kind = token.token_type.name
+            opened += (kind == "L_PAREN") - (kind == "R_PAREN")
+            joins = max(0, joins + (kind == "JOIN") - (kind in ("ON", "USING")))
+            if opened > _MOST_OPEN or joins > _MOST_OPEN_JOINS:
+                return None
+        parsed = dialect.parser().parse(tokens, sql)
+        query, *rest = [part for part in parsed if part is not None and not isinstance(part, exp.Semicolon)]
+        if rest or not isinstance(query, exp.Query):
+            return None
+        for column in list(query.find_all(exp.Column)):
+            if _is_quoted_value(column, sql):
+                column.replace(exp.Literal.string(column.name))
+        return function(query)
+    # Neither the parser nor what walks its trees knows a bound of depth but that of Python.
+    except (SqlglotError, RecursionError):
         return None
-    for column in list(query.find_all(exp.Column)):
-        if _is_quoted_value(column, sql):
-            column.replace(exp.Literal.string(column.name))
-    return query
 
 
 def _is_quoted_value(column: exp.Column, sql: str) -> bool:
@@ -153,73 +150,53 @@ def _sources(select: exp.Select) -> list[exp.Expression]:
     return first + [join.this for join in select.args.get("joins") or ()]
 
 
-def _hardness(query: exp.Query) -> Hardness | None:
+def _hardness(query: exp.Query) -> str | None:
     select: Any = query
     while isinstance(select, exp.SetOperation | exp.Subquery):
         select = select.this
     if not isinstance(select, exp.Select):
         return None
-    joins = select.args.get("joins") or ()
-    group, order = select.args.get("group"), select.args.get("order")
-    (where, where_ors), (having, having_ors) = (_conditions(select.args.get(name)) for name in ("where", "having"))
-    ons = [_conditions(join.args.get("on")) for join in joins]
-    conditions = [*where, *having, *(each for on, _ in ons for each in on)]
+    clauses = {name: select.args.get(name) for name in ("where", "group", "order", "limit")}
+    group, order = clauses["group"], clauses["order"]
+    joins = select.args.get("joins") or []
+    where, having = _conditions(clauses["where"]), _conditions(select.args.get("having"))
+    all_conditions = [*where, *having, *(each for join in joins for each in _conditions(join.args.get("on")))]
     components = (
-        sum(select.args.get(name) is not None for name in ("where", "group", "order", "limit"))
+        sum(clause is not None for clause in clauses.values())
         + len(joins)
-        + where_ors
-        + having_ors
-        + sum(ors for _, ors in ons)
-        + sum(map(_is_like, conditions))
+        + sum(isinstance(each, exp.Or) for each in all_conditions)
+        + sum(isinstance(each.this if isinstance(each, exp.Not) else each, _LIKE) for each in all_conditions)
     )
-    nestings = isinstance(query, exp.SetOperation) + sum(map(_queries, conditions))
+    nestings = isinstance(query, exp.SetOperation) + sum(
+        _count(each, _QUERY) for each in all_conditions if not isinstance(each, exp.Connector)
+    )
     aggregations = (
-        sum(map(_aggregates, select.expressions))
-        + sum(map(_aggregates, order.expressions if order else ()))
-        + sum(isinstance(condition, exp.Not) for condition in where + having)
-        + max(0, len(having) - 1)
+        sum(_count(each, exp.AggFunc) for each in [*select.expressions, *(order.expressions if order else ())])
+        + sum(isinstance(each, exp.Not) for each in where + having)
+        + len(having) // 2
     )
-    grouped = len(group.expressions) if group else 0
-    others = sum(count > 1 for count in (aggregations, len(select.expressions), len(where), grouped))
-    return _level(components, nestings, others)
+    columns = len(select.expressions), len(group.expressions) if group else 0
+    others = sum(count > 1 for count in (aggregations, *columns, (len(where) + 1) // 2))
+    # The published table, in which two components with two others are extra, with three only hard.
+    if nestings:
+        return "hard" if nestings == 1 and components <= 1 and others == 0 else "extra"
+    if components <= 1 and others == 0:
+        return "easy"
+    if (components <= 1 and others <= 2) or (components <= 2 and others <= 1):
+        return "medium"
+    return "hard" if (components <= 2 and others > 2) or (components == 3 and others <= 2) else "extra"
 
 
-def _level(components: int, nestings: int, others: int) -> Hardness:
-    """The published table, in which two components with two others are extra, with three only hard."""
-    if nestings == 0:
-        if components <= 1 and others == 0:
-            return "easy"
-        if (components <= 1 and others <= 2) or (components <= 2 and others <= 1):
-            return "medium"
-        return "hard" if (components <= 2 and others > 2) or (components == 3 and others <= 2) else "extra"
-    return "hard" if nestings == 1 and components <= 1 and others == 0 else "extra"
+def _conditions(clause: exp.Expression | None) -> list[exp.Expression]:
+    """Conditions, and the AND and OR that join them, of which there is one less."""
+    if clause is None:
+        return []
+    joining = exp.Where | exp.Having | exp.Paren | exp.Connector
+    nodes = clause.walk(prune=lambda node: not isinstance(node, joining))
+    return [node for node in nodes if not isinstance(node, exp.Where | exp.Having | exp.Paren)]
 
 
-def _conditions(clause: exp.Expression | None) -> tuple[list[exp.Expression], int]:
-    """The conditions that AND and OR join, and how often OR does."""
-    conditions, ors = [], 0
-    waiting = [] if clause is None else [clause]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, exp.Where | exp.Having | exp.Paren):
-            waiting.append(node.this)
-        elif isinstance(node, exp.And | exp.Or):
-            ors += isinstance(node, exp.Or)
-            waiting += [node.expression, node.this]
-        else:
-            conditions.append(node)
-    return conditions, ors
-
-
-def _is_like(condition: exp.Expression) -> bool:
-    return isinstance(condition.this if isinstance(condition, exp.Not) else condition, exp.Like | exp.Escape)
-
-
-def _queries(condition: exp.Expression) -> int:
-    """How many queries stand in a condition, those inside them not counted."""
-    outermost = condition.walk(prune=lambda node: isinstance(node, exp.Select | exp.SetOperation))
-    return sum(isinstance(node, exp.Select | exp.SetOperation) for node in outermost)
-
-
-def _aggregates(column: exp.Expression) -> bool:
-    return any(isinstance(node, exp.AggFunc) for node in column.walk(prune=lambda node: isinstance(node, exp.Query)))
+def _count(expression: exp.Expression, kind: Any) -> int:
+    """How many nodes of a kind there are, those inside a query not counted."""
+    nodes = expression.walk(prune=lambda node: isinstance(node, _QUERY))
+    return sum(isinstance(node, kind) for node in nodes)

@@ -23,15 +23,12 @@ from stepjepa.tasks.generic import BoxedTask
 from stepjepa.tasks.raw_values import chat_record
 
 MAX_STEPS = 8
-
 # So many draws in a row without a new problem, and the problems of a difficulty count as used up.
 _PATIENCE = 2000
 
 _WORDS = yaml.safe_load(resources.files("stepjepa.tasks").joinpath("stepmath.yaml").read_text("utf-8"))
-
 _SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "share": "/", "double": "*", "halve": "/"}
 _APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
-OPERATIONS = tuple(_SIGNS)
 
 
 @task("stepmath")
@@ -53,16 +50,16 @@ class Difficulty:
     max_steps: int = option(3, "most steps of a problem", metavar="N")
     max_quantity: int = option(10, "largest number by which an amount changes", metavar="N")
     max_amount: int = option(50, "largest amount, also as a result", metavar="N")
-    operations: tuple[str, ...] = option(OPERATIONS, "which operations there are", metavar="NAME")
+    operations: tuple[str, ...] = option(tuple(_SIGNS), "which operations there are", metavar="NAME")
 
     def __post_init__(self) -> None:
         if self.min_steps < 2:
             raise ValueError(f"min_steps: expected 2 or more, got {self.min_steps}")
         if not self.min_steps <= self.max_steps <= MAX_STEPS:
             raise ValueError(f"max_steps: expected {self.min_steps} (min_steps) to {MAX_STEPS}, got {self.max_steps}")
-        if not self.operations or not set(self.operations) <= set(OPERATIONS):
+        if not self.operations or not set(self.operations) <= _SIGNS.keys():
             got = ", ".join(self.operations) or "none"
-            raise ValueError(f"operations: expected some of {', '.join(OPERATIONS)}, got {got}")
+            raise ValueError(f"operations: expected some of {', '.join(_SIGNS)}, got {got}")
 
 
 class _Move(NamedTuple):
@@ -81,55 +78,52 @@ class _Move(NamedTuple):
         return f"{self.amount} {_SIGNS[self.operation]} {self.number}"
 
 
-def _choices(
-    level: Difficulty, told: set[int], results: set[int], reached: int | None = None
-) -> dict[str, list[_Move]]:
-    """The next moves, by operation, from the amount that is reached; None before the first move.
+def _choices(level: Difficulty, moves: list[_Move]) -> dict[str, list[_Move]]:
+    """The next moves, by operation, after some moves or none.
 
     Amounts stay whole, positive and within the difficulty. No result may be told anywhere, nor come back: it would
     make the steps between superfluous.
     """
+    results = {move.result for move in moves}
+    used = results | {move.number for move in moves} | {move.amount for move in moves[:1]}
     choices = {}
     for operation in level.operations:
         sign = _SIGNS[operation]
         # A first amount that shrinks may be high.
-        most = level.max_amount if sign in "-/" else level.max_quantity
+        amounts = range(2, (level.max_amount if sign in "-/" else level.max_quantity) + 1)
         # Twice and half have words of their own, so sharing among two and taking two times are left to them.
-        lowest = 1 if operation in ("add", "subtract") else 3
-        numbers = [2] if operation in ("double", "halve") else range(lowest, level.max_quantity + 1)
-        moves = [
+        numbers = range(1 if sign in "+-" else 3, level.max_quantity + 1)
+        found = [
             move
-            for amount in (range(2, most + 1) if reached is None else (reached,))
-            for number in numbers
+            for amount in ([moves[-1].result] if moves else amounts)
+            for number in ([2] if operation in ("double", "halve") else numbers)
             if (sign != "/" or amount % number == 0)
             and 1 <= (move := _Move(operation, amount, number)).result <= level.max_amount
             and number not in results
-            and move.result not in {*told, *results, amount, number}
+            and move.result not in {*used, amount, number}
         ]
-        if moves:
-            choices[operation] = moves
+        if found:
+            choices[operation] = found
     return choices
 
 
-def _draw_moves(draw: random.Random, choices: dict[str, list[_Move]], level: Difficulty) -> list[_Move] | None:
-    """A chain of moves that begins with one of the choices; None where it ran into a dead end."""
+def _draw_moves(draw: random.Random, first: dict[str, list[_Move]], level: Difficulty) -> list[_Move] | None:
+    """A chain of moves that begins with one of the first; None where it ran into a dead end."""
     count = draw.randint(level.min_steps, level.max_steps)
     moves: list[_Move] = []
-    while choices:
+    while choices := _choices(level, moves) if moves else first:
         moves.append(draw.choice(choices[draw.choice(list(choices))]))
         if len(moves) == count:
             return moves
-        told = {moves[0].amount, *(move.number for move in moves)}
-        choices = _choices(level, told, {move.result for move in moves}, moves[-1].result)
     return None
-
-
-def _plural(noun: str) -> str:
-    return str(_WORDS["plurals"].get(noun, f"{noun}s"))
 
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun if number == 1 else _plural(noun)}"
+
+
+def _plural(noun: str) -> str:
+    return str(_WORDS["plurals"].get(noun, f"{noun}s"))
 
 
 def _tell(draw: random.Random, moves: list[_Move]) -> tuple[str, list[str]]:
@@ -161,34 +155,28 @@ def _tell(draw: random.Random, moves: list[_Move]) -> tuple[str, list[str]]:
 
 
 def _draw_records(
-    size: int,
-    seed: str,
-    level: Difficulty,
-    name: str,
-    *,
-    avoid: Collection[tuple[str, ...]] = (),
-    once: bool = False,
-) -> tuple[list[dict[str, Any]], set[tuple[str, ...]]]:
+    size: int, seed: str, level: Difficulty, name: str, *, avoid: Collection[str] = (), once: bool = False
+) -> tuple[list[dict[str, Any]], set[str]]:
     """Records with different questions, none with a chain of equations to avoid, and their chains.
 
     With ``once`` no chain occurs again with another story.
     """
     draw = random.Random(seed)
-    first = _choices(level, set(), set())
+    first = _choices(level, [])
     records: dict[str, dict[str, Any]] = {}
-    chains: set[tuple[str, ...]] = set()
+    chains: set[str] = set()
     failures = 0
     while len(records) < size and failures < _PATIENCE:
         failures += 1
         moves = _draw_moves(draw, first, level)
         if moves is None:
             continue
-        chain = tuple(move.equation for move in moves)
+        chain = ", ".join(move.equation for move in moves)
         question, steps = _tell(draw, moves)
         if chain in avoid or (once and chain in chains) or question in records:
             continue
         answer = str(moves[-1].result)
-        solution = "\n\n".join([*steps[:-1], f"{steps[-1]} The answer is \\boxed{{{answer}}}."])
+        solution = "\n\n".join(steps) + f" The answer is \\boxed{{{answer}}}."
         fields = {"question": question, "answer": solution, "ground_truth": answer, "total_steps": len(steps)}
         records[question] = chat_record(StepmathTask.system_prompt, question, solution, **fields)
         chains.add(chain)
@@ -224,5 +212,4 @@ def generate_split(
     """
     level = difficulty or Difficulty()
     test, chains = _draw_records(test_size, f"stepmath {seed} test", level, "test_size", once=True)
-    train, _ = _draw_records(train_size, f"stepmath {seed} train", level, "train_size", avoid=chains)
-    return train, test
+    return _draw_records(train_size, f"stepmath {seed} train", level, "train_size", avoid=chains)[0], test

@@ -10,8 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from stepjepa.batch.collate import Batch
-from stepjepa.batch.dataset import Prepared
-from stepjepa.batch.sampler import StepSampler
+from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.objectives.monitors import Window, share
 
 Total = Callable[[Sequence[float]], list[float]]

@@ -20,8 +20,7 @@ from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from stepjepa.batch.collate import Batch, Collator
-from stepjepa.batch.dataset import TokenizedDataset
-from stepjepa.batch.sampler import Key, StepSampler
+from stepjepa.batch.dataset import Key, StepSampler, TokenizedDataset
 from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.models.setup import packing

@@ -23,9 +23,9 @@ from stepjepa.data.sources import mix, read_any, read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import fingerprint
-from stepjepa.flag_files import without_flags
 from stepjepa.models.architecture import base_model
 from stepjepa.models.quantization import parameter_counts, quantized
+from stepjepa.options import without_flags
 from stepjepa.run_folder import METRICS_FILE, RUN_FILE, checkpoints, is_main_process, versions
 from stepjepa.terminal import duration
 from stepjepa.training.plan import EqualCompute
@@ -73,7 +73,7 @@ def read_mixture(args: argparse.Namespace) -> tuple[list[Record], dict[str, Any]
         _tell_bad(left_out)
     taken = mix(parts, args.dataset_weights, args.split_seed)
     records = [record for part in taken for record in part]
-    digest = hashlib.sha256(repr([(record.messages, record.tools, record.views) for record in records]).encode())
+    digest = hashlib.sha256(repr([(record.messages, record.views) for record in records]).encode())
     shares = [
         {"file": name, "records": len(part), "taken": len(some), **_left_out(skipped)}
         for name, part, some, skipped in zip(names, parts, taken, bad, strict=True)

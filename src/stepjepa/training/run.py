@@ -29,7 +29,7 @@ from stepjepa.config import JepaConfig
 from stepjepa.data.prompts import common_system_prompt, with_system_prompt, write_trained_prompts
 from stepjepa.data.records import Record, describe_columns
 from stepjepa.errors import UserError
-from stepjepa.evaluation.in_training import AnswerScores, spread
+from stepjepa.evaluation.answering import AnswerScores, spread
 from stepjepa.files import DISK_ERRORS, locked
 from stepjepa.models.loading import LoraSettings, add_lora, load_model
 from stepjepa.models.quantization import compute_dtype, quantization_options, quantized

@@ -143,7 +143,7 @@ def apply_settings(wanted: list[dict[str, Any]], optimizer: Any, schedule: Any) 
         ValueError: the learning rate is another, and the schedule is of a kind that can't change it.
     """
     groups = getattr(optimizer, "param_groups", ())
-    old, rates = ([group.get("initial_lr", group.get("lr")) for group in each] for each in (groups, wanted))
+    old, rates = ([float(group.get("initial_lr", group["lr"])) for group in each] for each in (groups, wanted))
     for group, values in zip(groups, wanted, strict=True):
         group.update({name: value for name, value in values.items() if name != "lr"})
     if rates == old:

@@ -15,8 +15,7 @@ from transformers import TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 
 from stepjepa.batch.collate import Collator, Item
-from stepjepa.batch.dataset import Prepared
-from stepjepa.batch.sampler import STRATEGIES
+from stepjepa.batch.dataset import STRATEGIES, Prepared
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.models.architecture import has_experts

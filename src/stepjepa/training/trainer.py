@@ -17,12 +17,11 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import speed_metrics
 
 from stepjepa.batch.collate import Batch
-from stepjepa.batch.dataset import Prepared, prepare
-from stepjepa.batch.sampler import StepSampler
+from stepjepa.batch.dataset import Prepared, StepSampler, prepare
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Data, Views
 from stepjepa.errors import UserError, is_out_of_memory
-from stepjepa.evaluation.in_training import answer_means
+from stepjepa.evaluation.answering import answer_means
 from stepjepa.models.architecture import base_model
 from stepjepa.models.ema import EmaCallback, EmaEncoder
 from stepjepa.models.flex import refuse_flex_training
@@ -74,7 +73,7 @@ class JepaTrainer(Trainer):
         callbacks: further callbacks.
         optimizers: as in Trainer.
         objective: terms instead of those that ``jepa`` describes; mode, layout and readouts are still its.
-        answer_scores: scores generated answers in ``evaluate``, see ``evaluation.in_training``; the means are logged as
+        answer_scores: scores generated answers in ``evaluate``, see ``evaluation.answering``; the means are logged as
             ``eval_answer_<score>``.
         track_flop: measure the FLOPs of the first steps and print them beside the derived ones.
 

@@ -1,0 +1,281 @@
+"""Let a model answer records batch by batch and score the answers: one line per record, also while it trains."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stepjepa.chat.tokens import TextTokenizer
+from stepjepa.data.records import Record
+from stepjepa.errors import UserError
+from stepjepa.evaluation.prompts import Example, Span, make_example
+from stepjepa.evaluation.settings import Sampling
+from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task, record_error
+
+if TYPE_CHECKING:
+    from stepjepa.evaluation.generation import Generator
+
+RAN_ON = "ran on"
+COUNT = "answers"
+"""The name under which :class:`AnswerScores` returns the number of records."""
+
+
+class Answer(NamedTuple):
+    """A generated answer."""
+
+    text: str  # before the first stop token, without special tokens
+    stopped: bool | None = None  # whether the model ended its turn by itself; None if unknown
+    new_tokens: int | None = None  # number of generated tokens, including the stop token; None if unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A record that is answered."""
+
+    index: int  # position in the test file, from 0
+    record: Record
+    prompt: str | None = None  # as text; None if another program rendered it
+    # Of the task's continuations, by label; None if there are none or another program answered.
+    likelihoods: Mapping[str, Likelihood] | None = None
+
+
+def judge(
+    task: Task, questions: Sequence[Question], answers: Sequence[Sequence[Answer]], headline: str | None = None
+) -> list[dict[str, Any]]:
+    """Score answers.
+
+    Args:
+        task: scores the answers.
+        questions: the records that are answered.
+        answers: the samples of each question, the same number for all.
+        headline: the score that decides what is an error; by default that of the task.
+
+    Returns:
+        One line per question: ``index``, ``prompt``, ``truth``, ``generated``, ``extracted``, ``scores``, ``error``,
+        ``stopped``, ``new_tokens`` and, if there are any, ``likelihoods``. With several samples ``scores`` are their
+        means, beside ``pass@1`` (the mean of the headline), ``pass@n`` (one sample is right) and ``majority`` (the
+        majority answer is right); ``generated``, ``extracted`` and ``error`` are those of the majority answer, and
+        ``samples`` holds all of them.
+
+    Raises:
+        UserError: the task has no such score.
+    """
+    flat = [(question, answer) for question, given in zip(questions, answers, strict=True) for answer in given]
+    responses = [Response(answer.text, question.likelihoods) for question, answer in flat]
+    verdicts = task.score_all([question.record for question, _ in flat], responses)
+    name = headline or task.headline
+    if missing := next((scored.scores for scored in verdicts if name not in scored.scores), None):
+        hint = "; leave --startswith out" if name == task.beginning != task.headline else ""
+        raise UserError(f"task '{task.name}' has no score '{name}', only {', '.join(missing)}{hint}")
+    judged = iter(zip(verdicts, responses, strict=True))
+    lines = []
+    for question, given in zip(questions, answers, strict=True):
+        samples, votes = [], []
+        for answer in given:
+            scored, response = next(judged)
+            # Where likelihoods decide, a text that was cut off is not the reason of an error.
+            samples.append(_sample(answer, scored, name, by_text=question.likelihoods is None))
+            votes.append(task.vote(scored, response) if len(given) > 1 else None)
+        line: dict[str, Any] = {
+            "index": question.index,
+            "prompt": question.prompt,
+            "truth": task.truth(question.record),
+        }
+        line |= samples[0] if len(samples) == 1 else _combine(samples, votes, name)
+        if question.likelihoods is not None:
+            line["likelihoods"] = {label: list(found) for label, found in question.likelihoods.items()}
+        lines.append(line)
+    return lines
+
+
+def _sample(answer: Answer, scored: Scored, headline: str, *, by_text: bool) -> dict[str, Any]:
+    error = None
+    if not scored.scores[headline]:
+        error = RAN_ON if by_text and answer.stopped is False else scored.error or WRONG
+    return {
+        "generated": answer.text,
+        "extracted": scored.extracted,
+        "scores": scored.scores,
+        "error": error,
+        "stopped": answer.stopped,
+        "new_tokens": answer.new_tokens,
+    }
+
+
+def _combine(samples: Sequence[dict[str, Any]], votes: Sequence[str | None], headline: str) -> dict[str, Any]:
+    """The fields of a line with several samples."""
+    # The majority answer is the first sample with the most frequent vote; of equally frequent ones the first counts.
+    counts = Counter(vote for vote in votes if vote is not None)
+    chosen = samples[votes.index(counts.most_common(1)[0][0]) if counts else 0]
+    right = [sample["scores"][headline] for sample in samples]
+    scores = {name: fmean(sample["scores"][name] for sample in samples) for name in chosen["scores"]}
+    scores |= {"pass@1": fmean(right), f"pass@{len(samples)}": any(right), "majority": chosen["scores"][headline]}
+    stopped, tokens = ([sample[name] for sample in samples] for name in ("stopped", "new_tokens"))
+    return {
+        **chosen,
+        "scores": scores,
+        "stopped": None if None in stopped else fmean(stopped),
+        "new_tokens": None if None in tokens else sum(tokens),
+        "samples": list(samples),
+    }
+
+
+class Batcher:
+    """Lets a model answer records, and scores the answers.
+
+    Args:
+        task: scores the answers.
+        records: the records by index.
+        generator: generates answers and computes likelihoods.
+        batch_size: number of rows in a forward pass for likelihoods.
+        headline: the score that decides what is an error; by default that of the task.
+
+    Attributes:
+        examples: the tokenised records, longest prompts first, so that the first batch needs the most memory.
+
+    Raises:
+        UserError: a record can't be rendered, or has more tokens than the model has positions.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        records: Mapping[int, Record],
+        generator: Generator,
+        *,
+        batch_size: int,
+        headline: str | None = None,
+    ) -> None:
+        self._task, self._records, self._generator = task, records, generator
+        self._batch_size, self._headline = batch_size, headline
+        texts = TextTokenizer(generator.tokenizer)
+        self.examples = [
+            make_example(index, record, texts, generator.template, task.continuations(record))
+            for index, record in records.items()
+        ]
+        for example in self.examples:
+            self._check_length(example)
+        self.examples.sort(key=lambda example: (-len(example.prompt_ids), example.index))
+
+    def _check_length(self, example: Example) -> None:
+        positions, new, length = self._generator.positions, self._generator.max_new_tokens, len(example.prompt_ids)
+        longest = max(length + new, *(len(span.ids) for span in (example.gold, *example.continuations.values())))
+        if positions is not None and longest > positions:
+            raise record_error(
+                self._records[example.index],
+                f"the prompt's {length} tokens and an answer (of {new} new ones at most) are {longest}, more than the "
+                f"model's {positions} positions; lower --max_new_tokens or remove the record",
+            )
+
+    def lines(self, batch: Sequence[Example], number: int) -> list[dict[str, Any]]:
+        """The scored lines of a batch.
+
+        Args:
+            batch: some of :attr:`examples`.
+            number: the number of the batch, which seeds sampling.
+
+        Returns:
+            The lines of :func:`judge` with ``gold_loss``, the LM loss per token of the right answer, and
+            ``gold_tokens``.
+
+        Raises:
+            UserError: the loss is not finite.
+        """
+        # Computed first: sampling from logits that overflow fails without naming the record.
+        gold = self._log_probabilities([example.gold for example in batch])
+        for example, value in zip(batch, gold, strict=True):
+            if not math.isfinite(value):
+                message = f"the model's loss on this record is {-value}; its numbers overflow: try --dtype float32"
+                raise record_error(self._records[example.index], message)
+        answers = self._generator.answer([example.prompt_ids for example in batch], number)
+        questions = [
+            Question(example.index, self._records[example.index], example.prompt, self._likelihoods(example))
+            for example in batch
+        ]
+        lines = judge(self._task, questions, answers, self._headline)
+        for line, example, value in zip(lines, batch, gold, strict=True):
+            line |= {"gold_loss": -value / example.gold.tokens, "gold_tokens": example.gold.tokens}
+        return lines
+
+    def _likelihoods(self, example: Example) -> dict[str, Likelihood] | None:
+        values = self._log_probabilities(list(example.continuations.values()))
+        found = zip(example.continuations.items(), values, strict=True)
+        return {label: Likelihood(value, span.tokens) for (label, span), value in found} or None
+
+    def _log_probabilities(self, spans: Sequence[Span]) -> list[float]:
+        size = self._batch_size
+        parts = [spans[start : start + size] for start in range(0, len(spans), size)]
+        return [value for part in parts for value in self._generator.log_probabilities(part)]
+
+
+def spread(records: Sequence[Record], count: int) -> list[Record]:
+    """At most ``count`` records at even distances, since a file may be sorted by label."""
+    count = min(count, len(records))
+    return [records[at * len(records) // count] for at in range(count)]
+
+
+class AnswerScores:
+    """Lets a model answer held-out records greedily while it trains, and sums up the scores.
+
+    Args:
+        records: records that the task can score, see ``tasks.registry.keep``.
+        task: scores the answers.
+        tokenizer: the tokenizer of the model.
+        max_new_tokens: greatest length of an answer.
+        batch_size: prompts per batch.
+        plain: render the records without a chat format.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        task: Task,
+        tokenizer: Any,
+        *,
+        max_new_tokens: int,
+        batch_size: int,
+        plain: bool = False,
+    ) -> None:
+        self._records = dict(enumerate(records))
+        self._task, self._tokenizer, self._plain = task, tokenizer, plain
+        self._sampling, self._batch_size = Sampling(max_new_tokens=max_new_tokens), batch_size
+
+    def check(self, model: Any) -> Batcher:
+        """Prepare the records; ``UserError`` if one with its answer is longer than the model's positions."""
+        from stepjepa.evaluation.generation import Generator
+
+        generator = Generator(model, self._tokenizer, self._sampling, plain=self._plain)
+        return Batcher(self._task, self._records, generator, batch_size=self._batch_size)
+
+    def __call__(self, model: Any, rank: int, world: int) -> dict[str, float]:
+        """The sums of the scores over the records of process ``rank`` of ``world``.
+
+        Returns:
+            The sum of each of the task's scores, of ``stopped`` and of :data:`COUNT`; the same names in every process.
+        """
+        batcher = self.check(model)
+        # A process without records scores the first one to learn the names, and counts it as 0.
+        share = batcher.examples[rank::world]
+        sums: Counter[str] = Counter()
+        for number, start in enumerate(range(0, max(len(share), 1), self._batch_size)):
+            batch = share[start : start + self._batch_size] or batcher.examples[:1]
+            for line in batcher.lines(batch, number):
+                found = {**line["scores"], "stopped": line["stopped"], COUNT: 1}
+                sums.update({name: float(value) if share else 0.0 for name, value in found.items()})
+        return dict(sums)
+
+    def close(self) -> None:
+        """End the processes of the task."""
+        self._task.close()
+
+
+def answer_means(score: Callable[[Any, int, int], dict[str, float]], trainer: Any) -> dict[str, float]:
+    """The mean of each score, from ``score`` such as :class:`AnswerScores`, over all processes of a ``JepaTrainer``."""
+    sums = score(trainer.model, trainer.accelerator.process_index, trainer.accelerator.num_processes)
+    totals = dict(zip(sums, trainer.total(list(sums.values())), strict=True))
+    count = totals.pop(COUNT)
+    return {f"answer_{name}": total / count for name, total in totals.items()}

@@ -1,0 +1,344 @@
+"""Runs and comparisons written down: tables for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stepjepa.errors import UserError
+from stepjepa.evaluation.output import mean_with_interval
+from stepjepa.experiments.comparison import Comparison, Difference, groups, verdict
+from stepjepa.experiments.evaluated_run import FIGURES, MEASURES, EvaluatedRun, read_evaluated_run, run_names
+from stepjepa.experiments.statistics import PairedT
+from stepjepa.terminal import finite
+
+WIDTH = 80
+UNKNOWN = "–"
+"""Stands for what is not known or not tested."""
+
+_LONGEST_NAME = 36
+
+# How figures are shown.
+_FORMS = dict(zip(FIGURES, ("{:.3f}", "{:.3f}", "{:.3f}", "{:,.0f}", "{:,.0f}", "{:.3g}"), strict=True))
+_HEADS = ("LM loss", "matched", "shuffled", "tokens", "seconds", "FLOPs")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, the heads of the columns, and rows of as many cells, of which the first names the row."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Aligned columns in blocks that fit a terminal of 80; each block repeats the first column."""
+    widths = [max(len(row[place]) for row in (columns, *rows)) for place in range(len(columns))]
+    blocks: list[list[int]] = [[]]
+    for place in range(1, len(columns)):
+        if blocks[-1] and widths[0] + sum(2 + widths[each] for each in (*blocks[-1], place)) > WIDTH:
+            blocks.append([])
+        blocks[-1].append(place)
+    lines = (columns, ["-" * width for width in widths], *rows)
+    return "\n\n".join(
+        "\n".join(
+            "  ".join([line[0].ljust(widths[0]), *(line[place].rjust(widths[place]) for place in block)]).rstrip()
+            for line in lines
+        )
+        for block in blocks
+    )
+
+
+def _numbered(names: Sequence[str]) -> tuple[dict[str, str], str]:
+    """The names of rows as tables show them, and a list of them: numbers, where a name leaves numbers no room."""
+    if max(map(len, names)) <= _LONGEST_NAME:
+        return {name: name for name in names}, ""
+    shown = {name: f"({number})" for number, name in enumerate(names, start=1)}
+    return shown, "\n".join(_wrap(f"{number} {name}", "    ") for name, number in shown.items()) + "\n\n"
+
+
+def _wrap(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def report(folders: Sequence[str | os.PathLike[str]], names: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """One row for each run folder, in the order given.
+
+    Returns:
+        Values by the heads of the columns, None where it was not measured, and ``low`` and ``high``, the 95 % interval
+        of the accuracy over examples. ``score`` names the headline and, in brackets, the lenient score, whose means
+        follow. Shares are between 0 and 1; tokens and seconds are those of the whole training.
+
+    Raises:
+        UserError: see ``read_evaluated_run``; or the runs were evaluated on different files or in different ways.
+    """
+    runs = [read_evaluated_run(folder) for folder in folders]
+    asked = ("test file (sha256)", "task", "headline", "lenient")
+    for name in (*asked, "max_new_tokens", "temperature", "top_p", "top_k", "num_samples"):
+        # Of another program's answers it is not known how they were made.
+        values = {json.dumps(run.protocol.get(name)): run.folder for run in reversed(runs)}
+        values.pop("null", None)
+        if len(values) > 1:
+            found = " and ".join(f"{value} ({folder})" for value, folder in sorted(values.items()))
+            raise UserError(
+                f"the runs differ in {name} of the evaluation, {found}, so their numbers can't stand in one table; "
+                "evaluate one again, or leave it out"
+            )
+    if any(run.indices != runs[0].indices for run in runs):
+        raise UserError("the runs were asked different examples, so their numbers can't stand in one table")
+    return [
+        _run_row(run, name) for run, name in zip(runs, names or run_names([run.folder for run in runs]), strict=True)
+    ]
+
+
+def _run_row(run: EvaluatedRun, name: str) -> dict[str, Any]:
+    answers = mean_with_interval(run.examples["headline"] or [])
+    return {
+        "run": name,
+        "mode": run.settings["mode"],
+        # Regular runs have no views.
+        "K": run.settings.get("predictors", 0),
+        "score": f"{run.protocol['headline']} ({run.protocol['lenient']})",
+        "accuracy": run.mean("headline"),
+        "lenient": run.mean("lenient"),
+        "stop rate": run.mean("stopped"),
+        **{head: run.figures[name] for head, name in zip(_HEADS[:-1], FIGURES, strict=False)},
+        "low": answers["low"],
+        "high": answers["high"],
+    }
+
+
+def report_text(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows of :func:`report` for a terminal: which run is best, in one sentence, and tables of 80 columns."""
+    best = max(row["accuracy"] for row in rows)
+    leading = [row for row in rows if row["accuracy"] == best]
+    who = leading[0]["run"] if len(leading) == 1 else f"{len(leading)} of {len(rows)} runs"
+    over = f", 95 % interval over examples{_interval(leading[0])}" if _interval(leading[0]) else ""
+    sentence = f"best by {rows[0]['score']}: {who} with {best:.1%}{over}; *: best"
+    if len(rows) > 1:
+        sentence += "; whether arms differ over seeds, 'stepjepa compare' tests"
+    forms = dict(zip(_HEADS, _FORMS.values(), strict=True)) | {"lenient": "{:.1%}", "stop rate": "{:.1%}"}
+    names, listed = _numbered([row["run"] for row in rows])
+    cells = [
+        (
+            *(names[row["run"]], row["mode"], str(row["K"])),
+            f"{'* ' if row['accuracy'] == best else ''}{row['accuracy']:.1%}{_interval(row)}",
+            *(_form(row[name], forms[name]) for name in ("lenient", "stop rate", *_HEADS[:-1])),
+        )
+        for row in rows
+    ]
+    columns = ("run", "mode", "K", "accuracy", "lenient", "stop rate", *_HEADS[:-1])
+    return f"{_wrap(sentence)}\n\n{listed}{text_table(columns, cells)}"
+
+
+def _interval(row: dict[str, Any]) -> str:
+    return "" if row["low"] is None else f" [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
+
+
+def _form(value: float | None, form: str) -> str:
+    return UNKNOWN if value is None else form.format(value)
+
+
+def measure_names(comparison: Comparison) -> dict[str, str]:
+    """What to call each of ``MEASURES``; what is another under the same name, or unknown everywhere, is left out."""
+    names = {**comparison.scores, "stopped": "stop rate"}
+    if names["lenient"] == names["headline"]:
+        del names["lenient"]
+    return {key: name for key, name in names.items() if any(arm.spread(key) is not None for arm in comparison.arms)}
+
+
+def tables(comparison: Comparison) -> list[Table]:
+    """All tables: what the arms came to, their differences from the baseline over seeds and over examples, the runs.
+
+    Differences are grouped by what is equal; an arm that is equal in both stands in both groups.
+    """
+    by_group = [
+        table(comparison, f"At {heading}, against {comparison.baseline.name}", names)
+        for table in (_over_seeds, _over_examples)
+        for heading, names in groups(comparison).items()
+    ]
+    return [_arms(comparison), *by_group, _runs(comparison)]
+
+
+def _arms(comparison: Comparison) -> Table:
+    names = measure_names(comparison)
+    best = max(found.mean for arm in comparison.arms if (found := arm.spread("headline")) is not None)
+    rows = []
+    for arm in comparison.arms:
+        cells = []
+        for measure in names:
+            found = arm.spread(measure)
+            mark = "* " if measure == "headline" and found is not None and found.mean == best else ""
+            deviation = "" if found is None or found.std is None else f" ± {100 * found.std:.2f}"
+            cells.append(UNKNOWN if found is None else f"{mark}{found.mean:.2%}{deviation}")
+        figures = [
+            UNKNOWN if (found := arm.spread(name)) is None else form.format(found.mean) for name, form in _FORMS.items()
+        ]
+        rows.append((arm.name, str(len(arm.runs)), *cells, *figures))
+    heads = ("arm", "seeds", *names.values(), *_HEADS)
+    return Table("Mean ± standard deviation over seeds; *: best", heads, rows)
+
+
+def _over_seeds(comparison: Comparison, heading: str, arms: Sequence[str]) -> Table:
+    names, rows = measure_names(comparison), []
+    for name in arms:
+        found = comparison.differences[name]
+        test = found.measures["headline"]
+        p_values = [test and test.p_greater, test and test.p_two_sided, found.holm]
+        ratios = [_form(ratio, "× {:.2f}") for ratio in (found.token_ratio, found.flops_ratio)]
+        points = [_points(found.measures[measure]) for measure in names]
+        rows.append((name, str(len(found.seeds)), *points, *map(p_text, p_values), *ratios))
+    heads = ("arm", "pairs", *(f"Δ {name}" for name in names.values()), "p, one-tailed", "p, two-tailed")
+    return Table(
+        f"{heading}, paired by seed: percentage points [95 % interval], t-test of {comparison.scores['headline']}, "
+        f"Holm's correction of the {comparison.tails}-tailed p over all arms of all groups",
+        (*heads, "Holm", "tokens", "FLOPs"),
+        rows,
+    )
+
+
+def _over_examples(comparison: Comparison, heading: str, arms: Sequence[str]) -> Table:
+    known, rows = "lenient" in measure_names(comparison), []
+    for name in arms:
+        found = comparison.differences[name]
+        test = found.by_example
+        counts = [test and test.gained, *([found.gained_lenient_before] if known else []), test and test.lost]
+        p_values = [test and test.p_greater, test and test.p_two_sided, found.by_example_holm]
+        rows.append((name, *(_form(count, "{}") for count in counts), *map(p_text, p_values)))
+    before = (f"of them {comparison.scores['lenient']} before",) if known else ()
+    return Table(
+        f"{heading}, paired by example: {comparison.scores['headline']} where the baseline was wrong and the other way "
+        "round, all seeds; exact test whose units are examples (one seed: McNemar's), Holm's correction over all arms "
+        "of all groups",
+        ("arm", "gained", *before, "lost", "p, one-tailed", "p, two-tailed", "Holm"),
+        rows,
+    )
+
+
+def _runs(comparison: Comparison) -> Table:
+    names, rows = measure_names(comparison), []
+    # Sweeps give folders of different arms the same last name.
+    parent = os.path.commonpath([run.folder.resolve().parent for arm in comparison.arms for run in arm.runs])
+    for arm in comparison.arms:
+        found = comparison.differences.get(arm.name)
+        for run in arm.runs:
+            test = found.by_seed.get(run.seed) if found else None
+            counts = [_form(test and count, "{}") for count in (test or (None, None))[:2]]
+            means = [_form(run.mean(name), "{:.2%}") for name in names]
+            folder = str(run.folder.resolve().relative_to(parent))
+            rows.append((arm.name, run.seed, *means, *counts, p_text(test and test.p_two_sided), folder))
+    heads = ("arm", "seed", *names.values(), "gained", "lost", "McNemar p, two-tailed", "folder")
+    return Table("Runs, each against the baseline of its seed", heads, rows)
+
+
+def _points(found: PairedT | None) -> str:
+    if found is None:
+        return UNKNOWN
+    ends = "" if found.low is None or found.high is None else f" [{100 * found.low:+.2f}, {100 * found.high:+.2f}]"
+    return f"{100 * found.mean:+.2f}{ends}"
+
+
+def p_text(value: float | None) -> str:
+    """A p for people: four places."""
+    return UNKNOWN if value is None else "< 0.0001" if value < 0.0001 else f"{value:.4f}"
+
+
+def _heading(comparison: Comparison) -> str:
+    test = comparison.test
+    return (
+        f"{len(comparison.arms)} arms, {sum(len(arm.runs) for arm in comparison.arms)} runs, baseline "
+        f"{comparison.baseline.name}; evaluation {test['evaluation']}: task {test['task']}, {test['examples']:,} "
+        f"examples, test file {test['sha256'][:12]}"
+    )
+
+
+def as_text(comparison: Comparison) -> str:
+    """For a terminal: the verdict in one sentence, then tables of at most 80 columns."""
+    names, listed = _numbered([arm.name for arm in comparison.arms])
+    blocks = [_wrap(verdict(comparison)), f"{_wrap(_heading(comparison))}\n\n{listed}".rstrip()]
+    for table in tables(comparison):
+        # Folders can be as long as they like; the other formats name them.
+        count = len(table.columns) - (table.columns[-1] == "folder")
+        rows = [(names[row[0]], *row[1:count]) for row in table.rows]
+        blocks.append(f"{_wrap(table.title)}\n\n{text_table(table.columns[:count], rows)}")
+    blocks.append("\n".join(_wrap(f"note: {note}", "  ") for note in comparison.notes))
+    return "\n\n".join(blocks) + "\n"
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """For a README or an issue."""
+
+    def escaped(text: str) -> str:
+        return re.sub(r"([\\`*_|<>])", r"\\\1", text)
+
+    blocks = [escaped(verdict(comparison)), escaped(_heading(comparison))]
+    for table in tables(comparison):
+        head, *rows = ["| " + " | ".join(map(escaped, cells)) + " |" for cells in (table.columns, *table.rows)]
+        rule = "|---|" + "---:|" * (len(table.columns) - 1)
+        blocks.append("\n".join([f"**{escaped(table.title)}**", "", head, rule, *rows]))
+    blocks.append("\n".join(f"- {escaped(note)}" for note in comparison.notes))
+    return "\n\n".join(blocks) + "\n"
+
+
+def as_dict(comparison: Comparison) -> dict[str, Any]:
+    """Every number, for programs; what is not known is None."""
+    arms = []
+    for arm in comparison.arms:
+        found = comparison.differences.get(arm.name)
+        runs = [
+            {
+                "folder": str(run.folder),
+                "seed": run.seed,
+                "steps": run.steps,
+                **{name: run.mean(name) for name in (*MEASURES, *FIGURES)},
+                "mcnemar": _plain(found.by_seed.get(run.seed)) if found else None,
+            }
+            for run in arm.runs
+        ]
+        arms.append(
+            {
+                "name": arm.name,
+                "settings": arm.settings,
+                "seeds": [run.seed for run in arm.runs],
+                **{name: _plain(arm.spread(name)) for name in (*MEASURES, *FIGURES)},
+                "difference": None if found is None else _difference(found),
+                "runs": runs,
+            }
+        )
+    return {
+        "verdict": verdict(comparison),
+        "test": comparison.test,
+        "scores": comparison.scores,
+        "baseline": comparison.baseline.name,
+        "corrected": f"{comparison.tails}-tailed p, Holm",
+        "arms": arms,
+        "notes": list(comparison.notes),
+    }
+
+
+def _difference(found: Difference) -> dict[str, Any]:
+    values = {**vars(found), **found.measures}
+    return {name: _plain(value) for name, value in values.items() if name not in ("measures", "by_seed")}
+
+
+def _plain(value: Any) -> Any:
+    return value._asdict() if hasattr(value, "_asdict") else list(value) if isinstance(value, tuple) else value
+
+
+def as_json(comparison: Comparison) -> str:
+    """:func:`as_dict` as text; numbers that JSON does not have, as a ``max_grad_norm`` of infinity, are null in it."""
+    return json.dumps(finite(as_dict(comparison)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+FORMATS: dict[str, Callable[[Comparison], str]] = {
+    "text": as_text,
+    "markdown": as_markdown,
+    "json": as_json,
+}
+"""What a comparison can be written as."""
