@@ -51,7 +51,7 @@ def test_everything_fits_one_screen(
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", str(columns))
-    print_rows(first_screen(arguments(tmp_path / ("a_long_name_" * 7)), made, told))
+    print_rows(first_screen(arguments(tmp_path / ("a_long_name_" * 7)), made, None, **told))
     lines = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
     assert max(map(len, lines)) <= columns
     assert columns < 80 or len(lines) <= 24
@@ -62,19 +62,21 @@ def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -
         tiny_tokenizer, tmp_path, JepaConfig(mode="step-jepa", predictors=3, stp=0.02), eval_strategy="epoch"
     )
     checkpoint = str(tmp_path / "checkpoint-6")
-    rows = dict(first_screen(arguments(tmp_path / "run"), made, {"columns": "a, b"}, checkpoint=checkpoint))
+    rows = dict(first_screen(arguments(tmp_path / "run"), made, None, columns="a, b", checkpoint=checkpoint))
     assert rows["columns"] == "a, b"
-    assert rows["model"].startswith("m (LlamaForCausalLM), ") and "all trained; float32 on cpu" in rows["model"]
+    assert rows["model"].startswith("m (LlamaForCausalLM), ") and rows["model"].endswith(
+        " parameters trained, float32 on cpu"
+    )
     told = "step-jepa, layout branched, predictors 3, pairs first, stp 0.02, jepa_loss_type cosine, lbd 0.1"
     assert sorted(rows["objective"].split(", ")) == sorted(told.split(", "))
     assert rows["encoding"] == f"tree ({made.encoding_reason})"
-    assert rows["data"].endswith("21 records, 14 pairs, 7 without a pair, 0 over length")
-    assert rows["held out"] == "3 records, 2 pairs, 1 without a pair, 0 over length"
+    assert rows["data"].endswith(": 21 records, 14 pairs, 7 without a pair")
+    assert rows["held out"] == "3 records, 2 pairs, 1 without a pair"
     assert rows["each step"].startswith("6 records (2 a batch x 3 accumulated")
     assert "epochs of 4; learning rate" in rows["steps"]
-    assert rows["output"] == f"{tmp_path / 'run'}, resumed from checkpoint-6"
-    regular = dict(first_screen(arguments(tmp_path), trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="regular")), {}))
-    assert not {"encoding", "held out", "columns"} & set(regular)
+    assert (rows["output"], rows["resumed from"]) == (str(tmp_path / "run"), checkpoint)
+    regular = trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="regular"))
+    assert not {"encoding", "held out", "columns"} & set(dict(first_screen(arguments(tmp_path), regular, None)))
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -113,11 +115,9 @@ def test_the_next_command_is_one_that_evaluate_takes(flags: list[str], expected:
 def test_the_last_lines_say_where_everything_is(tmp_path: Path) -> None:
     results = {"steps": 1, "tokens": 4321.0, "train_seconds": 187.0, "last_log": {"lm_loss": 1.25}, "eval_lm_loss": 2}
     record = {"status": "finished", "results": results}
-    (tmp_path / "checkpoint-3").mkdir()
-    (tmp_path / "metrics.jsonl").touch()
     assert last_lines(tmp_path, record) == [
-        ("done", "1 step, 4,321 tokens in 3 min 07 s; LM loss 1.2500, held out 2.0000"),
-        ("run folder", f"{tmp_path} (the model, run.json, metrics.jsonl, 1 checkpoint)"),
+        ("done", "1 steps, 4,321 tokens in 3 min 07 s; LM loss 1.2500; held out 2.0000"),
+        ("run folder", f"{tmp_path} (the model, run.json, metrics.jsonl)"),
     ]
     found = finished_json(arguments("runs/a b"), record)
     assert (found["run_folder"], found["results"]) == ("runs/a b", results)

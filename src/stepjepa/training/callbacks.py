@@ -7,6 +7,7 @@ import logging
 import math
 import sys
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +106,10 @@ class CollapseCallback(TrainerCallback):
 
 
 class StopCallback(TrainerCallback):
-    """Saves a checkpoint at the end of the step in which a signal came, then raises ``Stopped``.
+    """Saves a checkpoint at the end of the step in which a signal came to any process, then raises ``Stopped``.
 
-    All processes do so at the same step, whichever of them was sent the signal. A step that ends an epoch is ended with
-    what the epoch's end brings, so that nothing is missing from a run that is resumed later.
+    A step that ends an epoch is ended with what the epoch's end brings, so that nothing is missing from a run that is
+    resumed later.
     """
 
     def __init__(self, request: OneRequest, processes: int = 1, device: torch.device | None = None) -> None:
@@ -149,18 +150,17 @@ def console_line(logs: dict[str, float]) -> str | None:
         return None
     parts = [f"{term.words}: {logs[prefix + name]:.4f}" for name, term in TERMS.items() if prefix + name in logs]
     parts.append(f"Total: {logs[f'{prefix}loss']:.4f}")
-    if f"{prefix}matched_similarity" in logs:
-        shuffled = logs.get(f"{prefix}shuffled_similarity")
-        other = "–" if shuffled is None else f"{shuffled:.3f}"
-        parts.append(f"cos matched/shuffled: {logs[f'{prefix}matched_similarity']:.3f}/{other}")
-    if f"{prefix}source_rank" in logs:
-        parts.append(f"rank: {logs[f'{prefix}source_rank']:.1f}/{logs[f'{prefix}target_rank']:.1f}")
+    for words, names, digits in (
+        ("cos matched/shuffled: ", ("matched_similarity", "shuffled_similarity"), 3),
+        ("rank: ", ("source_rank", "target_rank"), 1),
+    ):
+        both = [logs.get(prefix + name) for name in names]
+        if both[0] is not None:
+            parts.append(words + "/".join("–" if value is None else f"{value:.{digits}f}" for value in both))
     answers = {name.removeprefix("eval_answer_"): value for name, value in logs.items() if "eval_answer_" in name}
     parts += [f"{name}: {value:.3f}" for name, value in answers.items()]
-    if "tokens_per_second" in logs:
-        parts.append(f"{logs['tokens_per_second']:,.0f} tok/s")
-    if "pairs_per_second" in logs:
-        parts.append(f"{logs['pairs_per_second']:,.1f} pairs/s")
+    speeds = {"tokens_per_second": "tok/s", "pairs_per_second": "pairs/s"}
+    parts += [f"{logs[name]:,.0f} {words}" for name, words in speeds.items() if name in logs]
     return ("eval  " if prefix else "") + ", ".join(parts)
 
 
@@ -224,30 +224,23 @@ class NonfiniteGuard(TrainerCallback):
         if math.isfinite(_gradient_norm(trainer)):
             return
         mine = [
-            (
-                batch["members"].lines,
-                {name: value for name, part in parts.items() if not math.isfinite(value := float(part))},
-            )
+            (batch["members"].lines, {name: float(part) for name, part in parts.items()})
             for batch, parts in zip(self.batches, self._parts, strict=True)
         ]
         found = gather_object(mine) if trainer.accelerator.num_processes > 1 else mine
-        wrong = {name: value for _, values in found for name, value in values.items()}
+        wrong = {name: value for _, values in found for name, value in values.items() if not math.isfinite(value)}
         if getattr(trainer.accelerator, "scaler", None) is not None and not wrong:
             # Of fp16: the scale was too large, and the scaler skips the step and makes it smaller.
             return
-        what = " and ".join(
-            f"{TERMS[name].words if name in TERMS else name} is {value}" for name, value in wrong.items()
-        )
-        lines = list(dict.fromkeys(line for members, values in found if values or not wrong for line in members))
-        named = ", ".join(f"{trainer.source}:{line}" for line in lines[:8]) + " ..." * (len(lines) > 8)
-        broken = self._broken_weights()
-        remedy = "begin again without these records or with a lower --learning_rate"
-        if broken:
-            remedy = f"the weights are not finite, either ({broken[0]}); begin again with a lower --learning_rate"
+        parts = [f"{TERMS[name].words if name in TERMS else name} is {value}" for name, value in wrong.items()]
+        what = " and ".join(parts) or "the gradient is not finite (the losses are)"
+        batches = [lines for lines, values in found if not wrong or not all(map(math.isfinite, values.values()))]
+        named = ", ".join(f"{trainer.source}:{line}" for line in list(dict.fromkeys(chain(*batches)))[:8])
         trainer.model_wrapped.zero_grad()
+        self.refuse_weights(state.global_step)
         raise UserError(
-            f"step {state.global_step + 1}: {what or 'the gradient is not finite (the losses are)'}, with {named}; "
-            f"{remedy}; {way_back(args.output_dir)}"
+            f"step {state.global_step + 1}: {what}, with {named}; begin again without these records or with a lower "
+            f"--learning_rate; {way_back(args.output_dir)}"
         )
 
     def refuse_weights(self, step: int) -> None:
@@ -256,22 +249,14 @@ class NonfiniteGuard(TrainerCallback):
         Raises:
             UserError: on every process, if one has such a weight.
         """
-        if broken := self._broken_weights():
+        trainer = self._trainer
+        # Of a weight that is sharded, the part that is here.
+        here = (p.to_local() if isinstance(p, DTensor) else p for p in trainer.model.parameters())
+        if trainer.total([float(not all(bool(torch.isfinite(part).all()) for part in here))])[0]:
             raise UserError(
-                f"step {step}: the weights are not finite any more ({broken[0]}), so they are not saved; begin again "
-                f"with a lower --learning_rate, or in another precision; {way_back(self._trainer.args.output_dir)}"
+                f"step {step}: the weights are not finite any more, so they are not saved; begin again with a lower "
+                f"--learning_rate, or in another precision; {way_back(trainer.args.output_dir)}"
             )
-
-    def _broken_weights(self) -> list[str]:
-        """Parameters that are not finite, the first one of each process that has one."""
-        broken: list[str] = []
-        for name, parameter in self._trainer.model.named_parameters():
-            # Of a weight that is sharded, the part that is here.
-            here = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            if not bool(torch.isfinite(here).all()):
-                broken.append(name)
-                break
-        return gather_object(broken) if self._trainer.accelerator.num_processes > 1 else broken
 
 
 def _gradient_norm(trainer: Any) -> float:

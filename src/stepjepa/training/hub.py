@@ -23,20 +23,14 @@ CARD_FILE = "README.md"
 
 MARK = "<!-- Written by stepjepa, which writes it anew as long as this line stands here. -->"
 
-UPLOADED = (
+UPLOADED = [
     *("README.md", "config.json", "generation_config.json", "adapter_config.json", "*.py"),
     *("model*.safetensors", "model*.safetensors.index.json", "adapter_model*.safetensors"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
     *("vocab.json", "vocab.txt", "*.model", "chat_template.jinja", "additional_chat_templates/*.jinja"),
-)
+]
 """What is uploaded of a folder. The rest of a run folder names files of this machine (``run.json``,
 ``training_args.bin``), holds test data (evaluations), or serves to resume the run (optimizer states)."""
-
-_SETTINGS = (
-    *("layout", "predictors", "pairs", "jepa_loss_type", "lbd", "gamma", "jepa_ratio", "max_length", "learning_rate"),
-    *("lr_scheduler_type", "optim", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs"),
-    *("max_steps", "bf16", "seed"),
-)
 
 _CARD = """\
 ---
@@ -45,16 +39,12 @@ _CARD = """\
 
 {{ mark }}
 
-# {{ card_name }}
+# {{ name }}
 
-A causal language model, trained {{ origin }} in mode {{ mode }}, by stepjepa.
-
-| | |
-|---|---|
-{% for name, value in rows -%}
-| {{ name }} | {{ value }} |
-{% endfor %}
-## Loading
+A causal language model, trained from `{{ origin }}` in mode `{{ mode }}`, by stepjepa.
+{% for line in results %}
+- {{ line }}
+{%- endfor %}
 
 ```python
 from {{ library }} import {{ loader }}
@@ -65,8 +55,7 @@ tokenizer = AutoTokenizer.from_pretrained(name)
 model = {{ loader }}.from_pretrained(name)
 ```
 {% if predictors %}
-The tokenizer has predictor tokens (`<|predictor_1|>` ...), which only training uses; `generation_config.json` keeps
-`generate()` from producing them.
+Predictor tokens (`<|predictor_1|>` ...) of the tokenizer are for training alone; `generate()` never produces them.
 {% endif %}"""
 
 
@@ -75,7 +64,7 @@ def write_card(
 ) -> None:
     """Write the card of a model folder, unless the one that is there was written by somebody else.
 
-    No directory of this machine is in it, and text from files is shown as inline code.
+    No directory of this machine is in it.
 
     Args:
         folder: of the model.
@@ -87,44 +76,31 @@ def write_card(
     if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return
     run, name = run or run_of(source) or {"model": source.name}, name or folder.absolute().name
-    jepa, base = run.get("jepa") or {}, base_on_hub(run)
-    mode = str(jepa.get("mode", "regular"))
-    adapter = (folder / "adapter_config.json").is_file()
-    results = [(result, score) for summary in summaries(source) for result, score in _results(summary)]
+    mode, results = _plain((run.get("jepa") or {}).get("mode", "regular")), list(_results(source))
+    base, adapter = base_on_hub(run), (folder / "adapter_config.json").is_file()
     head = ModelCardData(
         base_model=base,
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
-        tags=["stepjepa", *([] if mode == "regular" else ["jepa", _plain(mode)])],
+        tags=["stepjepa", *([] if mode == "regular" else ["jepa", mode])],
         model_name=_plain(name),
-        eval_results=[result for result, _ in results] or None,
+        eval_results=results or None,
     )
-    values = {**(run.get("training") or {}), **jepa}
-    rows = [(key, values[key]) for key in _SETTINGS if key in values]
-    for part, about in (run.get("data") or {}).items():
-        told = f"{Path(str(about.get('file'))).name}, {about.get('records')} records, SHA-256 {about.get('sha256')}"
-        rows.append((f"data ({part})", told))
-    rows += [(f"{result.metric_type} on {result.dataset_name}", score) for result, score in results]
-    origin = _code(base or Path(str(run.get("model") or "unknown")).name)
     card = ModelCard.from_template(
         head,
         template_str=_CARD,
         mark=MARK,
-        card_name=_plain(name),
-        origin=f"from random weights of the shape {origin}" if _is_random(run) else f"from {origin}",
-        mode=_code(mode),
-        rows=[(_code(key), _code(value)) for key, value in rows],
+        name=_plain(name),
+        origin=base or _plain(Path(str(run.get("model"))).name),
+        mode=mode,
+        results=[f"{each.metric_type} on {each.dataset_name}: {each.metric_value:.4f}" for each in results],
         library=head.library_name,
         loader="AutoPeftModelForCausalLM" if adapter else "AutoModelForCausalLM",
         quoted=repr(name),
-        predictors=mode != "regular" and saved_with_predictors(folder),
+        predictors=saved_with_predictors(folder),
     )
     with atomic_write(path) as stream:
         stream.write(card.content)
-
-
-def _is_random(run: Mapping[str, Any]) -> bool:
-    return str(run.get("model") or "").startswith("preset:") or bool((run.get("loaded") or {}).get("pretrain"))
 
 
 def base_on_hub(run: Mapping[str, Any]) -> str | None:
@@ -132,38 +108,22 @@ def base_on_hub(run: Mapping[str, Any]) -> str | None:
     name = str(run.get("model") or "")
     # The fingerprint of a folder is a hash of its weights, that of a model of the hub its commit.
     local = len(str(run.get("model_fingerprint") or "")) == 64 or Path(name).is_dir()
-    return None if local or _is_random(run) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) else name
+    random = name.startswith("preset:") or (run.get("loaded") or {}).get("pretrain")
+    return None if local or random or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) else name
 
 
-def summaries(model_path: str | Path) -> list[dict[str, Any]]:
-    """Summaries of the evaluations in a run folder that are of the very weights in it, or in a checkpoint there."""
-    folder = Path(model_path)
-    places = [folder, folder.parent] if folder.name.startswith("checkpoint-") else [folder]
-    found = []
-    for file in sorted(file for place in places for file in place.glob("*.summary.json")):
+def _results(source: Path) -> Iterator[EvalResult]:
+    """The scores of evaluations of the very weights in a run or checkpoint folder."""
+    places = [source, source.parent] if source.name.startswith("checkpoint-") else [source]
+    for path in sorted(path for place in places for path in place.glob("*.summary.json")):
         try:
-            summary = json.loads(file.read_text(encoding="utf-8"))
-            if summary["settings"]["model"] == model_fingerprint(folder) and summary["scores"]:
-                found.append(summary)
-        except (ValueError, KeyError, TypeError):
+            summary = json.loads(path.read_text(encoding="utf-8"))
+            current, scores = summary["settings"]["model"] == model_fingerprint(source), summary["scores"].items()
+            file = _plain(Path(summary["test_file"]).name)
+            for name, score in scores if current else ():
+                yield EvalResult("text-generation", file, file, _plain(name), float(score["mean"]))
+        except (ValueError, KeyError, TypeError, AttributeError):
             continue  # damaged, or written by another program
-    return found
-
-
-def _results(summary: Mapping[str, Any]) -> Iterator[tuple[EvalResult, str]]:
-    """The scores of one evaluation in the form that a hub shows, and for people."""
-    file = _plain(Path(str(summary.get("test_file"))).name)
-    for name, score in summary["scores"].items():
-        if (mean := score.get("mean")) is not None:
-            about = {"dataset_type": file, "dataset_name": file, "metric_type": _plain(name), "metric_value": mean}
-            interval = f"{score.get('low')} to {score.get('high')}"
-            yield EvalResult("text-generation", **about), f"{mean:.4f} ({interval}), {summary.get('n')} examples"
-
-
-def _code(value: Any) -> str:
-    """A value as inline code, which no reader of Markdown interprets."""
-    short = visible("" if value is None else str(value))[:160].replace("`", "'").replace("|", "¦")
-    return f"`{short}`" if short else "–"
 
 
 def _plain(text: Any) -> str:
@@ -183,30 +143,29 @@ def refuse_offline() -> None:
 
 
 @contextmanager
-def _naming_hub_errors(what: str) -> Iterator[None]:
+def _naming_hub_errors(what: str, remedy: str = "") -> Iterator[None]:
     """Turn whatever the hub's library raises into a ``UserError`` of one line that says what could not be done."""
     try:
         yield
     except Exception as error:  # a broken connection, a strange answer, a wrong name: each has an error of its own
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        remedy = "; set HF_TOKEN in the environment to a token that may write there" if status in (401, 403) else ""
+        if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
+            remedy = f"; set HF_TOKEN in the environment to a token that may write there{remedy}"
         raise UserError(f"{what}: {one_line(str(error).strip().partition(chr(10))[0])}{remedy}") from None
 
 
-def create_repository(name: str, *, private: bool | None = None, token: str | None = None) -> str:
+def create_repository(name: str, *, private: bool | None = None) -> str:
     """Make a model repository where there is none, and return its name as ``owner/name``."""
     refuse_offline()
     with _naming_hub_errors(f"can't make the repository '{name}' on the hub"):
-        made: str = HfApi().create_repo(name, token=token, private=private, exist_ok=True).repo_id
-    return made
+        return str(HfApi().create_repo(name, private=private, exist_ok=True).repo_id)
 
 
 def refuse_lone_adapter(folder: str | os.PathLike[str]) -> None:
     """Refuse to upload an adapter whose base model is a folder of this machine, so that nobody else could load it."""
-    described = Path(folder) / "adapter_config.json"
-    if not described.is_file():
+    path = Path(folder) / "adapter_config.json"
+    if not path.is_file():
         return
-    base = read_json_object(described, "file of an adapter", "restore it").get("base_model_name_or_path")
+    base = read_json_object(path, "file of an adapter", "restore it").get("base_model_name_or_path")
     if not base or Path(str(base)).is_dir():
         raise UserError(
             "the adapter's base model is a folder of this machine, so that nobody could load the adapter from a hub; "
@@ -215,13 +174,7 @@ def refuse_lone_adapter(folder: str | os.PathLike[str]) -> None:
 
 
 def upload(folder: str | os.PathLike[str], name: str, *, message: str, revision: str | None = None) -> str:
-    """Upload a model folder and wait for it.
-
-    Args:
-        folder: of a whole model or an adapter; see :data:`UPLOADED`.
-        name: of a repository that is there.
-        message: of the commit.
-        revision: branch; main if None.
+    """Upload what a model folder holds of :data:`UPLOADED` to a repository, and wait for it.
 
     Returns:
         The address of the repository.
@@ -231,17 +184,14 @@ def upload(folder: str | os.PathLike[str], name: str, *, message: str, revision:
     """
     refuse_offline()
     refuse_lone_adapter(folder)
-    branch = f" --hub_revision {revision}" if revision else ""
-    again = f"stepjepa export --model_path {folder} --push_to_hub {name}{branch}"
-    try:
-        with _naming_hub_errors(f"can't upload to '{name}'"):
-            HfApi().upload_folder(
-                repo_id=name,
-                folder_path=Path(folder),
-                commit_message=message,
-                allow_patterns=list(UPLOADED),
-                revision=revision,
-            )
-    except UserError as error:
-        raise UserError(f"{error}; {folder} is whole; to try again: {again}") from None
+    again = f"stepjepa export --model_path {folder} --push_to_hub {name}"
+    again += f" --hub_revision {revision}" if revision else ""
+    with _naming_hub_errors(f"can't upload to '{name}'", f"; {folder} is whole; to try again: {again}"):
+        HfApi().upload_folder(
+            repo_id=name,
+            folder_path=Path(folder),
+            commit_message=message,
+            allow_patterns=UPLOADED,
+            revision=revision,
+        )
     return f"{HfApi().endpoint}/{name}"

@@ -28,13 +28,11 @@ if TYPE_CHECKING:
 class JepaLoss:
     """Prepares a model for an objective, makes batches of records, and gives their loss.
 
-    Make it before the optimizer, and before the model is wrapped (DDP, FSDP, ``accelerator.prepare``, ``compile``):
-    the model and the tokenizer get predictor tokens where they lack them, and the model gets the attention of prefix
-    trees.
+    Make it before the optimizer, and before the model is wrapped (DDP, FSDP, ``accelerator.prepare``, ``compile``).
 
     Args:
-        model: a causal language model, or a PEFT wrapper of one; changed in place.
-        tokenizer: with a chat template; changed in place.
+        model: a causal language model, or a PEFT wrapper of one; it gets predictor tokens and the attention of trees.
+        tokenizer: with a chat template; gets predictor tokens where it lacks them.
         config: mode, layout and objective; the defaults are those of LLM-JEPA.
         objective: terms instead of those that ``config`` describes; mode, layout and readouts are still its.
         seed: of new embedding rows, and of what terms draw.
@@ -60,12 +58,9 @@ class JepaLoss:
     ) -> None:
         config = config or JepaConfig()
         if config.uses_views and config.jepa_ratio < 1:
-            raise ValueError(
-                f"jepa_ratio {config.jepa_ratio}: JepaTrainer draws the steps without views; in a loop of your own use "
-                "jepa_ratio 1, and 'collate(records, views=False)' in the steps that shall have none"
-            )
+            raise ValueError("jepa_ratio: use 1, and 'collate(records, views=False)' in the steps without views")
         if config.target_grad == "ema":
-            raise ValueError("target_grad 'ema' needs JepaTrainer, which averages the weights; use 'stop' or 'on'")
+            raise ValueError("target_grad 'ema' needs JepaTrainer; use 'stop' or 'on'")
         self.config, self.tokenizer, self.seed = config, tokenizer, seed
         self._calls = 0
         self.objective = objective or Objective.from_config(config)

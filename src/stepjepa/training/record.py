@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainingArguments
 
 from stepjepa.batch.dataset import Prepared
 from stepjepa.config import JepaConfig
@@ -26,7 +25,7 @@ from stepjepa.files import fingerprint
 from stepjepa.models.architecture import base_model
 from stepjepa.models.quantization import parameter_counts, quantized
 from stepjepa.options import without_flags
-from stepjepa.run_folder import METRICS_FILE, RUN_FILE, checkpoints, is_main_process, versions
+from stepjepa.run_folder import METRICS_FILE, RUN_FILE, is_main_process, versions
 from stepjepa.terminal import duration
 from stepjepa.training.plan import EqualCompute
 
@@ -194,92 +193,61 @@ def machine(*, use_cpu: bool = False) -> dict[str, Any]:
 Row = tuple[str, str]
 
 
-def first_screen(
-    args: argparse.Namespace,
-    trainer: Any,
-    told: Mapping[str, str],
-    *,
-    equal: EqualCompute | None = None,
-    checkpoint: str | None = None,
-) -> list[Row]:
+def first_screen(args: argparse.Namespace, trainer: Any, equal: EqualCompute | None, **told: str | None) -> list[Row]:
     """The rows to print before the first step.
 
     Args:
         args: of ``commands.train``.
         trainer: a ``JepaTrainer``, ready to train.
-        told: rows ``columns`` and ``answers``, where there is something to say.
         equal: of a run that is as long as its compute allows.
-        checkpoint: that the run is resumed from.
+        told: ``columns`` and ``answers``, where there is something to say, and ``checkpoint`` of a resumed run.
     """
-    config, prepared, held_out, training = trainer.jepa, trainer.prepared, trainer.prepared_eval, trainer.args
+    config, held_out, training = trainer.jepa, trainer.prepared_eval, trainer.args
     batch, accumulated, processes = training.train_batch_size, training.gradient_accumulation_steps, training.world_size
-    each = f"{batch} a batch x {accumulated} accumulated x {processes} process{'es' * (processes > 1)}"
-    rows: list[tuple[str, str | None]] = [
-        ("model", _model(args, trainer)),
-        ("objective", _objective(config)),
-        ("loss", args.why_loss),
-        ("encoding", f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None),
-        ("data", f"{Path(prepared.source).name}: {_counts(prepared, config)}"),
-        ("columns", told.get("columns")),
-        ("held out", _counts(held_out, config) if held_out is not None else None),
-        ("answers", told.get("answers")),
-        ("each step", f"{batch * accumulated * processes} records ({each})"),
-        ("steps", _steps(training, trainer.plan.steps_per_epoch, equal)),
-        ("output", args.output_dir + ("" if checkpoint is None else f", resumed from {Path(checkpoint).name}")),
-    ]
-    return [(name, text) for name, text in rows if text is not None]
-
-
-def _model(args: argparse.Namespace, trainer: Any) -> str:
-    trainable, total = parameter_counts(trainer.model)
-    trained = "all trained" if trainable == total else f"{trainable:,} of them ({trainable / total:.2%}) trained"
-    if args.lora:
-        trained += f", LoRA of rank {args.lora_rank}"
-    mixed = " with bf16" if trainer.args.bf16 else " with fp16" if trainer.args.fp16 else ""
-    kind = type(base_model(trainer.model)).__name__
-    where = f"{quantized(args) or args.dtype}{mixed} on {trainer.args.device.type}"
-    return f"{args.model_name} ({kind}), {total:,} parameters, {trained}; {where}"
-
-
-def _objective(config: JepaConfig) -> str:
-    """Mode and main settings, and all others that are not at their defaults."""
-    main = ("layout", "predictors", "pairs", "jepa_loss_type", "lbd") if config.uses_views else ()
+    (trainable, total), kind = parameter_counts(trainer.model), type(base_model(trainer.model)).__name__
+    where = f"{quantized(args) or args.dtype} on {training.device.type}"
     defaults = JepaConfig(mode=config.mode).to_dict()
-    shown = [
-        f"{name} {value}"
-        for name, value in config.to_dict().items()
-        if name in main or (name != "mode" and value != defaults[name])
-    ]
-    return ", ".join([config.mode, *shown])
-
-
-def _counts(prepared: Prepared, config: JepaConfig) -> str:
-    """Counts that people look for, zero or not, and the others where they are not."""
-    shown = ("records", "pairs", "without a pair", "over length") if config.uses_views else ("records", "over length")
-    return ", ".join(f"{n:,} {name}" for name, n in prepared.counts.items() if n or name in shown)
-
-
-def _steps(args: TrainingArguments, epoch: int, equal: EqualCompute | None) -> str:
-    total = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * epoch)
-    length = f"{total:,}, {total / epoch:.3g} epochs of {epoch:,}"
+    main = ("layout", "predictors", "pairs", "jepa_loss_type", "lbd") if config.uses_views else ()
+    shown = [f"{k} {v}" for k, v in config.to_dict().items() if k in main or (k != "mode" and v != defaults[k])]
+    epoch = trainer.plan.steps_per_epoch
+    steps = training.max_steps if training.max_steps > 0 else math.ceil(training.num_train_epochs * epoch)
+    length = f"{steps:,}, {steps / epoch:.3g} epochs of {epoch:,}"
     if equal is not None:
-        length = f"same FLOPs as {args.num_train_epochs:g} regular epochs: {equal.describe()}"
-    schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
-    return f"{length}; learning rate {args.learning_rate:g} ({schedule}); seed {args.seed}"
+        length = f"same FLOPs as {training.num_train_epochs:g} regular epochs: {equal.describe()}"
+    schedule = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
+    rows = {
+        "model": f"{args.model_name} ({kind}), {trainable:,} of {total:,} parameters trained, {where}",
+        "objective": ", ".join([config.mode, *shown]),
+        "loss": args.why_loss,
+        "encoding": f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None,
+        "data": f"{Path(trainer.source).name}: {_counts(trainer.prepared)}",
+        "columns": told.get("columns"),
+        "held out": _counts(held_out) if held_out is not None else None,
+        "answers": told.get("answers"),
+        "each step": f"{batch * accumulated * processes} records ({batch} a batch x {accumulated} accumulated x "
+        f"{processes} process{'es' * (processes > 1)})",
+        "steps": f"{length}; learning rate {training.learning_rate:g} ({schedule}); seed {training.seed}",
+        "output": args.output_dir,
+        "resumed from": told.get("checkpoint"),
+    }
+    return [(name, text) for name, text in rows.items() if text is not None]
+
+
+def _counts(prepared: Prepared) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in prepared.counts.items() if count or name == "records")
 
 
 def next_command(args: argparse.Namespace) -> list[str]:
     """The command that evaluates the run of ``args``; on ``TEST.jsonl`` where no file was held out."""
-    folder = args.output_dir
-    command = ["stepjepa", "evaluate", "--model_path", folder]
-    command += ["--test_file", args.eval_file or "TEST.jsonl", "--output_file", str(Path(folder) / "test.jsonl")]
-    if args.columns:
-        command += ["--columns", *args.columns]
+    output = str(Path(args.output_dir) / "test.jsonl")
+    command = ["stepjepa", "evaluate", "--model_path", args.output_dir]
+    command += ["--test_file", args.eval_file or "TEST.jsonl", "--output_file", output]
     # Flags that ``evaluate`` has too, where they were given.
     same = {"eval_max_new_tokens": 256, "eval_task": "auto", "spider_path": None, "missing_databases": "error"}
     for name, default in same.items():
         if getattr(args, name) != default:
             command += [f"--{name.removeprefix('eval_')}", str(getattr(args, name))]
+    command += ["--columns", *args.columns] if args.columns else []
     switches = ("trust_remote_code", "load_in_4bit", "load_in_8bit")
     return command + [f"--{name}" for name in switches if getattr(args, name)]
 
@@ -288,16 +256,9 @@ def last_lines(folder: Path, record: Mapping[str, Any]) -> list[Row]:
     """The rows to print after the last step, of a run folder and its ``run.json``."""
     results = record["results"]
     losses = [("LM loss", results["last_log"].get("lm_loss")), ("held out", results.get("eval_lm_loss"))]
-    told = ", ".join(f"{name} {value:.4f}" for name, value in losses if value is not None)
-    steps = f"{results['steps']:,} step{'' if results['steps'] == 1 else 's'}"
-    taken = f"{steps}, {results['tokens']:,.0f} tokens in {duration(results['train_seconds'])}"
-    held = [RUN_FILE, *([METRICS_FILE] if (folder / METRICS_FILE).is_file() else [])]
-    if count := len(checkpoints(folder)):
-        held.append(f"{count} checkpoint{'' if count == 1 else 's'}")
-    return [
-        ("done", f"{taken}{f'; {told}' if told else ''}"),
-        ("run folder", f"{folder} (the model, {', '.join(held)})"),
-    ]
+    told = [f"{name} {value:.4f}" for name, value in losses if value is not None]
+    taken = f"{results['steps']:,} steps, {results['tokens']:,.0f} tokens in {duration(results['train_seconds'])}"
+    return [("done", "; ".join([taken, *told])), ("run folder", f"{folder} (the model, {RUN_FILE}, {METRICS_FILE})")]
 
 
 def finished_json(args: argparse.Namespace, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
             trainer.args.save_strategy = SaveStrategy.EPOCH
         trainer.add_callback(EqualComputeCallback(equal))
     if is_main_process():
-        print_rows(first_screen(args, trainer, told, equal=equal, checkpoint=checkpoint))
+        print_rows(first_screen(args, trainer, equal, **told, checkpoint=checkpoint))
     record = {
         **describe_run(args, trainer),
         "lora": vars(lora) if lora else None,
@@ -186,7 +186,7 @@ def _say(line: str) -> None:
 
 def _build(
     args: argparse.Namespace, config: JepaConfig, train_records: list[Record], eval_records: list[Record]
-) -> tuple[JepaTrainer, LoraSettings | None, dict[str, str]]:
+) -> tuple[JepaTrainer, LoraSettings | None, dict[str, str | None]]:
     """The trainer of a run, the settings of its adapter, and rows for ``first_screen``.
 
     Raises:
@@ -216,7 +216,7 @@ def _build(
         answer_scores=scores,
         track_flop=args.track_flop,
     )
-    return trainer, lora, {name: text for name, text in told.items() if text is not None}
+    return trainer, lora, told
 
 
 def _load(

@@ -31,15 +31,8 @@ from stepjepa.models.loading import load_named, refuse_pickled
 from stepjepa.models.setup import set_up
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone, gather_rows
+from stepjepa.training import callbacks as beside
 from stepjepa.training import saving, settings
-from stepjepa.training.callbacks import (
-    BarCallback,
-    CollapseCallback,
-    ConsoleCallback,
-    EpochCallback,
-    MetricsCallback,
-    NonfiniteGuard,
-)
 from stepjepa.training.flops import FlopModel
 from stepjepa.training.hub import write_card
 from stepjepa.training.meter import Meter, measure
@@ -56,9 +49,7 @@ SMALLER_STEP = (
 
 
 class JepaTrainer(Trainer):
-    """Trains a causal language model with ``gamma * LM loss + lbd * alignment loss``, and any other terms.
-
-    Everything else is transformers' Trainer: schedules, accumulation, checkpoints, resume, reporting, DDP, FSDP.
+    """transformers' Trainer with the loss ``gamma * LM loss + lbd * alignment loss``, and any other terms.
 
     Args:
         model: a causal language model, or a PEFT wrapper of one; or a folder, hub id or preset to load it from.
@@ -135,7 +126,7 @@ class JepaTrainer(Trainer):
             train_dataset=self.prepared.dataset if self.prepared else None,
             eval_dataset=self.prepared_eval.dataset if self.prepared_eval else None,
             processing_class=processing_class,
-            callbacks=[MetricsCallback(), CollapseCallback(), *callbacks],
+            callbacks=[beside.MetricsCallback(), beside.CollapseCallback(), *callbacks],
             optimizers=optimizers,
         )
         # Versions that do not know loss_is_scaled_for_ga take the same from this.
@@ -145,7 +136,7 @@ class JepaTrainer(Trainer):
             settings.refuse_sharding(self.jepa, answer_scores)
         self.answer_scores = answer_scores
         self.meter = Meter(self.objective, self.total, self.accelerator.num_processes)
-        self.guard = NonfiniteGuard(self)
+        self.guard = beside.NonfiniteGuard(self)
         self.ema: EmaEncoder | None = None
         if self.jepa.target_grad == "ema":
             with without_heads(self.model):
@@ -157,8 +148,8 @@ class JepaTrainer(Trainer):
         self.tracker = FlopTracker(self.flops, self.total, say) if track_flop else None
         self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
         if not args.disable_tqdm:
-            self.add_callback(BarCallback())
-        for callback in (ConsoleCallback(), self.guard, EpochCallback(self)):
+            self.add_callback(beside.BarCallback())
+        for callback in (beside.ConsoleCallback(), self.guard, beside.EpochCallback(self)):
             self.add_callback(callback)
 
     def _prepare(self, data: Data | Prepared | None, tokenizer: Any, what: str) -> Prepared | None:
@@ -166,17 +157,14 @@ class JepaTrainer(Trainer):
             return data
         return prepare(data, tokenizer, self.jepa, what=what, views=self._views, cache_dir=False)
 
-    @cached_property
-    def sampler(self) -> StepSampler:
+    def _make_sampler(self) -> StepSampler:
         """The one order in which records are trained on, for any accumulation and number of processes."""
-        return self._new_sampler()
-
-    def _new_sampler(self) -> StepSampler:
-        dataset, world = cast(Prepared, self.prepared).dataset, self.args.world_size
-        return make_sampler(dataset, self.jepa, self.args, world, compares_pairs=self.objective.compares_pairs)
+        dataset, compares = cast(Prepared, self.prepared).dataset, self.objective.compares_pairs
+        return make_sampler(dataset, self.jepa, self.args, self.args.world_size, compares_pairs=compares)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> StepSampler:
         """Private, since no other hook takes a sampler."""
+        self.sampler = self._make_sampler()
         return self.sampler
 
     @property
@@ -249,10 +237,10 @@ class JepaTrainer(Trainer):
         """What every step will cost."""
         if self.prepared is None:
             raise ValueError("plan: expected training records, got none")
-        args = self.args
-        per_step = args.gradient_accumulation_steps * args.world_size
-        how = (self._new_sampler(), self.data_collator, args.per_device_train_batch_size, per_step, self.jepa.plain)
-        return Plan(self.flops, self.prepared.dataset, *how)
+        args, sampler = self.args, self._make_sampler()
+        batch, per_step = args.per_device_train_batch_size, args.gradient_accumulation_steps * args.world_size
+        dataset = self.prepared.dataset
+        return Plan(self.flops, dataset, sampler, self.data_collator, batch, per_step, self.jepa.plain)
 
     def floating_point_ops(self, inputs: Batch) -> int:
         """FLOPs of a micro-batch, forward and backward, padding and attention included."""
