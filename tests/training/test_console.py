@@ -14,7 +14,7 @@ import tiny
 from stepjepa.commands import parse
 from stepjepa.config import JepaConfig
 from stepjepa.terminal import print_rows
-from stepjepa.training.callbacks import ConsoleCallback, console_line
+from stepjepa.training.callbacks import LogCallback, console_line
 from stepjepa.training.record import finished_json, first_screen, last_lines, next_command
 from stepjepa.training.trainer import JepaTrainer
 
@@ -51,7 +51,7 @@ def test_everything_fits_one_screen(
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", str(columns))
-    print_rows(first_screen(arguments(tmp_path / ("a_long_name_" * 7)), made, None, **told))
+    print_rows(first_screen(arguments(tmp_path / ("a_long_name_" * 7)), made, None, told))
     lines = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
     assert max(map(len, lines)) <= columns
     assert columns < 80 or len(lines) <= 24
@@ -62,8 +62,7 @@ def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -
         tiny_tokenizer, tmp_path, JepaConfig(mode="step-jepa", predictors=3, stp=0.02), eval_strategy="epoch"
     )
     checkpoint = str(tmp_path / "checkpoint-6")
-    rows = dict(first_screen(arguments(tmp_path / "run"), made, None, columns="a, b", checkpoint=checkpoint))
-    assert rows["columns"] == "a, b"
+    rows = dict(first_screen(arguments(tmp_path / "run"), made, None, {"resumed from": checkpoint}))
     assert rows["model"].startswith("m (LlamaForCausalLM), ") and rows["model"].endswith(
         " parameters trained, float32 on cpu"
     )
@@ -76,14 +75,15 @@ def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -
     assert "epochs of 4; learning rate" in rows["steps"]
     assert (rows["output"], rows["resumed from"]) == (str(tmp_path / "run"), checkpoint)
     regular = trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="regular"))
-    assert not {"encoding", "held out", "columns"} & set(dict(first_screen(arguments(tmp_path), regular, None)))
+    assert not {"encoding", "held out"} & set(dict(first_screen(arguments(tmp_path), regular, None, {})))
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_only_the_first_process_prints(first: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    state = SimpleNamespace(global_step=2, max_steps=9, is_world_process_zero=first)
-    ConsoleCallback().on_log(None, state, None, logs={"lm_loss": 3.0, "loss": 3.5})
+def test_only_the_first_process_prints(first: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = SimpleNamespace(global_step=2, max_steps=9, epoch=1.0, is_world_process_zero=first)
+    LogCallback().on_log(SimpleNamespace(output_dir=tmp_path), state, None, logs={"lm_loss": 3.0, "loss": 3.5})
     assert capsys.readouterr().out == ("step 2/9  LM loss: 3.0000, Total: 3.5000\n" if first else "")
+    assert len(list(tmp_path.iterdir())) == first
 
 
 def test_logs_that_are_no_losses_have_no_line() -> None:

@@ -14,7 +14,6 @@ from stepjepa.cli import main
 from stepjepa.files import write_json
 from stepjepa.run_folder import METRICS_FILE, RUN_FILE, read_run, save_whole
 from stepjepa.training import trainer
-from stepjepa.training.trainer import JepaTrainer
 
 FOO = ("--lr_scheduler_kwargs", '{"foo": 1}')
 
@@ -63,21 +62,6 @@ def test_before_the_first_step_nothing_stays(made: Path, tmp_path: Path, capsys:
     assert not (tmp_path / "new").exists()
 
 
-def test_of_a_trainer_that_cannot_be_made(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*args: Any) -> None:
-        raise AttributeError("no such part")
-
-    monkeypatch.setattr(trainer, "Meter", fail)
-    capsys.readouterr()
-    assert train(made, tmp_path / "new") == 2
-    (told,) = capsys.readouterr().err.strip().splitlines()
-    assert told == "stepjepa train: error: AttributeError: no such part"
-    # Nothing that would be in the way of the next try.
-    assert not any((tmp_path / "new").iterdir())
-
-
 def test_after_some_steps_the_record_says_so(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,19 +78,6 @@ def test_after_some_steps_the_record_says_so(
     monkeypatch.undo()
     assert train(made, folder, "--max_steps", "4", "--resume_from_checkpoint", "last") == 0
     assert read_run(folder)["results"]["steps"] == 4
-
-
-def test_after_the_last_step_as_well(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(self: JepaTrainer, *args: Any, **kwargs: Any) -> None:
-        raise LookupError("gone")
-
-    monkeypatch.setattr(JepaTrainer, "save_model", fail)
-    flags = ["--eval_file", made / "data.jsonl", "--eval_strategy", "no", "--save_strategy", "no"]
-    assert train(made, tmp_path / "new", *flags) == 2
-    assert "failed after step 2 (LookupError: gone); no checkpoint was saved before" in capsys.readouterr().err
-    assert read_run(tmp_path / "new")["status"] == "failed"
 
 
 @pytest.mark.parametrize("error", [None, OSError(5, "Input/output error")], ids=repr)

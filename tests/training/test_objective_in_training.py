@@ -18,7 +18,6 @@ from slow_trees import separately
 from stepjepa.batch.collate import Item
 from stepjepa.batch.dataset import prepare
 from stepjepa.config import JepaConfig
-from stepjepa.models.heads import find_heads
 from stepjepa.objectives.lm import LMLoss
 from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.regularizers import SIGReg
@@ -101,14 +100,6 @@ def test_triples_are_those_of_the_seed_at_every_evaluation(trained_tokenizer: An
             wanted += tube(states[sorted(drawn.tolist())][None]).item() / 3
     for given in (None, tiny.records(), prepare(tiny.records(), trained_tokenizer, config, cache_dir=False)):
         assert run.evaluate(given)["eval_stp_loss"] == pytest.approx(wanted, rel=1e-4)
-
-
-def test_a_head_does_not_outlive_its_objective(trained_tokenizer: Any, tmp_path: Path) -> None:
-    model = tiny.make_model("llama", seed=3)
-    trainer(tmp_path / "a", trained_tokenizer, JepaConfig(predictor_head="mlp"), model)
-    assert find_heads(model) is not None
-    trainer(tmp_path / "b", trained_tokenizer, JepaConfig(), model)
-    assert find_heads(model) is None
 
 
 def test_the_best_checkpoint_brings_its_head_and_its_average(trained_tokenizer: Any, tmp_path: Path) -> None:

@@ -181,12 +181,6 @@ def test_equal_steps_against_trying_every_number(seed: int) -> None:
     assert f"{found.steps} steps" in found.describe()
 
 
-def test_equal_steps_at_the_edges() -> None:
-    # Two epochs cheaper than one step, and a step dearer than the whole.
-    assert equal_steps([10.0, 10.0], [1.0, 2.0, 17.0]).checkpoints == [1, 2]
-    assert equal_steps([100.0], [1.0]) == EqualCompute(1, [1], 100.0, 1.0)
-
-
 def test_regular_training_spends_its_own_compute() -> None:
     plan = made_up(203, batches_per_step=2).regular
     per_epoch = plan.steps_per_epoch
@@ -194,15 +188,6 @@ def test_regular_training_spends_its_own_compute() -> None:
     assert equal_compute(plan, 3).checkpoints == [per_epoch, 2 * per_epoch, 3 * per_epoch]
     # As Trainer rounds up: a fraction of an epoch is a number of whole steps.
     assert equal_compute(plan, 1.5).checkpoints == [per_epoch, math.ceil(1.5 * per_epoch)]
-    assert equal_compute(plan, 0.3).checkpoints == [math.ceil(0.3 * per_epoch)]
-
-
-def test_equal_compute_is_met_within_half_a_step() -> None:
-    plan = made_up(1009, jepa_ratio=0.25)
-    equal = equal_compute(plan, 3)
-    assert len(equal.checkpoints) == 3
-    assert equal.flops == pytest.approx(equal.regular_flops, rel=0.005)
-    assert equal.steps < 3 * plan.steps_per_epoch
 
 
 def test_same_compute_as_the_regular_run_measured(trained_tokenizer: Any, tmp_path: Path) -> None:
@@ -219,8 +204,7 @@ def test_same_compute_as_the_regular_run_measured(trained_tokenizer: Any, tmp_pa
         predicted = list(itertools.islice(run.plan.costs(), len(measured[-1])))
         # The loss and the monitors are counted, but not derived.
         assert measured[-1] == pytest.approx(predicted, rel=0.01)
-    assert len(measured[0]) == 20
-    assert len(measured[1]) == equal.steps
+    assert (len(measured[0]), len(measured[1])) == (20, equal.steps)
     assert sum(measured[1]) == pytest.approx(sum(measured[0]), rel=0.02)
     assert equal.regular_flops == pytest.approx(sum(measured[0]), rel=0.01)
     assert equal.checkpoints[-1] == equal.steps

@@ -123,14 +123,6 @@ def test_an_evaluation_keeps_what_is_answered(
     assert (tmp_path / "stopped.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
-def test_a_preparation_leaves_nothing_half_done(commands: Commands, tmp_path: Path) -> None:
-    folder, log = tmp_path / "data", tmp_path / "data.log"
-    arguments = ["prepare", "stepmath", "--output_dir", folder, "--train_size", 5, "--test_size", 3]
-    assert commands.run(arguments, log, folder=folder, at=3, number=signal.SIGTERM) == 128 + signal.SIGTERM
-    assert log.read_text().startswith("stepjepa prepare: interrupted\n")
-    assert not list(folder.iterdir())
-
-
 @pytest.mark.parametrize(("mine", "theirs"), [(15, 0), (0, 15)])
 def test_all_processes_stop_at_the_same_step(mine: int, theirs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever of them was sent the signal; and at an epoch's end after what it brings."""

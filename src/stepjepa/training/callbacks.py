@@ -37,38 +37,7 @@ class EpochCallback(TrainerCallback):
         self._trainer = trainer
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set the epoch."""
         self._trainer.sampler.set_epoch(int(state.epoch))
-
-
-class MetricsCallback(TrainerCallback):
-    """Appends every line of logs to ``metrics.jsonl`` in the run folder."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Of a resumed run, drop what was logged after the checkpoint: those steps are run again."""
-        path = Path(args.output_dir) / METRICS_FILE
-        if not state.is_world_process_zero or not path.exists():
-            return
-        kept = []
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
-            # A kill may have cut the last line short.
-            with suppress(ValueError):
-                if json.loads(line)["step"] <= state.global_step:
-                    kept.append(line)
-        # What the end of a run logs stands at its last step, too, but the checkpoint does not know of it.
-        if state.global_step:
-            kept = kept[: len(state.log_history)]
-        with atomic_write(path) as stream:
-            stream.writelines(kept)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Write the line."""
-        if not state.is_world_process_zero or not logs:
-            return
-        path = Path(args.output_dir) / METRICS_FILE
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"step": state.global_step, "epoch": state.epoch, **logs}) + "\n")
 
 
 def collapse(logs: dict[str, float]) -> str | None:
@@ -85,24 +54,6 @@ def collapse(logs: dict[str, float]) -> str | None:
             pairs = int(logs["rank_pairs"])
             return f"{pairs} {side} embeddings have effective rank {rank:.2f}: they are collapsing to one line"
     return None
-
-
-class CollapseCallback(TrainerCallback):
-    """Warns once in a run, however often it is resumed, when embeddings have become the same for all records."""
-
-    def __init__(self) -> None:
-        self._warned = False
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look at what a resumed run has logged: it was warned of then."""
-        self._warned = any(collapse(line) for line in state.log_history)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Look at the similarity of shuffled pairs, and at the ranks."""
-        found = collapse(logs or {})
-        if found is not None and not self._warned and state.is_world_process_zero:
-            self._warned = True
-            logger.warning("step %d: %s; %s", state.global_step, found, REMEDIES)
 
 
 class StopCallback(TrainerCallback):
@@ -122,7 +73,6 @@ class StopCallback(TrainerCallback):
             self.on_epoch_end(args, state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ask all processes for a request."""
         if not self._number:
             self._number = self._request.first
             if self._processes > 1:
@@ -135,7 +85,6 @@ class StopCallback(TrainerCallback):
     on_evaluate = on_epoch_end
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave."""
         if self._number:
             raise Stopped(self._number)
 
@@ -164,22 +113,51 @@ def console_line(logs: dict[str, float]) -> str | None:
     return ("eval  " if prefix else "") + ", ".join(parts)
 
 
-class ConsoleCallback(TrainerCallback):
-    """Prints a line of losses for every line of logs, above the Trainer's own progress bar where there is one."""
+class LogCallback(TrainerCallback):
+    """Writes every line of logs to ``metrics.jsonl``, prints its losses, and warns once in a run of a collapse."""
+
+    def __init__(self) -> None:
+        self._warned = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Of a resumed run, drop what was logged after the checkpoint: those steps are run again."""
+        self._warned = any(collapse(line) for line in state.log_history)
+        path = Path(args.output_dir) / METRICS_FILE
+        if not state.is_world_process_zero or not path.exists():
+            return
+        kept = []
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+            # A kill may have cut the last line short.
+            with suppress(ValueError):
+                if json.loads(line)["step"] <= state.global_step:
+                    kept.append(line)
+        # What the end of a run logs stands at its last step, too, but the checkpoint does not know of it.
+        if state.global_step:
+            kept = kept[: len(state.log_history)]
+        with atomic_write(path) as stream:
+            stream.writelines(kept)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Print the line."""
-        line = console_line(logs or {})
-        if line is not None and state.is_world_process_zero:
+        if not state.is_world_process_zero or not logs:
+            return
+        path = Path(args.output_dir) / METRICS_FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"step": state.global_step, "epoch": state.epoch, **logs}) + "\n")
+        if (line := console_line(logs)) is not None:
+            # Above the progress bar, where there is one.
             tqdm.write(f"step {state.global_step}/{state.max_steps}  {line}", file=sys.stdout)
             sys.stdout.flush()
+        if not self._warned and (found := collapse(logs)) is not None:
+            self._warned = True
+            logger.warning("step %d: %s; %s", state.global_step, found, REMEDIES)
 
 
 class BarCallback(ProgressCallback):
-    """The Trainer's progress bar without its own lines of logs."""
+    """The Trainer's progress bar without its own lines of logs, which ``LogCallback`` prints."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Nothing: see ``ConsoleCallback``."""
+        pass
 
 
 # -- what is not finite ------------------------------------------------------------------------------------------------
@@ -201,7 +179,6 @@ class NonfiniteGuard(TrainerCallback):
         self._parts: list[dict[str, Tensor]] = []
 
     def begin_step(self) -> None:
-        """Forget the micro-batches of the last step."""
         self.batches.clear()
         self._parts.clear()
 

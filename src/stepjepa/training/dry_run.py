@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, TrainingArguments
-from transformers.trainer_utils import SaveStrategy
 
-from stepjepa.batch.dataset import prepare
+from stepjepa.batch.dataset import Prepared, prepare
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
@@ -35,9 +34,10 @@ from stepjepa.models.setup import set_up_attention
 from stepjepa.models.token_rows import adapter_ids, grow
 from stepjepa.objectives.objective import Objective
 from stepjepa.run_folder import is_main_process
+from stepjepa.terminal import print_rows
 from stepjepa.training.flops import FlopModel, Shape
 from stepjepa.training.memory import Sharding, activations, kept_bytes
-from stepjepa.training.plan import Plan, equal_compute, make_collator, make_sampler
+from stepjepa.training.plan import Plan, equal_compute, make_collator
 from stepjepa.training.settings import (
     check_positions,
     lora_settings,
@@ -90,14 +90,25 @@ def dry_run(
         training = training_arguments(argparse.Namespace(**{**vars(args), "training": given}), bool(eval_records))
         asked = "use_cpu" not in args.training and (training.bf16 or training.fp16 or processes > 1)
         device = "cpu" if training.device.type == "cpu" and not asked and not on_gpu else "cuda"
-        sharding = Sharding.of(training, deepspeed, processes)
         try:
+            model, tokenizer = _empty_model(args, config, records)
+            data = [prepare(records, tokenizer, config)]
+            data += [prepare(eval_records, tokenizer, config, what="evaluation data")] if eval_records else []
             found = _estimate(
-                args, config, training, records, eval_records, device=device, processes=processes, sharding=sharding
+                args,
+                config,
+                training,
+                model,
+                tokenizer,
+                data=data,
+                device=device,
+                processes=processes,
+                sharding=Sharding.of(training, deepspeed, processes),
             )
         except ValueError as error:
             raise UserError(str(error)) from None
-    print("\n".join(["dry run: no weights are read or made, and nothing is written", *describe(found)]))
+    print("dry run: no weights are read or made, and nothing is written")
+    print_rows(describe(found))
     return found
 
 
@@ -105,38 +116,33 @@ def _estimate(
     args: argparse.Namespace,
     config: JepaConfig,
     training: TrainingArguments,
-    records: Sequence[Record],
-    eval_records: Sequence[Record],
+    model: Any,
+    tokenizer: Any,
     *,
+    data: Sequence[Prepared],
     device: str,
     processes: int,
     sharding: Sharding,
 ) -> dict[str, Any]:
-    """Prepare the data, set a model of shapes up as ``JepaTrainer`` does, and estimate everything, by name."""
-    model, tokenizer = _empty_model(args, config, records)
-    prepared = prepare(records, tokenizer, config)
-    held_out = prepare(eval_records, tokenizer, config, what="evaluation data") if eval_records else None
+    """Set a model of shapes up as ``JepaTrainer`` does, and estimate everything, by name."""
     objective = Objective.from_config(config)
     refuse_lonely_pairs(config, training, compares_pairs=objective.compares_pairs)
-    encoding, reason = set_up_attention(model, config)
-    attach_heads(model, objective.heads(base_model(model).config.get_text_config()))
-    prompt_labels = "prompt_loss" in objective.terms
-    collator = make_collator(
-        model, tokenizer, config, encoding, device=device, processes=processes, prompt_labels=prompt_labels
-    )
-    check_positions(collator, prepared, held_out)
     if sharding.name:
         refuse_sharding(config, args.eval_generate)
+    encoding, reason = set_up_attention(model, config)
+    attach_heads(model, objective.heads(base_model(model).config.get_text_config()))
+    how: dict[str, Any] = {"encoding": encoding, "device": device, "processes": processes}
+    collator = make_collator(model, tokenizer, config, objective, **how)
+    check_positions(collator, *data)
     fsdp = training.fsdp_config if isinstance(training.fsdp_config, dict) else {}
     again = training.gradient_checkpointing or str(fsdp.get("activation_checkpointing")).lower() == "true"
+    ema = config.target_grad == "ema"
     try:
-        flop_model = FlopModel.of(model, gradient_checkpointing=again, ema=config.target_grad == "ema")
+        flops = FlopModel.of(model, gradient_checkpointing=again, ema=ema)
     except (RuntimeError, NotImplementedError):
-        flop_model = None  # experts, which need weights
-    sampler = make_sampler(prepared.dataset, config, training, processes, compares_pairs=objective.compares_pairs)
-    batch_size, accumulated = training.per_device_train_batch_size, training.gradient_accumulation_steps
-    per_step = accumulated * processes
-    plan = Plan(flop_model or FlopModel(), prepared.dataset, sampler, collator, batch_size, per_step, config.plain)
+        flops = FlopModel()  # experts, which need weights
+    of_run: dict[str, Any] = {"compares_pairs": objective.compares_pairs, "processes": processes}
+    plan = Plan.of(flops, data[0].dataset, collator, config, training, **of_run)
 
     steps = [plan.micro_batches(step) for step in plan.keys(0)]
     tokens = [sum(Shape.of(each).tokens for each in step) for step in steps]
@@ -145,42 +151,32 @@ def _estimate(
     largest = max(batches, key=lambda each: Shape.of(each).tokens)
     rows, length = max((each["input_ids"].shape for each in largest.passes), key=math.prod)
     optim = str(getattr(training.optim, "value", training.optim))
-    memory = kept_bytes(
-        model,
-        optim,
-        processes=processes,
-        sharding=sharding,
-        quantized=quantized(args),
-        ema=config.target_grad == "ema",
-    )
+    parts = kept_bytes(model, optim, processes=processes, sharding=sharding, quantized=quantized(args), ema=ema)
     mixed = training.bf16 or training.fp16
     if (saved := activations(model, Shape.of(largest).tokens, mixed=mixed, checkpointing=again)) is not None:
-        memory["activations"] = saved
-    flops = regular = None
-    if flop_model is not None:
-        flops = sum(map(flop_model.of_batch, chain(*steps))) / len(steps)
-        regular = plan.regular.budgets(1)[0] / len(steps)
+        parts["activations"] = saved
     # The data may be a sample of a larger set.
-    epoch = math.ceil((getattr(args, "records", None) or len(prepared.dataset)) / plan.records_per_step)
-    run = math.ceil(training.num_train_epochs * epoch)
-    if training.max_steps > 0:
-        run = int(training.max_steps)
-    elif args.same_flop and flop_model is not None:
+    epoch = math.ceil((getattr(args, "records", None) or len(data[0].dataset)) / plan.records_per_step)
+    run = int(training.max_steps) if training.max_steps > 0 else math.ceil(training.num_train_epochs * epoch)
+    if args.same_flop and flops.token:
         run = round(equal_compute(plan, training.num_train_epochs).steps * epoch / plan.steps_per_epoch)
+    whole, adapter = kept_bytes(model, optim), hasattr(model, "peft_config")
+    folder = Path(str(training.output_dir)).absolute()
+    every = training.save_steps if training.save_steps >= 1 else max(math.ceil(run * training.save_steps), 1)
+    saves = {"no": 0, "epoch": math.ceil(run / epoch)}.get(str(training.save_strategy.value), run // int(every))
     base, (trained, total) = base_model(model), parameter_counts(model)
-    dtype = str(next(base.parameters()).dtype).removeprefix("torch.")
-    words = f"{batch_size} x {accumulated} accumulated x {processes} process{'es' * (processes > 1)}"
+    accumulated = f"{plan.batch_size} x {training.gradient_accumulation_steps} accumulated"
     return {
-        "model": f"{type(base).__name__}, {total:,} parameters, {trained:,} trained, {dtype}",
+        "model": f"{type(base).__name__}, {total:,} parameters, {trained:,} trained, {base.dtype}",
         "encoding": f"{encoding} ({reason})",
         "processes": processes,
         "data": {
-            **prepared.counts,
-            **{f"{name}_tokens": count for name, count in prepared.tokens.items()},
-            "longest": int(max(prepared.dataset.lengths)),
+            **data[0].counts,
+            **{f"{name}_tokens": count for name, count in data[0].tokens.items()},
+            "longest": int(max(data[0].dataset.lengths)),
         },
         "step": {
-            "records": f"{plan.records_per_step:,} records ({words})",
+            "records": f"{plan.records_per_step:,} records ({accumulated} x {processes} processes)",
             "tokens": sum(tokens) / len(tokens),
             "plain_tokens": sum(each.plain_tokens for each in members) / len(steps),
             "most_tokens": max(tokens),
@@ -189,64 +185,49 @@ def _estimate(
         "steps": run,
         "steps_per_epoch": epoch,
         "memory": {
-            "parts": memory,
+            "parts": parts,
             "largest_batch": {"rows": rows, "length": length, **Shape.of(largest)._asdict()},
-            "peak": sum(memory.values()),
+            "peak": sum(parts.values()),
         },
-        "flops": {"step": flops, "regular_step": regular},
-        "checkpoint": _checkpoints(training, run, epoch, kept_bytes(model, optim), hasattr(model, "peft_config")),
+        "flops": {
+            "step": sum(map(flops.of_batch, chain(*steps))) / len(steps) if flops.token else None,
+            "regular_step": plan.regular.budgets(1)[0] / len(steps) if flops.token else None,
+        },
+        # What is trained of the weights, and the optimizer's states.
+        "checkpoint": {
+            "bytes": whole["gradients" if adapter else "weights"] + whole.get("optimizer states", 0),
+            "kept": min(saves, training.save_total_limit or saves),
+            "free": shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.is_dir())).free,
+        },
     }
 
 
-def _checkpoints(
-    args: TrainingArguments, steps: int, epoch: int, parts: dict[str, int], adapter: bool
-) -> dict[str, int]:
-    """Bytes of a checkpoint (trained weights and optimizer states), how many are kept, and free bytes of the disk."""
-    every = args.save_steps if args.save_steps >= 1 else max(math.ceil(steps * args.save_steps), 1)
-    made = {SaveStrategy.NO: 0, SaveStrategy.EPOCH: math.ceil(steps / epoch)}.get(
-        SaveStrategy(args.save_strategy), steps // int(every)
-    )
-    folder = Path(str(args.output_dir)).absolute()
-    existing = next(each for each in (folder, *folder.parents) if each.is_dir())
-    return {
-        "bytes": parts["gradients" if adapter else "weights"] + parts.get("optimizer states", 0),
-        "kept": min(made, args.save_total_limit or made),
-        "free": shutil.disk_usage(existing).free,
-    }
-
-
-def describe(found: dict[str, Any]) -> list[str]:
-    """Model, data, memory and FLOPs as lines of one screen."""
+def describe(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Rows for people."""
     data, step, memory, checkpoint = (found[name] for name in ("data", "step", "memory", "checkpoint"))
-    shape, flops = memory["largest_batch"], found["flops"]
-    lines = [
-        f"model      {found['model']}",
-        f"encoding   {found['encoding']}",
-        f"data       {data['records']:,} records, {data['all_tokens']:,} tokens, {data['longest']:,} in the longest",
-        f"step       {step['records']}: {step['tokens']:,.0f} tokens on average, {step['most_tokens']:,} at most",
-        f"           {1 - step['text_share']:.1%} of it padding; {step['plain_tokens']:,.0f} as plain rows",
-        f"run        {found['steps']:,} steps, {found['steps_per_epoch']:,} an epoch",
-        f"memory     GiB of {'each process' if found['processes'] > 1 else 'the process'}",
-        *(f"  {name:<18}{size / GIB:>9.3f}" for name, size in memory["parts"].items()),
-        f"  {'sum':<18}{memory['peak'] / GIB:>9.3f}",
-        f"  the largest micro-batch has {shape['rows']} rows of {shape['length']} tokens and {shape['labels']} labels",
-    ]
-    lines += [
-        f"  without {part}: not known" for part in ("activations", "optimizer states") if part not in memory["parts"]
-    ]
-    if flops["step"] is None:
-        lines.append("compute    not known: this model can't be run on shapes alone")
-    else:
-        lines.append(
-            f"compute    {flops['step']:.4g} FLOPs a step, {flops['step'] * found['steps']:.4g} in all; "
-            f"{flops['step'] / flops['regular_step']:.3f} of regular training on the same records"
+    parts, shape, flops = memory["parts"], memory["largest_batch"], found["flops"]
+    compute = "not known: this model can't be run on shapes alone"
+    if flops["step"] is not None:
+        share = flops["step"] / flops["regular_step"]
+        compute = (
+            f"{flops['step']:.4g} FLOPs a step, {flops['step'] * found['steps']:.4g} in all; {share:.3f} of regular"
         )
-    short = "  NOT ENOUGH" if checkpoint["bytes"] * checkpoint["kept"] > checkpoint["free"] else ""
-    lines.append(
-        f"disk       {checkpoint['kept']} checkpoints of {checkpoint['bytes'] / GIB:.3f} GiB; "
-        f"{checkpoint['free'] / GIB:.1f} GiB free{short}"
-    )
-    return lines
+    unknown = [f"without {part}: not known" for part in ("activations", "optimizer states") if part not in parts]
+    sizes = [f"{name} {size / GIB:.3f}" for name, size in {**parts, "sum": memory["peak"]}.items()]
+    largest = f"the largest micro-batch has {shape['rows']} rows of {shape['length']} tokens, {shape['labels']} labels"
+    short = "; NOT ENOUGH" if checkpoint["bytes"] * checkpoint["kept"] > checkpoint["free"] else ""
+    size, free = checkpoint["bytes"] / GIB, checkpoint["free"] / GIB
+    return [
+        ("model", found["model"]),
+        ("encoding", found["encoding"]),
+        ("data", f"{data['records']:,} records, {data['all_tokens']:,} tokens, {data['longest']:,} in the longest"),
+        ("step", f"{step['records']}: {step['tokens']:,.0f} tokens on average, {step['most_tokens']:,} at most"),
+        ("padding", f"{1 - step['text_share']:.1%} of the tokens; {step['plain_tokens']:,.0f} as plain rows"),
+        ("run", f"{found['steps']:,} steps, {found['steps_per_epoch']:,} an epoch"),
+        ("memory", f"GiB of each process: {', '.join(sizes + unknown)}; {largest}"),
+        ("compute", compute),
+        ("disk", f"{checkpoint['kept']} checkpoints of {size:.3f} GiB; {free:.1f} GiB free{short}"),
+    ]
 
 
 def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence[Record]) -> tuple[Any, Any]:

@@ -90,13 +90,11 @@ class FlopModel:
         return cls(token, square, label, _predictor_head(model), fixed, token_rows, *averaged)
 
     def of_shape(self, shape: Shape) -> int:
-        """FLOPs of a micro-batch of this shape."""
         total = shape.tokens * self.token + shape.squares * self.square + shape.passes * self.fixed
         total += shape.labels * self.label + shape.pairs * self.pair
         return total + bool(shape.pairs) * (shape.tokens * self.ema_token + shape.squares * self.ema_square)
 
     def of_batch(self, batch: Batch) -> int:
-        """FLOPs of a micro-batch."""
         return self.of_shape(Shape.of(batch))
 
     def regular(self, *, trains_rows: bool = False) -> FlopModel:

@@ -69,9 +69,8 @@ class JepaLoss:
         attach_heads(model, self.objective.heads(base.config.get_text_config(), seed))
         self._tokenize = RecordTokenizer(tokenizer, config).tokenize_each
         processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        how: dict[str, Any] = {"device": base.device.type, "processes": processes}
-        how["prompt_labels"] = "prompt_loss" in self.objective.terms
-        self._collator = make_collator(model, tokenizer, config, self.encoding, **how)
+        how: dict[str, Any] = {"encoding": self.encoding, "device": base.device.type, "processes": processes}
+        self._collator = make_collator(model, tokenizer, config, self.objective, **how)
 
     def collate(self, records: Iterable[Record | dict[str, Any]], *, views: bool = True) -> Batch:
         """The batch of some records; fit for ``DataLoader(..., collate_fn=...)``.

@@ -22,12 +22,7 @@ _SUMS += ["tokens", "records", "records_with_views", "records_without_pair"]
 
 
 class Meter:
-    """Measures training between two lines of logs.
-
-    Args:
-        objective: the ``Objective`` whose terms are logged.
-        total: sums numbers over processes.
-        processes: number of them.
+    """Measures training between two lines of logs: the terms of an ``Objective``, similarity, ranks, speed.
 
     Attributes:
         num_tokens: tokens computed so far, over all processes, padding not counted.
@@ -40,20 +35,16 @@ class Meter:
         self.start()
 
     def start(self) -> None:
-        """Begin a new line."""
         self._window.reset()
         self._start = time.perf_counter()
 
     def pause(self, seconds: float) -> None:
-        """Take time out that was not spent on training."""
         self._start += seconds
 
     def begin_step(self, counts: Mapping[str, float]) -> None:
-        """Begin an optimizer step whose terms count so much."""
         self._window.add(steps=1, jepa_steps=float(self._has_views(counts)))
 
     def add(self, batch: Batch, losses: Any, counts: Mapping[str, float]) -> None:
-        """Take in a micro-batch of the step."""
         records, without_pair = batch["num_records"]
         self._window.add(**losses.parts, tokens=batch["num_tokens"].sum(), records=records)
         # A step that loss dropout leaves without views says nothing about pairs.
@@ -71,12 +62,7 @@ class Meter:
         return self.num_tokens + pending
 
     def line(self, logs: Mapping[str, float], progress: float) -> dict[str, float]:
-        """A line of logs, after which a new one begins.
-
-        Args:
-            logs: of the Trainer: ``loss``, ``grad_norm``, ``learning_rate``.
-            progress: share of the run at the last step, for weights with a schedule.
-        """
+        """Add to the Trainer's line of ``logs``, after which a new one begins; ``progress`` is that of schedules."""
         objective = self._objective
         names = [*objective.names, *_SUMS]
         sums = dict(zip(names, self._total(self._window.totals(names)), strict=True))
@@ -115,13 +101,8 @@ def _similarity(sums: Mapping[str, float], window: Window) -> dict[str, float]:
 def measure(trainer: Any, prepared: Prepared, run: Callable[[Batch], Any]) -> tuple[dict[str, float], int]:
     """Measure the objective of a ``JepaTrainer`` on all records, with its weights, whatever their schedules.
 
-    Args:
-        trainer: of the objective.
-        prepared: the records.
-        run: the losses of a micro-batch, the model being in evaluation mode.
-
-    Returns:
-        The metrics by name, the same on every process, and how many records they are of.
+    ``run`` gives the losses of a micro-batch. Returns the metrics, the same on every process, and how many records
+    they are of.
     """
     objective, size = trainer.objective, trainer.args.per_device_eval_batch_size
     rank, together = trainer.accelerator.process_index, size * trainer.accelerator.num_processes

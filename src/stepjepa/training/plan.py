@@ -28,33 +28,16 @@ from stepjepa.training.flops import FlopModel, counting
 
 
 def make_collator(
-    model: Any, tokenizer: Any, config: JepaConfig, encoding: str, *, device: str, processes: int, prompt_labels: bool
+    model: Any, tokenizer: Any, config: JepaConfig, objective: Any, *, encoding: str, device: str, processes: int
 ) -> Collator:
     """The collator of a run of so many processes on devices of a type, for a model that is set up for the objective."""
     return Collator.of(
         config,
         predictor_ids(tokenizer, (config.predictors or 0) if config.uses_views else 0),
         encoding=encoding,
-        prompt_labels=prompt_labels,
+        prompt_labels="prompt_loss" in objective.terms,
         **packing(model, config, device, processes),
         pad_id=tokenizer.pad_token_id or 0,
-    )
-
-
-def make_sampler(
-    dataset: TokenizedDataset, config: JepaConfig, args: TrainingArguments, processes: int, *, compares_pairs: bool
-) -> StepSampler:
-    """The one order in which records are trained on, for any accumulation and number of processes."""
-    per_micro_step = args.per_device_train_batch_size * processes
-    return StepSampler(
-        dataset.lengths,
-        per_micro_step * args.gradient_accumulation_steps,
-        strategy=str(args.train_sampling_strategy),
-        multiple=per_micro_step,
-        seed=args.seed if args.data_seed is None else args.data_seed,
-        jepa_ratio=config.jepa_ratio if config.uses_views else 1.0,
-        # What pairs are compared with must be drawn from all records, not from those of like length.
-        tight=not compares_pairs,
     )
 
 
@@ -70,6 +53,32 @@ class Plan:
     batches_per_step: int = 1  # micro-batches of an optimizer step: gradient accumulation x processes
     trains_rows: bool = False  # see ``FlopModel.regular``
 
+    @classmethod
+    def of(
+        cls,
+        flops: FlopModel,
+        dataset: TokenizedDataset,
+        collator: Collator,
+        config: JepaConfig,
+        args: TrainingArguments,
+        *,
+        compares_pairs: bool,
+        processes: int,
+    ) -> Plan:
+        """The plan of a run: one order of records for any accumulation and number of processes."""
+        batch_size, accumulated = args.per_device_train_batch_size, args.gradient_accumulation_steps
+        sampler = StepSampler(
+            dataset.lengths,
+            batch_size * processes * accumulated,
+            strategy=str(args.train_sampling_strategy),
+            multiple=batch_size * processes,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            jepa_ratio=config.jepa_ratio if config.uses_views else 1.0,
+            # What pairs are compared with must be drawn from all records, not from those of like length.
+            tight=not compares_pairs,
+        )
+        return cls(flops, dataset, sampler, collator, batch_size, accumulated * processes, config.plain)
+
     @cached_property
     def regular(self) -> Plan:
         """The plan of regular training with the same settings; each of its steps has the same records."""
@@ -79,7 +88,6 @@ class Plan:
 
     @property
     def records_per_step(self) -> int:
-        """Records of a full optimizer step."""
         return self.batch_size * self.batches_per_step
 
     @property
@@ -97,7 +105,6 @@ class Plan:
         return [self.collator(self.records[key] for key in part) for part in _cut(keys, self.batch_size)]
 
     def cost(self, keys: Sequence[Key]) -> float:
-        """FLOPs of a step, over all processes."""
         # A float, as all sums here: the FLOPs of whole runs of large models exceed 64-bit integers.
         return float(sum(map(self.flops.of_batch, self.micro_batches(keys))))
 
@@ -133,7 +140,6 @@ class EqualCompute:
     regular_flops: float
 
     def describe(self) -> str:
-        """One-line summary for the terminal."""
         points = ", ".join(map(str, self.checkpoints))
         return (
             f"{self.steps} steps, {self.flops:.4g} FLOPs, {self.flops / self.regular_flops:.4f} of the regular run; "
@@ -173,13 +179,11 @@ class EqualComputeCallback(TrainerCallback):
         self._checkpoints = set(equal.checkpoints)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Request a checkpoint and an evaluation at the steps of :class:`EqualCompute`."""
         if state.global_step in self._checkpoints:
             control.should_save |= args.save_strategy != SaveStrategy.NO
             control.should_evaluate |= args.eval_strategy != IntervalStrategy.NO
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Cancel the requests of the strategy ``epoch`` for the run's own epochs."""
         control.should_save &= args.save_strategy != SaveStrategy.EPOCH
         control.should_evaluate &= args.eval_strategy != IntervalStrategy.EPOCH
 

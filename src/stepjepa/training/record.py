@@ -82,7 +82,6 @@ def read_mixture(args: argparse.Namespace) -> tuple[list[Record], dict[str, Any]
 
 
 def _read(args: argparse.Namespace, path: str) -> tuple[list[Record], dict[str, Any]]:
-    """The records of a file, and what identifies it."""
     bad = bad_records(args.bad_records)
     records = read_records(path, bad=bad, columns=args.columns)
     _tell_bad(bad)
@@ -123,15 +122,11 @@ OF_ONE_START = {"config": True, "resume_from_checkpoint": True, "output_dir": Tr
 
 
 def describe_run(args: argparse.Namespace, trainer: Any) -> dict[str, Any]:
-    """What ``run.json`` says of a run that begins.
+    """What ``run.json`` says of a run that begins, of which there is the ``JepaTrainer``.
 
     ``command`` is as it was typed; ``arguments`` the same with the configuration file written out and without
     :data:`OF_ONE_START`; relative paths are meant from ``directory``. ``model_fingerprint`` is a hash of a folder, the
     commit of a hub id, None for a preset.
-
-    Args:
-        args: of ``commands.train``.
-        trainer: a ``JepaTrainer`` before its first step.
     """
     trainable, total = parameter_counts(trainer.model)
     name, training, prepared = args.model_name, trainer.args, trainer.prepared
@@ -193,15 +188,10 @@ def machine(*, use_cpu: bool = False) -> dict[str, Any]:
 Row = tuple[str, str]
 
 
-def first_screen(args: argparse.Namespace, trainer: Any, equal: EqualCompute | None, **told: str | None) -> list[Row]:
-    """The rows to print before the first step.
-
-    Args:
-        args: of ``commands.train``.
-        trainer: a ``JepaTrainer``, ready to train.
-        equal: of a run that is as long as its compute allows.
-        told: ``columns`` and ``answers``, where there is something to say, and ``checkpoint`` of a resumed run.
-    """
+def first_screen(
+    args: argparse.Namespace, trainer: Any, equal: EqualCompute | None, told: Mapping[str, str | None]
+) -> list[Row]:
+    """The rows to print before the first step of a ``JepaTrainer``; ``told`` are rows of other origin."""
     config, held_out, training = trainer.jepa, trainer.prepared_eval, trainer.args
     batch, accumulated, processes = training.train_batch_size, training.gradient_accumulation_steps, training.world_size
     (trainable, total), kind = parameter_counts(trainer.model), type(base_model(trainer.model)).__name__
@@ -221,14 +211,12 @@ def first_screen(args: argparse.Namespace, trainer: Any, equal: EqualCompute | N
         "loss": args.why_loss,
         "encoding": f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None,
         "data": f"{Path(trainer.source).name}: {_counts(trainer.prepared)}",
-        "columns": told.get("columns"),
         "held out": _counts(held_out) if held_out is not None else None,
-        "answers": told.get("answers"),
         "each step": f"{batch * accumulated * processes} records ({batch} a batch x {accumulated} accumulated x "
         f"{processes} process{'es' * (processes > 1)})",
         "steps": f"{length}; learning rate {training.learning_rate:g} ({schedule}); seed {training.seed}",
         "output": args.output_dir,
-        "resumed from": told.get("checkpoint"),
+        **told,
     }
     return [(name, text) for name, text in rows.items() if text is not None]
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import SaveStrategy
 
+from stepjepa import run_folder
 from stepjepa.batch.dataset import CacheDir, prepare
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
@@ -34,15 +34,7 @@ from stepjepa.files import DISK_ERRORS, locked
 from stepjepa.models.loading import LoraSettings, add_lora, load_model
 from stepjepa.models.quantization import compute_dtype, quantization_options, quantized
 from stepjepa.models.token_rows import adapter_ids
-from stepjepa.run_folder import (
-    earlier_launches,
-    is_main_process,
-    open_run_folder,
-    put_back,
-    save_whole,
-    text_of_run,
-    write_run,
-)
+from stepjepa.run_folder import is_main_process, write_run
 from stepjepa.signals import OneRequest, Stopped
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep
@@ -69,18 +61,13 @@ _KEPT = ("model", "jepa", "lora", "loaded", "data", "order")
 
 
 def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None:
-    """Run ``stepjepa train``.
-
-    Args:
-        args: of ``commands.train``.
-        config: made of them.
+    """Run ``stepjepa train``, of whose flags ``config`` is made.
 
     Returns:
         What ``run.json`` says of the finished run; after ``--dry_run`` the estimate, from the first process alone.
 
     Raises:
-        UserError: something that the user can put right. Before the first step nothing stays written; later the message
-            says what is saved.
+        UserError: whatever went wrong. Before the first step nothing stays written; later it says what is saved.
     """
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(args.debug, 0), 2)]
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
@@ -102,7 +89,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
 
 def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None:
     start = time.time()
-    folder, checkpoint = open_run_folder(args.output_dir, args.resume_from_checkpoint, _say)
+    folder, checkpoint = run_folder.open_run_folder(args.output_dir, args.resume_from_checkpoint, _say)
     train_records, eval_records, files = read_data(args)
     if args.dry_run:
         return dry_run(args, config, train_records, eval_records)
@@ -118,7 +105,7 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
             trainer.args.save_strategy = SaveStrategy.EPOCH
         trainer.add_callback(EqualComputeCallback(equal))
     if is_main_process():
-        print_rows(first_screen(args, trainer, equal, **told, checkpoint=checkpoint))
+        print_rows(first_screen(args, trainer, equal, {**told, "resumed from": checkpoint}))
     record = {
         **describe_run(args, trainer),
         "lora": vars(lora) if lora else None,
@@ -136,10 +123,10 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
     )
     if args.resume_from_checkpoint is not None:
         kept, training = {name: record[name] for name in _KEPT}, record["training"]
-        launches = earlier_launches(folder, kept, training, allow_changes=args.allow_changes, say=_say)
+        launches = run_folder.earlier_launches(folder, kept, training, allow_changes=args.allow_changes, say=_say)
         # Without a checkpoint it begins anew.
         record["launches"] = launches if checkpoint is not None else []
-    before = text_of_run(folder)
+    before = run_folder.text_of_run(folder)
     write_run(folder, record)
     if is_main_process():
         write_trained_prompts(folder, train_records)
@@ -148,8 +135,10 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
         with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
             metrics = _run(trainer, folder, checkpoint, record)
             if trainer.prepared_eval is not None:
-                metrics |= _evaluated_last(trainer) or trainer.evaluate()
-        save_whole(folder, partial(_save, trainer))
+                # Unless it was after the last step, and of these weights.
+                last = not trainer.args.load_best_model_at_end and trainer.evaluated.get(trainer.state.global_step)
+                metrics |= last or trainer.evaluate()
+        run_folder.save_whole(folder, partial(_save, trainer))
     record |= {
         "status": "finished",
         "results": {
@@ -176,7 +165,6 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
 
 
 def _say(line: str) -> None:
-    """Print a line, from the first process alone."""
     if is_main_process():
         print(line, flush=True)
 
@@ -187,13 +175,19 @@ def _say(line: str) -> None:
 def _build(
     args: argparse.Namespace, config: JepaConfig, train_records: list[Record], eval_records: list[Record]
 ) -> tuple[JepaTrainer, LoraSettings | None, dict[str, str | None]]:
-    """The trainer of a run, the settings of its adapter, and rows for ``first_screen``.
-
-    Raises:
-        UserError: whatever keeps it from its first step.
-    """
-    training, lora = training_arguments(args, bool(eval_records)), lora_settings(args)
-    model, tokenizer = _load(args, config, training, train_records)
+    """The trainer of a run, the settings of its adapter, and rows for ``first_screen``."""
+    training, lora, kind = training_arguments(args, bool(eval_records)), lora_settings(args), quantized(args)
+    compute = compute_dtype(args.dtype, bf16=training.bf16, fp16=training.fp16)
+    same = ("dtype", "pretrain", "train_tokenizer", "chat_template", "attn_implementation", "trust_remote_code")
+    model, tokenizer = load_model(
+        args.model_name,
+        texts=(message["content"] for record in train_records for message in record.messages),
+        predictors=(config.predictors or 0) if config.uses_views else 0,
+        seed=args.finetune_seed,
+        plain=config.plain,
+        quantization=None if kind is None else quantization_options(kind, compute, training.device),
+        **{name: getattr(args, name) for name in (*same, "allow_missing_weights", "gguf_file")},
+    )
     cache: CacheDir = False if args.no_cache else args.cache_dir
     data, held_out = prepare(train_records, tokenizer, config, cache_dir=cache, say=_say), None
     if eval_records:
@@ -217,24 +211,6 @@ def _build(
         track_flop=args.track_flop,
     )
     return trainer, lora, told
-
-
-def _load(
-    args: argparse.Namespace, config: JepaConfig, training: TrainingArguments, records: list[Record]
-) -> tuple[Any, Any]:
-    """Model and tokenizer as the flags ask for them, without an adapter."""
-    kind = quantized(args)
-    compute = compute_dtype(args.dtype, bf16=training.bf16, fp16=training.fp16)
-    same = ("dtype", "pretrain", "train_tokenizer", "chat_template", "attn_implementation", "trust_remote_code")
-    return load_model(
-        args.model_name,
-        texts=(message["content"] for record in records for message in record.messages),
-        predictors=(config.predictors or 0) if config.uses_views else 0,
-        seed=args.finetune_seed,
-        plain=config.plain,
-        quantization=None if kind is None else quantization_options(kind, compute, training.device),
-        **{name: getattr(args, name) for name in (*same, "allow_missing_weights", "gguf_file")},
-    )
 
 
 def _answer_scores(
@@ -281,7 +257,7 @@ def _refuse_disagreement(parts: Mapping[str, Any]) -> None:
 
 
 def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dict[str, Any]) -> dict[str, float]:
-    """Train, and note in the record how far it came; of failures see ``recording_failures``."""
+    """Train, and note in the record how far it came."""
     start = time.time()
 
     def promise(number: int) -> None:
@@ -311,15 +287,6 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
     return metrics
 
 
-def _evaluated_last(trainer: JepaTrainer) -> dict[str, float] | None:
-    """What the trained weights were evaluated to after the last step; None where they were not, or are others now."""
-    if trainer.args.load_best_model_at_end:
-        return None
-    at_end = [line for line in trainer.state.log_history if line.get("step") == trainer.state.global_step]
-    found: dict[str, float] = next((line for line in reversed(at_end) if "eval_lm_loss" in line), {})
-    return {name: value for name, value in found.items() if name.startswith("eval_")} or None
-
-
 def _save(trainer: JepaTrainer, folder: str) -> None:
     # What --push_to_hub uploads is the run folder, once all of it is there.
     trainer.save_model(folder, _internal_call=True)
@@ -331,12 +298,7 @@ def _save(trainer: JepaTrainer, folder: str) -> None:
 def _recording_failures(
     trainer: JepaTrainer, folder: Path, record: dict[str, Any], before: str | None, checkpoint: str | None
 ) -> Iterator[None]:
-    """Note in ``run.json`` that a run failed; put back what it held ``before`` where this launch took no step.
-
-    Raises:
-        UserError: in the place of whatever is raised inside, but for requests to stop and errors of the system that are
-            no full disk.
-    """
+    """Note in ``run.json`` that a run failed; put back what it held ``before`` where this launch took no step."""
     try:
         yield
     except Exception as error:  # of whatever kind: the record must not say for ever that the run goes on
@@ -351,7 +313,7 @@ def _recording_failures(
             else:
                 if before is None:
                     shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-                put_back(folder, before)
+                run_folder.put_back(folder, before)
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             way = way_back(folder, "once it can be written to, ")
             raise UserError(f"{error.strerror}; {way}", path=error.filename or folder) from None

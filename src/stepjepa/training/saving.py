@@ -132,12 +132,8 @@ def settings_of(optimizer: Any) -> list[dict[str, Any]]:
 def apply_settings(wanted: list[dict[str, Any]], optimizer: Any, schedule: Any) -> None:
     """Set an optimizer and its schedule, whose states were loaded, to what this launch asks for.
 
-    The checkpoint's values stand in both states, so that without this a changed learning rate would do nothing.
-
-    Args:
-        wanted: of :func:`settings_of`, from before the states were loaded.
-        optimizer: gets them.
-        schedule: goes on at its step, from the learning rates that are wanted.
+    The checkpoint's values stand in both states, so that without this a changed learning rate would do nothing;
+    ``wanted`` are the :func:`settings_of` from before.
 
     Raises:
         ValueError: the learning rate is another, and the schedule is of a kind that can't change it.

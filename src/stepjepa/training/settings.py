@@ -24,11 +24,7 @@ from stepjepa.training.hub import refuse_offline
 
 
 def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArguments:
-    """Our flags and those of transformers as one.
-
-    Args:
-        args: of ``commands.train``.
-        has_eval: there are held-out records.
+    """The flags of ``commands.train`` and those of transformers as one.
 
     Raises:
         UserError: transformers refuses them, or ``--eval_steps`` has nothing to act on.
@@ -146,8 +142,8 @@ def refuse_lonely_pairs(config: JepaConfig, args: TrainingArguments, *, compares
     """Raise a ``ValueError`` where terms compare the pairs of a micro-batch and there is only one."""
     if compares_pairs and config.pairs == "first" and args.train_batch_size * args.world_size == 1:
         raise ValueError(
-            "infonce, sigreg, variance and covariance compare the pairs of a micro-batch, and a batch size of 1 has "
-            "one; raise --batch_size (and lower --grad_accum), or take another loss"
+            "the loss compares the pairs of a micro-batch, and a batch of 1 has one; raise --batch_size (and lower "
+            "--grad_accum), or take another loss"
         )
 
 

@@ -36,7 +36,7 @@ from stepjepa.training import saving, settings
 from stepjepa.training.flops import FlopModel
 from stepjepa.training.hub import write_card
 from stepjepa.training.meter import Meter, measure
-from stepjepa.training.plan import FlopTracker, Plan, make_collator, make_sampler
+from stepjepa.training.plan import FlopTracker, Plan, make_collator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
@@ -53,19 +53,16 @@ class JepaTrainer(Trainer):
 
     Args:
         model: a causal language model, or a PEFT wrapper of one; or a folder, hub id or preset to load it from.
-        args: ``TrainingArguments``. ``remove_unused_columns`` is switched off: batches are made here. With
-            ``push_to_hub`` nothing is uploaded before ``push_to_hub()`` is called.
+        args: as in Trainer. ``push_to_hub`` uploads no checkpoints; call the method of that name.
         jepa: mode, layout and objective; the defaults are those of LLM-JEPA.
         train_dataset: records, or where they are read from, see ``batch.dataset.prepare``.
         eval_dataset: records for ``evaluate``.
-        processing_class: the tokenizer, None for the model's own; predictor tokens are added to it and to the model
-            where they are missing.
+        processing_class: the tokenizer, None for the model's own; it and the model get predictor tokens.
         views: gives the pairs of views of a record, ``[(source, target), ...]``, instead of those of the mode.
         callbacks: further callbacks.
         optimizers: as in Trainer.
         objective: terms instead of those that ``jepa`` describes; mode, layout and readouts are still its.
-        answer_scores: scores generated answers in ``evaluate``, see ``evaluation.answering``; the means are logged as
-            ``eval_answer_<score>``.
+        answer_scores: scores generated answers in ``evaluate``, see ``evaluation.answering``.
         track_flop: measure the FLOPs of the first steps and print them beside the derived ones.
 
     Raises:
@@ -104,9 +101,8 @@ class JepaTrainer(Trainer):
         settings.refuse_unsized(train_dataset, eval_dataset)
         settings.refuse_lonely_pairs(self.jepa, args, compares_pairs=self.objective.compares_pairs)
         wanted = (self.jepa.predictors or 0) if self.jepa.uses_views else 0
-        model, processing_class, train_dataset = load_named(
-            model, processing_class, train_dataset, predictors=wanted, seed=args.seed
-        )
+        how: dict[str, Any] = {"predictors": wanted, "seed": args.seed}
+        model, processing_class, train_dataset = load_named(model, processing_class, train_dataset, **how)
         self._views = views
         settings.adjust(args, model)
         self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)
@@ -115,9 +111,8 @@ class JepaTrainer(Trainer):
             refuse_flex_training(base_model(model), args.device)
         self.prepared = self._prepare(train_dataset, processing_class, "training data")
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
-        how: dict[str, Any] = {"device": args.device.type, "processes": args.world_size}
-        how["prompt_labels"] = "prompt_loss" in self.objective.terms
-        collator = make_collator(model, processing_class, self.jepa, self.encoding, **how)
+        how = {"encoding": self.encoding, "device": args.device.type, "processes": args.world_size}
+        collator = make_collator(model, processing_class, self.jepa, self.objective, **how)
         settings.check_positions(collator, self.prepared, self.prepared_eval)
         super().__init__(
             model=model,
@@ -126,7 +121,7 @@ class JepaTrainer(Trainer):
             train_dataset=self.prepared.dataset if self.prepared else None,
             eval_dataset=self.prepared_eval.dataset if self.prepared_eval else None,
             processing_class=processing_class,
-            callbacks=[beside.MetricsCallback(), beside.CollapseCallback(), *callbacks],
+            callbacks=[beside.LogCallback(), *callbacks],
             optimizers=optimizers,
         )
         # Versions that do not know loss_is_scaled_for_ga take the same from this.
@@ -135,6 +130,7 @@ class JepaTrainer(Trainer):
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             settings.refuse_sharding(self.jepa, answer_scores)
         self.answer_scores = answer_scores
+        self.evaluated: dict[int, dict[str, float]] = {}  # the last evaluation, by its step
         self.meter = Meter(self.objective, self.total, self.accelerator.num_processes)
         self.guard = beside.NonfiniteGuard(self)
         self.ema: EmaEncoder | None = None
@@ -149,7 +145,7 @@ class JepaTrainer(Trainer):
         self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
         if not args.disable_tqdm:
             self.add_callback(beside.BarCallback())
-        for callback in (beside.ConsoleCallback(), self.guard, beside.EpochCallback(self)):
+        for callback in (self.guard, beside.EpochCallback(self)):
             self.add_callback(callback)
 
     def _prepare(self, data: Data | Prepared | None, tokenizer: Any, what: str) -> Prepared | None:
@@ -157,14 +153,9 @@ class JepaTrainer(Trainer):
             return data
         return prepare(data, tokenizer, self.jepa, what=what, views=self._views, cache_dir=False)
 
-    def _make_sampler(self) -> StepSampler:
-        """The one order in which records are trained on, for any accumulation and number of processes."""
-        dataset, compares = cast(Prepared, self.prepared).dataset, self.objective.compares_pairs
-        return make_sampler(dataset, self.jepa, self.args, self.args.world_size, compares_pairs=compares)
-
     def _get_train_sampler(self, train_dataset: Any = None) -> StepSampler:
         """Private, since no other hook takes a sampler."""
-        self.sampler = self._make_sampler()
+        self.sampler = self.plan.sampler
         return self.sampler
 
     @property
@@ -187,7 +178,6 @@ class JepaTrainer(Trainer):
         return dict(zip(counts, self.total(list(counts.values())), strict=True))
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """As in Trainer."""
         self.guard.batches.append(inputs)
         with nullcontext() if self.tracker is None else self.tracker.micro_batch(self.state.global_step, inputs):
             return super().training_step(model, inputs, num_items_in_batch)
@@ -224,7 +214,6 @@ class JepaTrainer(Trainer):
 
     @cached_property
     def flops(self) -> FlopModel:
-        """What a pass of the model costs, derived from its modules before it is wrapped or sharded."""
         return FlopModel.of(
             self.model,
             gradient_checkpointing=bool(self.args.gradient_checkpointing),
@@ -237,10 +226,8 @@ class JepaTrainer(Trainer):
         """What every step will cost."""
         if self.prepared is None:
             raise ValueError("plan: expected training records, got none")
-        args, sampler = self.args, self._make_sampler()
-        batch, per_step = args.per_device_train_batch_size, args.gradient_accumulation_steps * args.world_size
-        dataset = self.prepared.dataset
-        return Plan(self.flops, dataset, sampler, self.data_collator, batch, per_step, self.jepa.plain)
+        how: dict[str, Any] = {"compares_pairs": self.objective.compares_pairs, "processes": self.args.world_size}
+        return Plan.of(self.flops, self.prepared.dataset, self.data_collator, self.jepa, self.args, **how)
 
     def floating_point_ops(self, inputs: Batch) -> int:
         """FLOPs of a micro-batch, forward and backward, padding and attention included."""
@@ -319,6 +306,7 @@ class JepaTrainer(Trainer):
         named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         named.update(speed_metrics(metric_key_prefix, start, num_samples=records))
         self.log(named)
+        self.evaluated = {self.state.global_step: named}
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, named)
         return named
 
@@ -374,7 +362,6 @@ class JepaTrainer(Trainer):
             self.meter.num_tokens = float(self.state.num_input_tokens_seen)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write the card of ``hub.write_card``."""
         about = {"model": base_model(self.model).config._name_or_path, "jepa": self.jepa.to_dict()}
         write_card(Path(self.args.output_dir), name=self.hub_model_id, run=about)
 
