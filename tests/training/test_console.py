@@ -1,9 +1,5 @@
 """What a run prints: the first screen, losses and time while it trains, and a last command that works."""
 
-import io
-import re
-import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +9,6 @@ import pytest
 import tiny
 from stepjepa.commands import parse
 from stepjepa.config import JepaConfig
-from stepjepa.terminal import print_rows
 from stepjepa.training.callbacks import LogCallback, console_line
 from stepjepa.training.record import finished_json, first_screen, last_lines, next_command
 from stepjepa.training.trainer import JepaTrainer
@@ -33,28 +28,6 @@ def trainer(tokenizer: Any, folder: Path, jepa: JepaConfig, **arguments: Any) ->
 
 def arguments(folder: Path | str, *flags: str) -> Any:
     return parse("train", ["--train_file", "t.jsonl", "--model_name", "m", "--output_dir", str(folder), *flags])
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("columns", [40, 80])
-def test_everything_fits_one_screen(
-    columns: int, tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = JepaConfig(mode="step-jepa", pairs="all", lbd_schedule="cosine", jepa_ratio=0.5, stp=0.02, sigreg=0.1)
-    config = replace(config, target_grad="stop", variance=0.3)
-    made = trainer(tiny_tokenizer, tmp_path, config, eval_strategy="epoch")
-    told = {"answers": "to 1,000 records at every evaluation, task gsm8k"}
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    print_rows(first_screen(arguments(tmp_path / ("a_long_name_" * 7)), made, None, told))
-    lines = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
-    assert max(map(len, lines)) <= columns
-    assert columns < 80 or len(lines) <= 24
 
 
 def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import tiny
 from stepjepa.cli import main
 from stepjepa.files import write_json
-from stepjepa.run_folder import METRICS_FILE, RUN_FILE, read_run, save_whole
+from stepjepa.run_folder import METRICS_FILE, RUN_FILE, read_run
 from stepjepa.training import trainer
 
 FOO = ("--lr_scheduler_kwargs", '{"foo": 1}')
@@ -145,22 +145,3 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(made: Pat
     assert len(read_run(run)["launches"]) == 1
     steps = [json.loads(line)["step"] for line in (run / METRICS_FILE).read_text().splitlines()]
     assert steps == sorted(set(steps))
-
-
-def test_a_folder_in_a_model_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    """As the templates that stand beside some tokenizers."""
-
-    def save(names: str) -> None:
-        def write(part: str) -> None:
-            (Path(part) / "templates").mkdir()
-            for name in names:
-                (Path(part) / "templates" / name).write_text(name)
-
-        save_whole(tmp_path, write)
-
-    save("ab")
-    save("bc")
-    assert {name: text for name, text in contents(tmp_path).items() if "/" in name} == {
-        "templates/b": b"b",
-        "templates/c": b"c",
-    }

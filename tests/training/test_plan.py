@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,7 @@ import pytest
 import torch
 
 import tiny
-from stepjepa.batch.collate import Batch, Collator, Item
-from stepjepa.batch.dataset import Key, StepSampler
-from stepjepa.batch.sequences import Pair, TokenizedRecord, View
+from stepjepa.batch.collate import Batch
 from stepjepa.config import JepaConfig
 from stepjepa.training.flops import FlopModel, Shape
 from stepjepa.training.plan import (
@@ -28,9 +24,6 @@ from stepjepa.training.plan import (
     equal_steps,
 )
 from stepjepa.training.trainer import JepaTrainer
-
-# Attention and head weigh about as much as the rest.
-FLOPS = FlopModel(token=3012, square=92, label=12010)
 
 
 def records(count: int) -> list[Any]:
@@ -83,18 +76,6 @@ def trainer(
     )
 
 
-def test_places_that_an_uneven_last_step_leaves_empty() -> None:
-    # Five records, two processes with two each: the second step has one record, and a process without any.
-    plan = made_up(5, batch_size=2, batches_per_step=2)
-    last = plan.keys(0)[1]
-    assert [key.record < 0 for key in last] == [False, True, True, True]
-    first, second = shapes(plan, last)
-    assert first.pairs == 1
-    assert second == Shape(1, 1, 0, 0)
-    assert plan.cost(last) == FLOPS.of_shape(first) + FLOPS.of_shape(second)
-    assert plan.regular.cost(plan.regular.keys(0)[1]) < plan.cost(last)
-
-
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "half of the steps": ({"mode": "step-jepa", "jepa_ratio": 0.5}, {}),
     "unshared": ({"mode": "llm-jepa", "share_prefixes": False, "row_length": 83, "prompt_loss_weight": 0.3}, {}),
@@ -132,40 +113,6 @@ def test_regular_plan_is_that_of_a_regular_run(mode: str, loss: str, trained_tok
     assert own.regular.budgets(1.5) == regular.budgets(1.5)
 
 
-class Records(list[Any]):
-    """Records in memory, as a plan takes them."""
-
-    @property
-    def lengths(self) -> Any:
-        return np.array([len(record.ids) for record in self])
-
-    def __getitem__(self, key: Any) -> Any:
-        if not isinstance(key, Key):
-            return super().__getitem__(key)
-        return None if key.record < 0 else Item(super().__getitem__(key.record), key.with_views)
-
-
-def made_up(count: int, *, jepa_ratio: float = 1.0, strategy: str = "random", **options: Any) -> Plan:
-    """A plan of records as long as short documents; their views are parts of the text."""
-    generator = np.random.default_rng(7)
-    records: Any = Records()
-    for _ in range(count):
-        length = int(generator.integers(31, 127))
-        ids, middle = generator.integers(5, 389, length).astype(np.int32), length * 2 // 3
-        pair = Pair(View(ids, 0, middle, True), View(ids, middle, length, True))
-        records.append(TokenizedRecord(ids, np.arange(middle, length - 1, dtype=np.int32), pairs=(pair,)))
-    plan = Plan(FLOPS, records, StepSampler([], 1), Collator("branched", np.array([3], np.int32)), 8)
-    plan = replace(plan, **options)
-    sampler = StepSampler(
-        records.lengths,
-        plan.records_per_step,
-        strategy=strategy,
-        jepa_ratio=jepa_ratio,
-        multiple=plan.records_per_step,
-    )
-    return replace(plan, sampler=sampler)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_equal_steps_against_trying_every_number(seed: int) -> None:
     generator = np.random.default_rng(seed)
@@ -179,15 +126,6 @@ def test_equal_steps_against_trying_every_number(seed: int) -> None:
     assert found.flops == sums[best[-1]]
     assert found.regular_flops == budgets[-1]
     assert f"{found.steps} steps" in found.describe()
-
-
-def test_regular_training_spends_its_own_compute() -> None:
-    plan = made_up(203, batches_per_step=2).regular
-    per_epoch = plan.steps_per_epoch
-    assert per_epoch == math.ceil(203 / 16)
-    assert equal_compute(plan, 3).checkpoints == [per_epoch, 2 * per_epoch, 3 * per_epoch]
-    # As Trainer rounds up: a fraction of an epoch is a number of whole steps.
-    assert equal_compute(plan, 1.5).checkpoints == [per_epoch, math.ceil(1.5 * per_epoch)]
 
 
 def test_same_compute_as_the_regular_run_measured(trained_tokenizer: Any, tmp_path: Path) -> None:

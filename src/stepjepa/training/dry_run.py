@@ -41,7 +41,7 @@ from stepjepa.training.plan import Plan, equal_compute, make_collator
 from stepjepa.training.settings import (
     check_positions,
     lora_settings,
-    refuse_lonely_pairs,
+    refuse_data,
     refuse_sharding,
     training_arguments,
 )
@@ -126,7 +126,7 @@ def _estimate(
 ) -> dict[str, Any]:
     """Set a model of shapes up as ``JepaTrainer`` does, and estimate everything, by name."""
     objective = Objective.from_config(config)
-    refuse_lonely_pairs(config, training, compares_pairs=objective.compares_pairs)
+    refuse_data(config, training, objective.compares_pairs)
     if sharding.name:
         refuse_sharding(config, args.eval_generate)
     encoding, reason = set_up_attention(model, config)

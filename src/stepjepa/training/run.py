@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +137,8 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
                 # Unless it was after the last step, and of these weights.
                 last = not trainer.args.load_best_model_at_end and trainer.evaluated.get(trainer.state.global_step)
                 metrics |= last or trainer.evaluate()
-        run_folder.save_whole(folder, partial(_save, trainer))
+        # What --push_to_hub uploads is the run folder, once all of it is there.
+        run_folder.save_whole(folder, lambda part: trainer.save_model(part, _internal_call=True))
     record |= {
         "status": "finished",
         "results": {
@@ -285,13 +285,6 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
         raise Stopped(stop.number, f"stopped; {saved} is saved; resume with --resume_from_checkpoint last") from None
     launched()
     return metrics
-
-
-def _save(trainer: JepaTrainer, folder: str) -> None:
-    # What --push_to_hub uploads is the run folder, once all of it is there.
-    trainer.save_model(folder, _internal_call=True)
-    if trainer.is_world_process_zero():
-        trainer.state.save_to_json(str(Path(folder) / "trainer_state.json"))
 
 
 @contextmanager

@@ -126,20 +126,18 @@ def adjust(args: TrainingArguments, model: nn.Module) -> None:
         args.ddp_find_unused_parameters = False
 
 
-def refuse_unsized(*datasets: Any) -> None:
-    """Raise a ``ValueError`` for records without a length: training needs to know all of them before its first step."""
+def refuse_data(config: JepaConfig, args: TrainingArguments, compares_pairs: bool, *datasets: Any) -> None:
+    """Raise a ``ValueError`` for records without a length, and for terms that have one pair to compare.
+
+    Training needs to know all records before its first step.
+    """
     for data in datasets:
-        if data is None or isinstance(data, str | os.PathLike | Prepared):
-            continue
-        if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
+        sized = hasattr(data, "__len__") and not isinstance(data, IterableDataset)
+        if not (sized or data is None or isinstance(data, os.PathLike | Prepared)):
             raise ValueError(
                 f"expected records with a length, got {type(data).__name__}; pass a list, a datasets.Dataset, or the "
                 "name of a file or of a data set on the hub"
             )
-
-
-def refuse_lonely_pairs(config: JepaConfig, args: TrainingArguments, *, compares_pairs: bool) -> None:
-    """Raise a ``ValueError`` where terms compare the pairs of a micro-batch and there is only one."""
     if compares_pairs and config.pairs == "first" and args.train_batch_size * args.world_size == 1:
         raise ValueError(
             "the loss compares the pairs of a micro-batch, and a batch of 1 has one; raise --batch_size (and lower "
