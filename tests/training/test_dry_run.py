@@ -14,10 +14,9 @@ import yaml
 from transformers import AutoConfig, PretrainedConfig
 
 import tiny
-from stepjepa.arguments import jepa_config, training_fields
+from stepjepa.arguments import jepa_config
 from stepjepa.cli import main
 from stepjepa.commands import parse
-from stepjepa.config import JepaConfig
 from stepjepa.data.sources import read_records
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import load_model
@@ -62,11 +61,6 @@ def tiny_shape(**changes: Any) -> dict[str, Any]:
     return {"model_type": family, "vocab_size": tiny.VOCABULARY, "tie_word_embeddings": True, **shape, **changes}
 
 
-def arguments_of(*flags: object) -> tuple[Any, JepaConfig]:
-    args = parse("train", [str(flag) for flag in flags])
-    return args, jepa_config(args)
-
-
 def told(capsys: pytest.CaptureFixture[str], *flags: object) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(printed(capsys, *flags, "--json"))
     return found
@@ -107,12 +101,12 @@ def test_its_tokens_are_those_that_the_trainer_runs(
     flags = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run", "--use_cpu"]
     flags += ["--batch_size", 3, "--grad_accum", 2, "--step_jepa"]
     found = told(capsys, *flags)
-    args, config = arguments_of(*flags)
+    args = parse("train", [str(flag) for flag in flags])
     records = read_records(str(data))
     texts = [message["content"] for record in records for message in record.messages]
     model, tokenizer = load_model("preset:tiny", texts=texts, predictors=2)
     training = training_arguments(args, False)
-    trainer = JepaTrainer(model, training, config, train_dataset=records, processing_class=tokenizer)
+    trainer = JepaTrainer(model, training, jepa_config(args), train_dataset=records, processing_class=tokenizer)
     batches = list(trainer.get_train_dataloader())
     tokens = [sum(each["input_ids"].numel() for each in batch.passes) for batch in batches]
     steps = [sum(tokens[start : start + 2]) for start in range(0, len(tokens), 2)]
@@ -120,26 +114,6 @@ def test_its_tokens_are_those_that_the_trainer_runs(
     assert found["step"]["plain_tokens"] == sum(trainer.train_dataset.lengths) / len(steps)
     assert found["step"]["text_share"] == sum(int(batch["num_tokens"]) for batch in batches) / sum(tokens)
     assert found["flops"]["step"] == sum(map(trainer.floating_point_ops, batches)) / len(steps)
-
-
-# The newer name, where transformers has it already.
-FULL = "--activation_checkpointing"
-if "activation_checkpointing" not in training_fields():
-    FULL = "--gradient_checkpointing"
-
-
-def test_checkpointing_and_dtype_show_in_activations_and_flops(
-    trained_tokenizer: Any, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = model_folder(tmp_path / "base", trained_tokenizer, tiny_shape(num_hidden_layers=3))
-    flags = ["--train_file", data, "--model_name", folder, "--output_dir", tmp_path / "run", "--use_cpu"]
-    ways = {"none": [], "full": [FULL], "half": ["--dtype", "bfloat16"]}
-    found = {way: told(capsys, *flags, *more) for way, more in ways.items()}
-    sizes = {way: each["memory"]["parts"]["activations"] for way, each in found.items()}
-    assert sizes["full"] < sizes["none"]
-    assert sizes["half"] < 0.7 * sizes["none"]
-    flops = {way: each["flops"]["step"] for way, each in found.items()}
-    assert flops["none"] < flops["full"]
 
 
 # The product over experts has shapes in bfloat16 alone, and needs widths of whole 16 bytes.
@@ -207,9 +181,7 @@ def test_the_example_configurations(
 
 WRONG = [
     (["--layout", "inplace", "--step_jepa", "--max_length", "7"], "--max_length"),
-    (["--jepa_layer", "9"], "jepa_layer: expected"),
     (["--label_smoothing_factor", "0.1"], "label_smoothing_factor: expected 0"),
-    (["--deepspeed", "nowhere.json"], "--deepspeed: can't be read"),
     (["--deepspeed", "[1]"], "--deepspeed: can't be read"),
 ]
 

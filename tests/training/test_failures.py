@@ -120,23 +120,6 @@ def test_a_finished_run_without_checkpoints_is_not_begun_again(
     assert contents(run) == before
 
 
-def test_a_run_that_was_killed_at_its_card_is_not_marked_as_finished(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Killed(BaseException):
-        """Nothing catches it."""
-
-    def killed(*args: Any, **kwargs: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as during, pytest.raises(Killed):
-        during.setattr("stepjepa.training.run.write_card", killed)
-        train(made, tmp_path / "run", "--logging_steps", 1)
-    assert read_run(tmp_path / "run")["status"] != "finished"
-    assert train(made, tmp_path / "run", "--logging_steps", 1, "--resume_from_checkpoint", "last") == 0
-    assert read_run(tmp_path / "run")["status"] == "finished"
-
-
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(made: Path, run: Path) -> None:
     shutil.rmtree(run / "checkpoint-2")
     write_json(run / RUN_FILE, {**read_run(run), "status": "running", "launches": [{"seconds": 9.0, "to_step": 1}]})

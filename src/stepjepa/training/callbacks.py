@@ -97,20 +97,17 @@ def console_line(logs: dict[str, float]) -> str | None:
     prefix = "eval_" if "eval_lm_loss" in logs else ""
     if f"{prefix}lm_loss" not in logs:
         return None
-    parts = [f"{term.words}: {logs[prefix + name]:.4f}" for name, term in TERMS.items() if prefix + name in logs]
-    parts.append(f"Total: {logs[f'{prefix}loss']:.4f}")
-    for words, names, digits in (
-        ("cos matched/shuffled: ", ("matched_similarity", "shuffled_similarity"), 3),
-        ("rank: ", ("source_rank", "target_rank"), 1),
-    ):
-        both = [logs.get(prefix + name) for name in names]
-        if both[0] is not None:
-            parts.append(words + "/".join("–" if value is None else f"{value:.{digits}f}" for value in both))
-    answers = {name.removeprefix("eval_answer_"): value for name, value in logs.items() if "eval_answer_" in name}
-    parts += [f"{name}: {value:.3f}" for name, value in answers.items()]
-    speeds = {"tokens_per_second": "tok/s", "pairs_per_second": "pairs/s"}
-    parts += [f"{logs[name]:,.0f} {words}" for name, words in speeds.items() if name in logs]
-    return ("eval  " if prefix else "") + ", ".join(parts)
+    words = {name: f"{term.words}: {{:.4f}}" for name, term in TERMS.items()} | {
+        "loss": "Total: {:.4f}",
+        "matched_similarity": "cosine of pairs: {:.3f}",
+        "shuffled_similarity": "shuffled: {:.3f}",
+        "source_rank": "rank: {:.1f}",
+        "target_rank": "of targets: {:.1f}",
+        **{name.removeprefix(prefix): f"{name}: {{:.3f}}" for name in logs if "eval_answer_" in name},
+        "tokens_per_second": "{:,.0f} tok/s",
+    }
+    shown = [told.format(logs[prefix + name]) for name, told in words.items() if prefix + name in logs]
+    return ("eval  " if prefix else "") + ", ".join(shown)
 
 
 class LogCallback(TrainerCallback):
@@ -198,7 +195,12 @@ class NonfiniteGuard(TrainerCallback):
             UserError: with the records of the micro-batches; the weights are those of the step before.
         """
         trainer = self._trainer
-        if math.isfinite(_gradient_norm(trainer)):
+        if trainer.is_deepspeed_enabled:
+            # Its step was taken inside the backward pass.
+            norm = trainer.model_wrapped.get_global_grad_norm() or 0.0
+        else:
+            norm = torch.nn.utils.get_total_norm([p.grad for p in trainer.model.parameters() if p.grad is not None])
+        if math.isfinite(float(norm.full_tensor() if isinstance(norm, DTensor) else norm)):
             return
         mine = [
             (batch["members"].lines, {name: float(part) for name, part in parts.items()})
@@ -234,13 +236,3 @@ class NonfiniteGuard(TrainerCallback):
                 f"step {step}: the weights are not finite any more, so they are not saved; begin again with a lower "
                 f"--learning_rate, or in another precision; {way_back(trainer.args.output_dir)}"
             )
-
-
-def _gradient_norm(trainer: Any) -> float:
-    """Norm of all gradients. Waits for the device."""
-    if trainer.is_deepspeed_enabled:
-        # Its step was taken inside the backward pass.
-        return float(trainer.model_wrapped.get_global_grad_norm() or 0.0)
-    gradients = [parameter.grad for parameter in trainer.model.parameters() if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

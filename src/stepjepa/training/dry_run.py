@@ -61,15 +61,14 @@ def dry_run(
     processes: int | None = None,
     on_gpu: bool = False,
 ) -> dict[str, Any] | None:
-    """Print what a run would cost, from the first of its processes.
+    """Print what a run of ``commands.train`` would cost, from the first of its processes.
 
     Args:
-        args: of ``commands.train``.
+        args: the flags.
         config: made of them.
         records: to be trained on.
         eval_records: held out; prepared for their errors' sake.
-        processes: number of them; by default torchrun's, for which ``WORLD_SIZE=8 stepjepa train ... --dry_run``
-            stands in where there are no eight devices.
+        processes: number of them; by default torchrun's, or ``WORLD_SIZE`` where there are no such devices.
         on_gpu: plan for a GPU also where there is none.
 
     Returns:

@@ -77,10 +77,9 @@ class FlopModel:
         """Fit the cost to passes of three lengths; a large model is run on fake tensors, if its operations allow that.
 
         Args:
-            model: a causal language model or a PEFT wrapper of one, its attention implementation already chosen; not
-                wrapped by DDP or FSDP. It is not changed.
+            model: a causal language model or a PEFT wrapper of one, not wrapped by DDP or FSDP. It is not changed.
             gradient_checkpointing: the forward pass of each block is repeated in the backward pass.
-            reentrant: use the older, reentrant kind of checkpointing.
+            reentrant: by the older, reentrant kind of checkpointing.
             ema: a copy of the decoder encodes the target: one more forward pass, without head and backward pass.
         """
         again = partial(checkpoint, use_reentrant=reentrant) if gradient_checkpointing else None

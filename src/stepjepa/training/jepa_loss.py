@@ -87,13 +87,10 @@ class JepaLoss:
         return self._collator(items)
 
     def counts(self, batches: Sequence[Batch]) -> dict[str, float]:
-        """What the means of an optimizer step are over, where it has several batches (accumulation).
+        """What the means of an optimizer step of several batches (accumulation) are over, for ``counts`` of a call.
 
         Every process must call it for its own batches: what all count is added up, and divided by the number of
         processes, since DDP and FSDP average gradients.
-
-        Returns:
-            For the argument ``counts`` of a call.
         """
         found = self.objective.counts(batches)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:

@@ -8,7 +8,7 @@ import math
 import os
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from stepjepa.batch.dataset import Prepared
 from stepjepa.config import JepaConfig
 from stepjepa.data.prompts import MOST_PROMPTS, count_system_prompts
-from stepjepa.data.records import BadRecords, Record, bad_records, tell_bad_records
+from stepjepa.data.records import Record, bad_records, tell_bad_records
 from stepjepa.data.sources import mix, read_any, read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import model_fingerprint
@@ -43,20 +43,19 @@ def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dic
         order = random.Random(args.split_seed).sample(range(len(records)), len(records))
         count = round(len(records) * args.eval_split)
         if not 0 < count < len(records):
-            raise UserError(
-                f"{len(records)} records can't be split with --eval_split {args.eval_split}; one part would be empty",
-                path=args.data_file,
-            )
+            told = f"{len(records)} records can't be split with --eval_split {args.eval_split}; one part would be empty"
+            raise UserError(told, path=args.data_file)
         held = set(order[:count])
-        parts = [records[i] for i in range(len(records)) if i not in held], [records[i] for i in sorted(held)]
-        _tell_overlap(*parts)
-        return *parts, {"data": {**about, "eval_split": args.eval_split, "split_seed": args.split_seed}}
-    train_records, about = read_mixture(args) if args.dataset is not None else _read(args, args.train_file)
-    if args.eval_file is None:
-        return train_records, [], {"train": about}
-    eval_records, about_eval = _read(args, args.eval_file)
+        train_records = [record for index, record in enumerate(records) if index not in held]
+        eval_records = [record for index, record in enumerate(records) if index in held]
+        files = {"data": {**about, "eval_split": args.eval_split, "split_seed": args.split_seed}}
+    else:
+        train_records, about = read_mixture(args) if args.dataset is not None else _read(args, args.train_file)
+        eval_records, files = [], {"train": about}
+        if args.eval_file is not None:
+            eval_records, files["eval"] = _read(args, args.eval_file)
     _tell_overlap(train_records, eval_records)
-    return train_records, eval_records, {"train": about, "eval": about_eval}
+    return train_records, eval_records, files
 
 
 def read_mixture(args: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
@@ -65,37 +64,25 @@ def read_mixture(args: argparse.Namespace) -> tuple[list[Record], dict[str, Any]
     Raises:
         UserError: a data set is missing or wrong, or ``--dataset_weights`` do not fit.
     """
-    names = [Path(name).name if Path(name).exists() else name for name in args.dataset]
-    parts, bad = [], [bad_records(args.bad_records) for _ in names]
-    for source, left_out in zip(args.dataset, bad, strict=True):
-        parts.append(read_any(source, bad=left_out, columns=args.columns))
-        _tell_bad(left_out)
-    taken = mix(parts, args.dataset_weights, args.split_seed)
+    parts, shares = zip(*(_read(args, source, read_any) for source in args.dataset), strict=True)
+    taken = mix(list(parts), args.dataset_weights, args.split_seed)
     records = [record for part in taken for record in part]
     digest = hashlib.sha256(repr([(record.messages, record.views) for record in records]).encode())
-    shares = [
-        {"file": name, "records": len(part), "taken": len(some), **_left_out(skipped)}
-        for name, part, some, skipped in zip(names, parts, taken, bad, strict=True)
-    ]
-    about = {"file": " + ".join(names), "records": len(records), "sha256": digest.hexdigest(), "datasets": shares}
-    return records, about
+    shares = [{**share, "taken": len(some)} for share, some in zip(shares, taken, strict=True)]
+    names = " + ".join(share["file"] for share in shares)
+    return records, {"file": names, "records": len(records), "sha256": digest.hexdigest(), "datasets": shares}
 
 
-def _read(args: argparse.Namespace, path: str) -> tuple[list[Record], dict[str, Any]]:
+def _read(
+    args: argparse.Namespace, source: str, read: Callable[..., list[Record]] = read_records
+) -> tuple[list[Record], dict[str, Any]]:
     bad = bad_records(args.bad_records)
-    records = read_records(path, bad=bad, columns=args.columns)
-    _tell_bad(bad)
-    about = {"file": Path(path).name, "records": len(records), "sha256": fingerprint(path)}
-    return records, about | _left_out(bad)
-
-
-def _tell_bad(bad: BadRecords | None) -> None:
+    records = read(source, bad=bad, columns=args.columns)
     if is_main_process():
         tell_bad_records(bad)
-
-
-def _left_out(bad: BadRecords | None) -> dict[str, Any]:
-    return {"bad_records": bad.to_dict()} if bad is not None and bad.count else {}
+    about: dict[str, Any] = {"file": Path(source).name if Path(source).exists() else source, "records": len(records)}
+    about |= {"sha256": fingerprint(source)} if read is read_records else {}
+    return records, about | ({"bad_records": bad.to_dict()} if bad is not None and bad.count else {})
 
 
 def _tell_overlap(train_records: list[Record], eval_records: list[Record]) -> None:

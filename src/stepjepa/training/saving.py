@@ -27,10 +27,10 @@ def way_back(folder: str | Path | None, condition: str = "") -> str:
 
 
 @contextmanager
-def atomic_checkpoint(trainer: Any, save_beside: Callable[[Path], None]) -> Iterator[None]:
+def atomic_checkpoint(trainer: Any) -> Iterator[None]:
     """Have a ``JepaTrainer`` write a checkpoint inside the block; it takes its name when all of it is there.
 
-    Of a checkpoint that can't be written nothing is left. ``save_beside`` writes what only training needs.
+    Of a checkpoint that can't be written nothing is left.
     """
     args, state, wait = trainer.args, trainer.state, trainer.accelerator.wait_for_everyone
     run = Path(str(args.output_dir))
@@ -47,7 +47,8 @@ def atomic_checkpoint(trainer: Any, save_beside: Callable[[Path], None]) -> Iter
                 state.best_model_checkpoint = str(final)
             if args.should_save:
                 state.save_to_json(str(part / "trainer_state.json"))
-                save_beside(part)
+                if trainer.ema is not None and not args.save_only_model:
+                    trainer.ema.save(part)
     except BaseException:
         shutil.rmtree(part.parent, ignore_errors=True)
         raise

@@ -319,12 +319,7 @@ class JepaTrainer(Trainer):
         """As in Trainer, but atomically; ``on_save`` comes after rotation, which must wait for it."""
         self.state.num_input_tokens_seen = int(self.meter.pending_tokens())
         self.guard.refuse_weights(self.state.global_step)
-
-        def save_beside(folder: Path) -> None:
-            if self.ema is not None and not self.args.save_only_model:
-                self.ema.save(folder)
-
-        with saving.atomic_checkpoint(self, save_beside):
+        with saving.atomic_checkpoint(self):
             super()._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
